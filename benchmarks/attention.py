@@ -37,7 +37,7 @@ def measure(length: int, kind: str, given: argparse.Namespace) -> None:
             allowed = mask.allowed(length, length, q.device)
             mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         else:
-            mixed = Attend(mask, length, length, q.device)(q, k, v, 0.0)
+            mixed = Attend(mask, length, torch.arange(length, device=q.device)[None])(q, k, v, 0.0)
         mixed.sum().backward()
         seconds.append(time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)

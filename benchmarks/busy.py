@@ -7,7 +7,7 @@ The model is that of the default recipe, with random weights. `generate` writes 
 each for some seconds: alone, beside a busy loop, and beside a process of the same setting that trains. Each setting has
 two processes of its own, as the variables are read once; in each round all settings have their turn. --sizes compares
 the fastest decoding steps with one thread and with all for models of several sizes, for `ONE_THREAD` of
-lmtool/inference/writing.py.
+lmtool/inference/generator.py.
 """
 
 import argparse
@@ -22,20 +22,19 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from lmtool.compute.device import resolve
-from lmtool.compute.processes import World
-from lmtool.decoding.generate import generate
-from lmtool.decoding.reader import Prompt
+from lmtool.compute.device import choose_compute
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.settings import Sample
-from lmtool.inference.writing import decoding_threads
+from lmtool.inference.generator import decoding_threads
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack
 from lmtool.objective import CausalObjective
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.directory import describe_environment
-from lmtool.training.fit import fit
+from lmtool.run.files import describe_environment
+from lmtool.tokenization.prompt_format import Prompt
+from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 
@@ -76,7 +75,7 @@ def written(model: LanguageModel, n_rows: int = 1) -> Iterator[int]:
     settings = Sample(seed=1, max_new_tokens=200)
     while True:
         prompts = [Prompt(tuple(range(100, 108)))] * n_rows
-        for number, _ in enumerate(generate(model, prompts, settings, max_rows=n_rows), 1):
+        for number, _ in enumerate(Generation(model, prompts, settings, max_rows=n_rows), 1):
             if number % n_rows == 0:
                 yield n_rows
 
@@ -84,13 +83,13 @@ def written(model: LanguageModel, n_rows: int = 1) -> Iterator[int]:
 def trained() -> Iterator[int]:
     """Number of tokens of each training step of the default recipe, without end."""
     recipe = load("tiny", ["training.steps=1000000"]).recipe
-    compute = resolve("cpu", "auto")
+    compute = choose_compute("cpu", "auto")
     torch.manual_seed(1)
     model = build(recipe.model, VOCABULARY)
     objective = CausalObjective(Causal(), -1, False)
     examples = Windows(Tokens(), objective.cut(recipe.model.context), seed=1)  # type: ignore[arg-type]  # as a store
     optimizers = Optimizers(recipe.optimizer, model, compute)
-    for step in fit(model, objective, optimizers, examples, recipe, compute, World()):
+    for step in fit(Trainable(model, objective, optimizers), examples, recipe, compute):
         yield step.tokens
 
 

@@ -26,7 +26,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lmtool.cli import app
-from lmtool.text import bundled
+from lmtool.data import bundled
 
 DATA = bundled.folder()
 sys.path.insert(0, str(DATA / "make"))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from lmtool.decoding.settings import Sample
-from lmtool.inference import writing
+from lmtool.inference import generator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
 
@@ -35,11 +35,11 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=40, metavar="K")
     parser.add_argument("--show", action="store_true", help="print the incoherent stories")
     given = parser.parse_args()
-    writer = writing.writer_of(given.run)
+    model = generator.TextGenerator.open(given.run)
     print("| temperature | stories | coherent |\n|---|---|---|", flush=True)
     for temperature in given.temperatures:
         settings = Sample(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
-        texts = writer.complete("", settings, n=given.stories)
+        texts = model.complete("", settings, n=given.stories)
         broken = [text for text in texts if not holds(text)]
         print(f"| {temperature:g} | {len(texts)} | {1 - len(broken) / len(texts):.0%} |", flush=True)
         if given.show:

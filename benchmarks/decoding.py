@@ -35,12 +35,14 @@ from torch import Tensor
 from training import same_weights
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from lmtool.decoding.generate import Prompt, generate
+from lmtool.compute.device import choose_compute
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.inference.load import load_packed
 from lmtool.model import DecodeState, LanguageModel, build
 from lmtool.model.packed import pack
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.tokenization.prompt_format import Prompt
 
 START, END = 0, 1
 CPU = torch.device("cpu")
@@ -119,7 +121,7 @@ def lmtool_writes(task: Task, precision: str, alone: bool = False) -> Write:
         asked = [Prompt((START,), tuple(ids)) if task.answers else Prompt(tuple(ids)) for ids in prompts]
         texts: list[list[int]] = [[] for _ in prompts]
         with torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else contextlib.nullcontext():
-            for event in generate(model, asked, settings, end_ids={task.end}, max_rows=rows):
+            for event in Generation(model, asked, settings, end_ids={task.end}, max_rows=rows):
                 texts[event.prompt].append(event.token)
         return texts
 
@@ -295,7 +297,7 @@ def published(run: str, folder: Path, ggufs: Sequence[Path]) -> Task:
     """An imported run, and its export."""
 
     def ours(precision: str) -> LanguageModel:
-        return load_packed(run, device="cpu", precision=precision).model
+        return load_packed(run, choose_compute("cpu", precision)).model
 
     def theirs(precision: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation="sdpa").eval()

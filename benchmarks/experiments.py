@@ -20,11 +20,11 @@ from pydantic import TypeAdapter
 from word2vec import K, quality
 
 from lmtool import load
+from lmtool.analysis.neighbors import neighbors
 from lmtool.batch import Batch
-from lmtool.decoding.generate import generate
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.settings import Greedy
 from lmtool.inference.load import load_run
-from lmtool.inference.neighbors import nearest
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.recipe import Model
 
@@ -112,7 +112,7 @@ def vectors(bench: Bench) -> str:
             steps = [bench.steps(4)] if bench.quick else []
             run = bench.train("pretrain", recipe, str(STORIES), "--recipe", recipe, settings=steps)
             loaded = load_run(str(run))
-            near = quality(lambda word, loaded=loaded: [found.word for found in nearest(loaded, word, K).nearest])
+            near = quality(lambda word, loaded=loaded: [found.word for found in neighbors(loaded, word, K).nearest])
             cells = [f"{near:.3f}", f"{bench.spent[recipe]:.0f} s"]
             begin = (f"model.embeddings={run}",)
         reached = on_500_reviews(bench, f"bilstm-{recipe}", begin, "--recipe", "bilstm")
@@ -225,7 +225,7 @@ def with_cache(model: LanguageModel, n: int, new: int = 16) -> float:
     """CPU seconds of a token after n others, whose keys and values are kept."""
     model.eval()
     ends = []
-    for _ in generate(model, [torch.randint(1, 256, (n - new,)).tolist()], Greedy(max_new_tokens=new)):
+    for _ in Generation(model, [torch.randint(1, 256, (n - new,)).tolist()], Greedy(max_new_tokens=new)):
         ends.append(time.process_time())
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from json import loads
 from pathlib import Path
 
+from lmtool.data import bundled
 from lmtool.model.size import size_of
 from lmtool.recipe.load import load
-from lmtool.text import bundled
 
 TRAIN, VALID = "data/stories.txt", "data/stories.valid.txt"
 VOCABULARY = 2048

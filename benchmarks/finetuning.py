@@ -30,14 +30,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
-from lmtool.compute.device import Compute, resolve
-from lmtool.compute.processes import World
+from lmtool.compute.device import Compute, choose_compute
+from lmtool.data.prepare import default_cache
+from lmtool.data.table import open_table
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import build_model
 from lmtool.interop.reference import run_of
-from lmtool.model.classifier import Classifier
-from lmtool.objective import ClassificationObjective, build_objective
-from lmtool.recipe.load import Setting
+from lmtool.model.heads import Classifier
+from lmtool.objective import build_objective
+from lmtool.objective.heads import ClassificationObjective
+from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Recipe
@@ -46,16 +48,14 @@ from lmtool.recipe.spec.training import AdamW, Linear, Training
 from lmtool.recipe.spec.transformer import Norm, Transformer
 from lmtool.tables.data import open_tables, read_tables
 from lmtool.tables.reading import read_labelled
-from lmtool.tables.results import Results
 from lmtool.tables.rows import POOL_BATCHES, EncodedRow, TableExamples
-from lmtool.tables.task import AnsweringModel
-from lmtool.tables.tasks import HeadTask
-from lmtool.text.prepare import default_cache
-from lmtool.text.table import open_table
+from lmtool.tables.tasks.classification import HeadTask
+from lmtool.tables.tasks.results import Results
+from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.training.events import Ended, Plan, Stepped
-from lmtool.training.fit import fit
+from lmtool.training.finetuning import FineTuning, plan_finetuning
+from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.start import FineTuning, plan_finetuning
 
 
 class Peer(nn.Module):
@@ -89,7 +89,7 @@ def ours(
     """Losses of lmtool's own training loop, per step."""
     examples = TableExamples(rows, recipe.training.batch_size, recipe.seed)
     optimizers = Optimizers(recipe.optimizer, model, compute)
-    for step in fit(model, objective, optimizers, examples, recipe, compute, World()):
+    for step in fit(Trainable(model, objective, optimizers), examples, recipe, compute):
         yield step.loss
 
 
@@ -243,7 +243,7 @@ def from_published(given: argparse.Namespace) -> None:
     """Time and accuracy of lmtool and of a plain loop."""
     flags = [Setting("data.train", [str(given.train)], "TRAIN"), Setting("data.test", str(given.test), "TEST")]
     flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
-    plan = plan_finetuning(run_of(str(given.source)), None, [f"seed={given.seed}"], flags)
+    plan = plan_finetuning(run_of(str(given.source)), None, settings_of([f"seed={given.seed}"], flags))
     with tempfile.TemporaryDirectory() as folder:
         events = plan.run(output=Path(folder) / "run", command=[], report=not_reported, stop=lambda: False)
         began = time.perf_counter()
@@ -323,7 +323,7 @@ def from_scratch(given: argparse.Namespace) -> None:
         schedule=Linear(kind="linear", warmup_steps=50),
     )
     data = read_tables(wanted, open_tables(wanted.data), None)
-    recipe, tokenizer = data.recipe, data.framing.tokenizer
+    recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
     (rows,) = data.tasks
     train, test, task = rows.train, rows.valid, rows.task
     assert isinstance(task, HeadTask)
@@ -341,7 +341,7 @@ def from_scratch(given: argparse.Namespace) -> None:
         layer_norm_eps=1e-5,
         num_labels=len(spec.labels),
     )
-    fast, exact = resolve(given.device, "auto"), resolve(given.device, "float32")
+    fast, exact = choose_compute(given.device, "auto"), choose_compute(given.device, "float32")
 
     def fresh(compute: Compute) -> Classifier:
         model = build_model(recipe, tokenizer, compute)
@@ -353,7 +353,7 @@ def from_scratch(given: argparse.Namespace) -> None:
         for attention in ("eager", "sdpa"):
             peer = same_weights(fresh(compute), config, attention).to(compute.device)
             models[f"transformers {compute.precision} {attention}"] = peer, compute
-    at_first, _ = task.scores(AnsweringModel(fresh(exact), objective, exact, World()), test[:64])
+    at_first, _ = task.scores(AnsweringModel(fresh(exact), objective, exact), test[:64])
     peer = models[f"transformers {exact.precision} eager"][0]
     assert isinstance(peer, Peer)
     apart = float(np.abs(at_first - scores_of(peer, test[:64], exact).double().numpy()).max())
@@ -388,7 +388,7 @@ def from_scratch(given: argparse.Namespace) -> None:
         losses[name] += list(running[name])
         model, compute = models[name]
         if isinstance(model, Classifier):
-            scores_RC, _ = task.scores(AnsweringModel(model, objective, compute, World()), test)
+            scores_RC, _ = task.scores(AnsweringModel(model, objective, compute), test)
         else:
             assert isinstance(model, Peer)
             scores_RC = scores_of(model, test, compute).numpy()

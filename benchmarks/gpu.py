@@ -28,8 +28,9 @@ from training import ours, same_weights, theirs
 from transformers import GPT2Config
 
 from lmtool.batch import Batch, Mask
-from lmtool.compute.device import Compute, resolve
-from lmtool.decoding.generate import generate
+from lmtool.compute.device import Compute, choose_compute
+from lmtool.cost.footprint import Ledger
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.settings import Greedy
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import Attend
@@ -40,7 +41,6 @@ from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Constant, Training
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.training.footprint import Ledger
 from lmtool.training.windows import Windows
 
 
@@ -207,7 +207,7 @@ def attention(bench: Bench) -> None:
             F.scaled_dot_product_attention(q, k, v, attn_mask=allowed).sum().backward()
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = mask, rule: AlibiPositions | None = rule) -> Tensor:
-            return Attend(mask, length, length, device, rule=rule)(q, k, v, 0.0)
+            return Attend(mask, length, torch.arange(length, device=device)[None], rule=rule)(q, k, v, 0.0)
 
         fast = bench.compiled(attend)
         found = bench.seconds(
@@ -267,7 +267,7 @@ def decoding(bench: Bench) -> None:
 
         def lmtool_writes(ids: Tensor = ids) -> None:
             with bench.compute.autocast():
-                for _ in generate(own, ids.tolist(), Greedy(max_new_tokens=n)):
+                for _ in Generation(own, ids.tolist(), Greedy(max_new_tokens=n)):
                     pass
 
         def transformers_writes(ids: Tensor = ids) -> None:
@@ -297,7 +297,7 @@ def main() -> None:
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}")
     transformers.utils.logging.set_verbosity_error()
-    compute = resolve(given.device, "float32" if given.quick else "bfloat16")
+    compute = choose_compute(given.device, "float32" if given.quick else "bfloat16")
     sizes = TINY if given.quick else Sizes()
     bench = Bench(
         replace(sizes, batch=given.batch or sizes.batch), compute, 1 if given.quick else given.rounds, given.quick

@@ -56,29 +56,30 @@ def high_water() -> int:
 
 def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]:
     """Of a training in this process, which has done nothing else. counts: the bytes of tensors, which takes time."""
-    from lmtool.compute.device import resolve
+    from lmtool.compute.device import choose_compute
     from lmtool.compute.processes import World
-    from lmtool.inference.load import learner
+    from lmtool.cost.footprint import Ledger
+    from lmtool.inference.load import Initialization, build_for_training
     from lmtool.objective import build_objective
     from lmtool.training.data import read_text
-    from lmtool.training.fit import fit
-    from lmtool.training.footprint import Ledger
+    from lmtool.training.fit import Trainable, fit
     from lmtool.training.optimizer import Optimizers
 
-    recipe = load(name, settings(steps, batch), [Setting("data.train", [TEXT], "TEXT")]).recipe
-    compute, world = resolve("cpu", recipe.training.precision), World()
-    data = read_text(recipe, None, world, lambda *_: None)
+    recipe = load(name, [*settings(steps, batch), Setting("data.train", [TEXT], "TEXT")]).recipe
+    compute = choose_compute("cpu", recipe.training.precision)
+    data = read_text(recipe, None, World(), lambda *_: None)
     recipe = data.recipe
 
     def train(rows: int, n: int) -> tuple[LanguageModel, Objective]:
         changed = recipe.training.model_copy(update={"batch_size": rows, "steps": n})
         own = recipe.model_copy(update={"training": changed})
-        lm, _ = learner(own, data.framing.tokenizer, compute, data.set_statistics, None, False, None)
-        objective = build_objective(own, data.framing.tokenizer, lm.counts_V)
+        tokenizer = data.prompt_format.tokenizer
+        lm, _ = build_for_training(own, tokenizer, compute, data.set_statistics, Initialization())
+        objective = build_objective(own, data.prompt_format.tokenizer, lm.counts_V)
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
         optimizers = Optimizers(own.optimizer, lm, compute, own.tuning)
-        for _ in fit(lm, objective, optimizers, data.examples(objective), own, compute, world):
+        for _ in fit(Trainable(lm, objective, optimizers), data.examples(objective), own, compute):
             pass
         return lm, objective
 
@@ -94,7 +95,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
     began = time.perf_counter()
     lm, objective = train(recipe.training.batch_size, steps)
     peak = high_water()
-    data.validate(lm, objective, compute, world)
+    data.validate(lm, objective, compute)
     return {"bytes": peak - before, "seconds": time.perf_counter() - began}
 
 

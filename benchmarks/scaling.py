@@ -34,17 +34,17 @@ from training import Tokens, invented_text
 
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, joined
+from lmtool.compute.fsdp import Sharding
 from lmtool.compute.shards import held, own_rows
-from lmtool.inference.sharding import Sharding
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Constant, Training
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run import checkpoint
-from lmtool.training.fit import LossModule, fit
+from lmtool.run import checkpoint, saving
+from lmtool.run.saving import Snapshot
+from lmtool.training.fit import LossModule, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 
@@ -64,8 +64,9 @@ class Metered(Optimizers):
         return super().update(rate_multiplier, gradient_scale, clip_norm, step)
 
 
-def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any]:
+def session(given: argparse.Namespace, kind: str, compute: Compute) -> dict[str, Any]:
     """One training session of this process. kind: "ddp", "fsdp2" or "recompute"."""
+    world = compute.world
     tokens = Tokens(invented_text(200_000))
     spec = Transformer(
         kind="transformer", n_layers=given.layers, d_model=given.width, n_heads=4, context=given.context, dropout=0.0
@@ -80,12 +81,12 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
     torch.manual_seed(1)
     lm = build(spec, tokens.vocab_size)
     objective = CausalObjective(Causal(), -1, False)
-    sharding = Sharding(lm, LossModule(lm, objective), CPU, world) if kind == "fsdp2" else None
+    sharding = Sharding(lm, LossModule(lm, objective), compute) if kind == "fsdp2" else None
     optimizers = Metered(recipe.optimizer, lm, CPU)
     optimizers.model = lm
     examples = Windows(tokens, objective.cut(spec.context), 1)
-    module = world.wrap(LossModule(lm, objective), CPU) if sharding is None else sharding.module
-    steps = fit(lm, objective, optimizers, examples, recipe, CPU, world, module=module)
+    module = world.wrap(LossModule(lm, objective)) if sharding is None else sharding.module
+    steps = fit(Trainable(lm, objective, optimizers, module), examples, recipe, compute)
     done = [next(steps) for _ in range(2)]  # moments exist from the second one on
     found = None
     if world.size == 1:
@@ -96,15 +97,15 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
     if world.size > 1:
         examples_of_one = examples.read(np.arange(given.batch // world.size))
         exchange, hidden = exchanged(module, objective.collate(examples_of_one))
-    peers = checkpoint.ALONE if sharding is None else world.aside()
+    peers = checkpoint.SINGLE_PROCESS if sharding is None else world.side_group()
     world.wait()
     began = time.perf_counter()
     own = held(lm.state_dict(), peers.rank), held(optimizers.state(), peers.rank)
     with tempfile.TemporaryDirectory() as folder:
         if world.is_main:
-            checkpoint.save(Path(folder), 1, *own, {}, best_step=None, keep_last=1, peers=peers)
+            saving.save(Path(folder), Snapshot(1, *own, {}), keep_last=1, peers=peers)
         elif sharding is not None:
-            checkpoint.save_part(*own, peers)
+            saving.save_part(Snapshot(0, *own, {}), peers)
     return {
         "losses": [step.loss for step in done],
         "held": optimizers.held,
@@ -218,9 +219,9 @@ def main() -> None:
     parser.add_argument("--session", choices=["ddp", "fsdp2", "recompute"], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.session:
-        with joined(CPU) as world:
-            report = session(given, given.session, world)
-            most = world.sum([report["held"] * (world.rank == rank) for rank in range(world.size)], CPU)
+        with CPU.joined() as compute:
+            report, world = session(given, given.session, compute), compute.world
+            most = world.sum([report["held"] * (world.rank == rank) for rank in range(world.size)])
             if world.is_main:
                 print(json.dumps(report | {"held": max(most)}))
         return

@@ -30,18 +30,18 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from lmtool.compute.device import Compute, resolve
+from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World as Processes
 from lmtool.inference.base import Base
-from lmtool.inference.load import learner
+from lmtool.inference.load import Initialization, build_for_training
 from lmtool.interop.importing import imported
 from lmtool.objective import build_objective
-from lmtool.recipe.load import Setting
+from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Lora
 from lmtool.tables.data import TableData, read_tables
 from lmtool.tables.rows import EncodedRow
-from lmtool.training.fit import fit
+from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.start import plan_finetuning
 
@@ -99,12 +99,12 @@ def padded(rows: Sequence[EncodedRow]) -> tuple[Tensor, Tensor, Tensor]:
 
 def ours(data: TableData, base: Base, compute: Compute) -> Iterator[int]:
     """Tokens of each step of lmtool's own training loop."""
-    recipe, tokenizer = data.recipe, data.framing.tokenizer
-    lm, _ = learner(recipe, tokenizer, compute, data.set_statistics, base, False, None)
+    recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
+    lm, _ = build_for_training(recipe, tokenizer, compute, data.set_statistics, Initialization(base))
     objective = build_objective(recipe, tokenizer)
     examples = data.examples(objective)
     optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
-    for step in fit(lm, objective, optimizers, examples, recipe, compute, Processes()):
+    for step in fit(Trainable(lm, objective, optimizers), examples, recipe, compute, Processes()):
         first = (step.step - 1) * recipe.training.batch_size
         read = examples.read(np.arange(first, first + recipe.training.batch_size))
         yield sum(len(one.tokens) + (0 if one.other is None else len(one.other)) for one in read)
@@ -140,7 +140,7 @@ def compare(data: TableData, base: Base, file: Path, turns: int, steps: int) -> 
     """Print tokens per second of both, medians over alternating turns, each after one step that is not counted."""
     recipe: Recipe = data.recipe
     assert recipe.tuning.lora is not None
-    fast, exact = resolve("cpu", "auto"), resolve("cpu", "float32")
+    fast, exact = choose_compute("cpu", "auto"), choose_compute("cpu", "float32")
     running = {f"lmtool {fast.precision}": ours(data, base, fast)}
     for compute in dict.fromkeys((fast.precision, exact.precision)):
         chosen = fast if compute == fast.precision else exact
@@ -196,7 +196,7 @@ def main() -> None:
             Setting("training.epochs", given.epochs, "--epochs"),
             Setting("tuning.lora.rank", given.rank, "--lora-rank"),
         ]
-        plan = plan_finetuning(str(run), None, settings, flags)
+        plan = plan_finetuning(str(run), None, settings_of(settings, flags))
         assert plan.base is not None
         data = read_tables(plan.resolved.recipe, plan.tables, plan.base.tokenizer)
         compare(data, plan.base, given.model, given.turns, given.steps)

@@ -65,8 +65,8 @@ def anonymous() -> float:
 
 def train(folder: Path, seconds: float, began: float) -> None:
     """Train, and print when the first step was done, and tokens/s while blocks are tokenized and after that."""
+    from lmtool.data.blocks import BlockStores
     from lmtool.recipe.load import load
-    from lmtool.text.blocks import BlockStores
     from lmtool.training import start
     from lmtool.training.events import Stepped
 
@@ -87,10 +87,12 @@ def train(folder: Path, seconds: float, began: float) -> None:
     events = start.pretrain(
         load(recipe, [f"data.train={folder}", "data.stream=true"]),
         None,
-        output=folder.parent / "run",
-        command=["benchmark"],
-        report=lambda stage, done, total: None,
-        stop=lambda: bool(made) and len(made) >= 2 and time.time() > made[-1][1] + seconds,
+        start.Invocation(
+            command=["benchmark"],
+            report=lambda stage, done, total: None,
+            stop=lambda: bool(made) and len(made) >= 2 and time.time() > made[-1][1] + seconds,
+            output=folder.parent / "run",
+        ),
     )
     for event in events:
         if isinstance(event, Stepped):
@@ -106,19 +108,19 @@ def train(folder: Path, seconds: float, began: float) -> None:
 
 def read(folder: Path, n_blocks: int) -> None:
     """Go through so many blocks, and print memory and disk after each."""
-    from lmtool.compute.device import resolve
+    from lmtool.compute.device import choose_compute
     from lmtool.compute.processes import World
+    from lmtool.data.blocks import STREAMS
+    from lmtool.data.prepare import default_cache
     from lmtool.objective import build_objective
     from lmtool.recipe.load import load
-    from lmtool.text.blocks import STREAMS
-    from lmtool.text.prepare import default_cache
     from lmtool.training.data import read_text
 
     recipe = load(folder.parent / "recipe.yaml", [f"data.train={folder}", "data.stream=true"]).recipe
     data = read_text(recipe, None, World(), lambda stage, done, total: None)
-    objective = build_objective(data.recipe, data.framing.tokenizer, None)
+    objective = build_objective(data.recipe, data.prompt_format.tokenizer, None)
     began, batch = time.time(), recipe.training.batch_size
-    with data.flowing(World(), resolve("cpu", "float32")):
+    with data.streaming(choose_compute("cpu", "float32")):
         examples = data.examples(objective)
         block, step = -1, 0
         while block < n_blocks:
@@ -138,11 +140,11 @@ def read(folder: Path, n_blocks: int) -> None:
 
 def tokenize(folder: Path, n_blocks: int) -> None:
     """Tokenize blocks and do nothing else, with as many threads as there are cores; print MB/s."""
+    from lmtool.data import streaming
+    from lmtool.data.corpus import coalesce
+    from lmtool.data.prepare import encode
     from lmtool.recipe.spec.text import Data
-    from lmtool.text import streaming
-    from lmtool.text.corpus import coalesce
-    from lmtool.text.prepare import encode
-    from lmtool.text.tokenizer import Tokenizer
+    from lmtool.tokenization.tokenizer import Tokenizer
 
     text = streaming.StreamedText(Data(train=(str(folder),), stream=True), 1)
     tokenizer = Tokenizer.load(folder.parent / "run" / "tokenizer.json")

@@ -68,9 +68,9 @@ def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
 
 def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
     """Text file -> token store, as `lmtool tokenize` does."""
+    from lmtool.data.prepare import encode_files
     from lmtool.recipe.spec.text import Data
-    from lmtool.text.prepare import encode_files
-    from lmtool.text.tokenizer import Tokenizer
+    from lmtool.tokenization.tokenizer import Tokenizer
 
     split = "slice" if documents == "whole" else "document"
     data = Data.model_validate({"documents": documents, "split": split})
@@ -103,7 +103,7 @@ def ids_agree(text: Path, tokenizer: Path, stores: Path) -> bool:
     """Whether the store has the ids of `tokenizers`, line by line as by datasets.map."""
     from tokenizers import Tokenizer as Reference
 
-    from lmtool.text.store import TokenStore
+    from lmtool.data.store import TokenStore
 
     reference = Reference.from_file(str(tokenizer))
     store = TokenStore(next(p.parent for p in stores.glob("tokens/*/store.json")))
@@ -149,7 +149,7 @@ def memory_of(process: psutil.Process) -> int:
 def work(way: str, text: str, tokenizer: str, out: str, documents: str) -> None:
     """Run one contender in this process and print its seconds."""
     # Imports are excluded from the measured time.
-    for module in ["lmtool.text.prepare"] if way == "lmtool" else ["datasets", "transformers.tokenization_utils_fast"]:
+    for module in ["lmtool.data.prepare"] if way == "lmtool" else ["datasets", "transformers.tokenization_utils_fast"]:
         importlib.import_module(module)
     started, cpu = time.perf_counter(), cpu_seconds()
     if way == "lmtool":
@@ -186,7 +186,7 @@ def main() -> None:
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from lmtool.recipe.spec.text import BpeTokenizer
-    from lmtool.text.tokenizer import Tokenizer
+    from lmtool.tokenization.tokenizer import Tokenizer
 
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lmtool.compute.device import Compute, resolve
-from lmtool.compute.processes import World
+from lmtool.compute.device import Compute, choose_compute
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
@@ -31,7 +30,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Constant, Training
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.order import rank_samples
-from lmtool.training.fit import fit
+from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 
@@ -66,7 +65,7 @@ def invented_text(n_characters: int) -> str:
 def ours(model: LanguageModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
     """Losses of lmtool's own training loop, per step."""
     optimizers = Optimizers(recipe.optimizer, model, compute)
-    for step in fit(model, CausalObjective(Causal(), -1, False), optimizers, examples, recipe, compute, World()):
+    for step in fit(Trainable(model, CausalObjective(Causal(), -1, False), optimizers), examples, recipe, compute):
         yield step.loss
 
 
@@ -159,7 +158,7 @@ def contender(given: argparse.Namespace) -> Iterator[float]:
         schedule=Constant(kind="constant"),
     )
     examples = Windows(tokens, CausalObjective(Causal(), -1, False).cut(given.context), seed=1)  # type: ignore[arg-type]
-    compute = resolve(given.device, precision)
+    compute = choose_compute(given.device, precision)
     torch.manual_seed(1)
     model = build(spec, tokens.vocab_size).to(compute.device)
     if library == "lmtool":
@@ -219,7 +218,7 @@ def main() -> None:
     given = options()
     if given.take_turns:
         return take_turns(given)
-    fast = resolve(given.device, "auto")
+    fast = choose_compute(given.device, "auto")
     own = [Contender(f"lmtool {precision}", True) for precision in (fast.precision, "float32")]
     peers = [
         Contender(f"transformers {precision} {attention}", False)

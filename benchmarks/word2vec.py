@@ -22,10 +22,10 @@ from collections.abc import Callable
 from json import loads
 from pathlib import Path
 
+from lmtool.analysis.neighbors import neighbors
 from lmtool.errors import UsageError
 from lmtool.inference.load import load_run
-from lmtool.inference.neighbors import nearest
-from lmtool.text.tokenizer import find_words
+from lmtool.tokenization.tokenizer import find_words
 
 TRAIN = "data/stories.txt"
 CONTEXT, BATCH, K = 512, 4, 5
@@ -80,7 +80,7 @@ def trained(recipe: str, *settings: str) -> tuple[float, float]:
     run = Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
     seconds = loads((run / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
     loaded = load_run(str(run))
-    return seconds, quality(lambda word: [near.word for near in nearest(loaded, word, K).nearest])
+    return seconds, quality(lambda word: [near.word for near in neighbors(loaded, word, K).nearest])
 
 
 def compare_families(cores: int) -> None:

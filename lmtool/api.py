@@ -6,48 +6,32 @@ lm = load("last")
 print(lm.complete("Once upon a time"))
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import InferenceName
-from lmtool.compute.processes import World
 from lmtool.decoding.settings import DRAFT_TOKENS, Settings
 from lmtool.errors import UsageError
-from lmtool.inference import load as build
 from lmtool.inference.chatting import Conversation
 from lmtool.inference.embedding import PoolName, embed
+from lmtool.inference.generator import Drafter, TextGenerator
 from lmtool.inference.scoring import Scored, score
-from lmtool.inference.writing import NGRAM, Writer, open_drafter
-from lmtool.interop.reference import run_of
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.columns import Columns
-from lmtool.tables.predict import task_of
+from lmtool.tables.predict import Prediction, task_of
 from lmtool.tables.reading import LabelledText
-from lmtool.tables.task import AnsweringModel
-from lmtool.tables.tasks import HeadTask
-from lmtool.text.chat import Message
-from lmtool.text.tokenizer import find_words
+from lmtool.tables.tasks.classification import HeadTask
+from lmtool.tables.tasks.task import AnsweringModel
+from lmtool.tokenization.chat import Message
+from lmtool.tokenization.tokenizer import find_words
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The answer of a fine-tuned model for one row.
-
-    label: the class; for several labels those with a probability above one half; a number; the tag of each word; or the
-    text that was generated, or found in a context. probabilities: of each class or label; empty for others.
-    """
-
-    label: str | tuple[str, ...] | float
-    probabilities: Mapping[str, float]
-
-
-class TrainedModel(Writer):
+class TrainedModel(TextGenerator):
     """A trained model, made by `load`. All its methods raise errors of `lmtool.errors`, as the command line shows."""
 
     @property
@@ -70,8 +54,8 @@ class TrainedModel(Writer):
             raise UsageError(
                 "vectors of words are written by lmtool embed", fix="pool each text: mean, max, first, last"
             )
-        found = embed(self.loaded, _listed(texts), layer, pool, truncate=truncate)
-        return np.concatenate([one.vectors for one in found])
+        embedded = embed(self.loaded, _listed(texts), layer, pool, truncate=truncate)
+        return np.concatenate([one.vectors for one in embedded])
 
     def predict(self, rows: Sequence[str | tuple[str, ...]]) -> list[Prediction]:
         """The label, number or text that a fine-tuned model predicts for each row: a text, or a tuple of several.
@@ -86,20 +70,15 @@ class TrainedModel(Writer):
             )
         if not rows:
             return []
-        texts = [(row,) if isinstance(row, str) else row for row in rows]
-        if isinstance(spec, Tagging):
-            texts = [
-                tuple(row[start:stop] for start, stop in find_words(row)) if isinstance(row, str) else row
-                for row in rows
-            ]
-        items = [LabelledText(own, None, None, number) for number, own in enumerate(texts, 1)]
+        texts = [_texts_of(row, isinstance(spec, Tagging)) for row in rows]
+        items = [LabelledText(text, None, None, number) for number, text in enumerate(texts, 1)]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
         task = task_of(loaded, "", Columns(names), ())
-        model = AnsweringModel(loaded.model, loaded.objective, loaded.compute, World())
+        model = AnsweringModel(loaded.model, loaded.objective, loaded.compute)
         encoded = task.encode(items)
         if not isinstance(task, HeadTask):
             answers = (cells[0] for cells in task.answer(model, encoded))
-            return [Prediction(tuple(found) if isinstance(found, list) else str(found), {}) for found in answers]
+            return [Prediction(tuple(answer) if isinstance(answer, list) else str(answer), {}) for answer in answers]
         scores_RC, _ = task.scores(model, encoded)
         return [_prediction(cast(Classification, spec), p_C) for p_C in task.probabilities(scores_RC)]
 
@@ -123,11 +102,16 @@ def load(
     draft: a smaller run with the same tokenizer, or "ngram", that proposes `draft_tokens` tokens at once when text is
     generated. Raises UsageError when it cannot.
     """
-    loaded = build.load_packed(run_of(run), device=device, precision=precision)
-    if draft is None:
-        return TrainedModel(loaded)
-    reference = draft if draft == NGRAM else run_of(draft)
-    return TrainedModel(loaded, open_drafter(reference, draft_tokens, loaded, device=device, precision=precision))
+    lm = TrainedModel.open(run, device=device, precision=precision)
+    if draft is not None:
+        lm.drafter = Drafter.open(draft, draft_tokens, lm.loaded)
+    return lm
+
+
+def _texts_of(row: str | tuple[str, ...], is_tagged: bool) -> tuple[str, ...]:
+    if not isinstance(row, str):
+        return row
+    return tuple(row[start:stop] for start, stop in find_words(row)) if is_tagged else (row,)
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

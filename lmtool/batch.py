@@ -4,7 +4,7 @@ Shapes: B rows, T positions of the tokens, Q query positions, S key or source po
 W words of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 IGNORE = -100
 """Target value of positions without a loss."""
@@ -69,25 +70,21 @@ class Batch:
 
     def to(self, device: torch.device) -> Self:
         """The same batch on `device`; from pinned memory the copy does not block."""
-        moved = {
-            f.name: t.to(device, non_blocking=True) for f in fields(self) if (t := getattr(self, f.name)) is not None
-        }
-        return replace(self, **moved)
+        return self._mapped(lambda t: t.to(device, non_blocking=True))
 
     def pin(self) -> Self:
         """The same batch in pinned memory, from which copies to a GPU are asynchronous."""
-        pinned = {f.name: t.pin_memory() for f in fields(self) if (t := getattr(self, f.name)) is not None}
-        return replace(self, **pinned)
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """With each of its tensors changed."""
+        return replace(self, **{f.name: change(t) for f in fields(self) if (t := getattr(self, f.name)) is not None})
 
 
 def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> tuple[Tensor, Tensor | None]:
     """Right-padded rows of ids (B, T), and the padding mask; None without padding."""
-    T = max(len(row) for row in rows)
-    tokens_BT = torch.full((len(rows), T), filler)
-    keep_BT = torch.zeros(len(rows), T, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        tokens_BT[i, : len(row)] = torch.from_numpy(row)
-        keep_BT[i, : len(row)] = True
+    tokens_BT = pad_sequence([torch.from_numpy(row) for row in rows], True, filler)
+    keep_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
     return tokens_BT, None if keep_BT.all() else keep_BT
 
 
@@ -105,8 +102,9 @@ class Mask:
     keep_BS: bool, False at padding keys, which no query attends to.
     documents_BS: a query attends only to keys of its own document.
     seen_BQS: bool, an additional mask of the last Q queries, False at masked keys.
-    places_PS: int64, for the window and global tokens: position of each key in its text, for all rows or for each; None
-        where that is its position in the row.
+    text_positions_PS: int64, for the window and global tokens: position of each key in its text, for all rows or for
+        each; None where that is its position in the row.
+    width: number of rows that share a line of the KV cache, with their queries concatenated; see `Branches`.
     """
 
     causal: bool = False
@@ -117,7 +115,8 @@ class Mask:
     keep_BS: Tensor | None = None
     documents_BS: Tensor | None = None
     seen_BQS: Tensor | None = None
-    places_PS: Tensor | None = None
+    text_positions_PS: Tensor | None = None
+    width: int = 1
 
     @property
     def only_causal(self) -> bool:
@@ -135,8 +134,8 @@ class Mask:
         if self.documents_BS is None:
             return None
         keep_BS = torch.ones_like(self.documents_BS, dtype=torch.bool) if self.keep_BS is None else self.keep_BS
-        places_S = torch.arange(keep_BS.shape[1], device=keep_BS.device)
-        last_BS = torch.where(keep_BS, places_S, -1).cummax(1).values
+        slots_S = torch.arange(keep_BS.shape[1], device=keep_BS.device)
+        last_BS = torch.where(keep_BS, slots_S, -1).cummax(1).values
         before_BS = F.pad(last_BS[:, :-1], (1, 0), value=-1)
         other_BS = self.documents_BS != self.documents_BS.gather(1, before_BS.clamp(min=0))
         return keep_BS & other_BS & (before_BS >= 0)
@@ -144,7 +143,7 @@ class Mask:
     @property
     def n_rows(self) -> int:
         """Number of rows of `between`; 1 where all have the same mask."""
-        of_rows = (self.prefix_B, self.keep_BS, self.documents_BS, self.places_PS)
+        of_rows = (self.prefix_B, self.keep_BS, self.documents_BS, self.text_positions_PS)
         return max([1, *(len(t) for t in of_rows if t is not None)])
 
     @property
@@ -183,11 +182,11 @@ class Mask:
                 past = past | (key < self.prefix_B[row])
             allowed = allowed & past
         if self.window is not None:
-            if self.places_PS is None:
+            if self.text_positions_PS is None:
                 query_at, key_at = query, key
             else:
-                text = row % len(self.places_PS)
-                query_at, key_at = self.places_PS[text, query], self.places_PS[text, key]
+                text = row % len(self.text_positions_PS)
+                query_at, key_at = self.text_positions_PS[text, query], self.text_positions_PS[text, key]
             away = (query_at - key_at).abs()
             near = (away < self.window * self.dilation) & (away % self.dilation == 0)
             allowed = allowed & (near | (key_at < self.n_global) | (query_at < self.n_global))

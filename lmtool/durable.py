@@ -1,6 +1,7 @@
 """Files that survive a crash: written under a temporary name, synced to disk, then renamed into place.
 
-And those that are read whole: no more of them than they may have, and nothing that is no regular file.
+And those that are read whole: no more of them than they may have, and nothing that is no regular file. Locks between
+processes, and errors of the operating system as those of lmtool.
 """
 
 import errno
@@ -9,10 +10,12 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+
+from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
 
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and directories."""
@@ -24,17 +27,21 @@ LARGEST = 64 << 20
 """Bytes of a file of settings or records that is read whole."""
 
 
+Chunks = bytes | memoryview | Iterable[bytes | memoryview]
+"""Of a file: whole, or in pieces that are made while it is written."""
+
+
 def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     """A regular file, open for reading. limit: the most bytes that it may have.
 
     Raises OSError, also for others: a device may have no end, and a pipe no writer.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - returned
-    found = os.fstat(file.fileno())
-    if stat.S_ISREG(found.st_mode) and (limit is None or found.st_size <= limit):
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and (limit is None or status.st_size <= limit):
         return file
     file.close()
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(status.st_mode):
         raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
     raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
@@ -45,26 +52,24 @@ def read(path: Path, limit: int = LARGEST) -> bytes:
         return file.read()
 
 
-def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+def write_new(path: Path, content: Chunks) -> None:
     """Write a new file, and sync it to disk. Raises OSError."""
     with path.open("xb") as file:
-        for chunk in chunks:
+        for chunk in [content] if isinstance(content, bytes | memoryview) else content:
             file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace(path: Path, content: bytes | memoryview) -> None:
-    """Replace the file `path` by `content` atomically. One writer at a time. Raises OSError."""
-    replace_by(path, [content])
+def replace(path: Path, content: Chunks) -> None:
+    """Replace the file `path` atomically: a reader sees the old file or the new one. One writer at a time.
 
-
-def replace_by(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """The same, with content that is made while it is written."""
+    Raises OSError.
+    """
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
         temporary.unlink(missing_ok=True)
-        write_new(temporary, chunks)
+        write_new(temporary, content)
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError:
@@ -122,6 +127,14 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it, if there is one. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def is_locked(file: Path) -> bool:
     """Whether some process, this one included, holds the lock of a file. Raises OSError."""
     handle = os.open(file, os.O_RDONLY)
@@ -147,3 +160,91 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; a second process waits until the first one releases it or dies."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def refusing(
+    what: str,
+    where: Path | str,
+    fix: str | Callable[[OSError], str] = "",
+    kind: type[LmtoolError] = ResourceError,
+    *,
+    missing: str = "",
+    names_file: bool = False,
+) -> Iterator[None]:
+    """Turn errors of the operating system into one of lmtool: what cannot be done, and the system's reason.
+
+    fix: may depend on the error.
+    missing: the whole message where there is no such file.
+    names_file: the error names the file that the system names, if it does.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_missing = missing and isinstance(error, FileNotFoundError)
+        message = missing if is_missing else f"{what}: {error.strerror or error}"
+        if names_file and error.filename:
+            where = error.filename
+        raise kind(message, where=str(where), fix=fix if isinstance(fix, str) else fix(error)) from error
+
+
+def writing(path: Path) -> AbstractContextManager[None]:
+    """Turn errors of the operating system in writing an output or the cache into a ResourceError."""
+    return refusing("cannot write", path, _way_to_write)
+
+
+def reading_part(path: Path, fix: str) -> AbstractContextManager[None]:
+    """Turn errors of the operating system in reading a file of a run or a model into a CheckpointError."""
+    return refusing(f"{path.name} cannot be read", path, fix, CheckpointError, missing=f"{path.name} is missing")
+
+
+def _way_to_write(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError | NotADirectoryError | FileExistsError):
+        return "choose another folder: -o names the output, LMTOOL_CACHE the cache"
+    if isinstance(error, PermissionError):
+        return "make it writable, or choose another: -o names the output, LMTOOL_CACHE the cache"
+    return "free some space on the disk, then start again: what is finished is kept"
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk or a quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_file(path: Path, content: Chunks) -> None:
+    """`replace`. Raises ResourceError."""
+    with writing(path):
+        replace(path, content)
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise UsageError for a path that is no new or empty folder."""
+    with writing(folder):
+        if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError("the output folder is not empty", where=str(folder), fix="name a new one")
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A hidden folder to write to, which becomes `folder` at the end; after an error nothing stays behind.
+
+    Raises ResourceError for all errors of the operating system.
+    """
+    with writing(folder):
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with staged(folder) as new:
+            new.mkdir()
+            yield new

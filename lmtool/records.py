@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
-import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from lmtool.checksum import xxh3
 
 
 class FileModel(BaseModel):
@@ -22,7 +23,7 @@ class SealedModel(FileModel):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.checksum not in (None, _checksum(self._content())):
+        if self.checksum not in (None, xxh3(encode(self._content()))):
             raise ValueError("it does not match the checksum that it states")
         return self
 
@@ -68,10 +69,10 @@ def check(kind: type[Content], content: object) -> Content:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))[:SHOWN]
+        key = ".".join(map(str, first["loc"]))[:SHOWN]
         what = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input ")[:SHOWN])
-        given = f", not {first['input']!r:.20}" if first["type"] == "literal_error" else ""
-        raise ValueError(f"{place} {what}{given}".strip()) from None
+        value = f", not {first['input']!r:.20}" if first["type"] == "literal_error" else ""
+        raise ValueError(f"{key} {what}{value}".strip()) from None
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -89,13 +90,9 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
+def sealed(content: Mapping[str, Any], key: str = "checksum", digest: Callable[[bytes], str] = xxh3) -> bytes:
     """An object as the JSON of a file that states its own checksum: XXH3, 64 bits."""
-    return encode({**content, "checksum": _checksum(content)})
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(encode(content))
+    return encode({**content, key: digest(encode(content))})
 
 
 def encode(content: Any) -> bytes:

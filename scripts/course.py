@@ -30,7 +30,7 @@ from time import monotonic
 
 from pictures import PICTURES, pictures_of, write
 
-from lmtool.report.charts import heat_map
+from lmtool.report.charts import HeatMap
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "course.md"
@@ -138,7 +138,7 @@ class Course:
         kinds = json.loads(path.read_text(encoding="utf-8"))["attention"]
         (kind,) = [kind for kind in kinds if kind["kind"] == part]
         mean = [[fmean(heads) for heads in zip(*rows, strict=True)] for rows in zip(*kind["weights"][-1], strict=True)]
-        return heat_map(mean, kind["queries"], kind["keys"], label=shows, high=1.0)
+        return HeatMap(mean, kind["queries"], kind["keys"], label=shows, high=1.0).svg()
 
     def _chosen(self, how: str, which: str) -> list[str]:
         lines = self.printed[-int(which) :] if how == "last" else [x for x in self.printed if re.search(which, x)]

@@ -15,10 +15,10 @@ from math import log10
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lmtool.inference.attention import attention
-from lmtool.inference.gradients import gradients
+from lmtool.analysis.attention import attention
+from lmtool.analysis.gradients import gradients
 from lmtool.inference.load import load_run
-from lmtool.report.charts import Line, LineChart, heat_map, standalone
+from lmtool.report.charts import HeatMap, Line, LineChart, standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "build" / "pictures"
@@ -96,13 +96,13 @@ def on_page(name: str) -> str:
 def attention_of_a_story(name: str) -> str:
     part = attention(load_run(run("stories")), [STORY]).part(None)
     label = f"Attention of the first head of the last layer: {STORY}"
-    return heat_map(part.head(-1, 0).tolist(), part.queries, part.keys, label=label, high=1.0)
+    return HeatMap(part.head(-1, 0).tolist(), part.queries, part.keys, label=label, high=1.0).svg()
 
 
 def alignment_of_a_translation(name: str) -> str:
     part = attention(load_run(run("translation")), source=SENTENCE).part("cross")
     label = f"What each token of a translation attends to: {SENTENCE}"
-    return heat_map(part.head(-1, None).tolist(), part.queries, part.keys, label=label, high=1.0)
+    return HeatMap(part.head(-1, None).tolist(), part.queries, part.keys, label=label, high=1.0).svg()
 
 
 def gradients_of_recurrent_models(name: str) -> str:

@@ -3,10 +3,14 @@
 import gc
 import os
 from collections.abc import Generator, Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer.main
+import typer.testing
+import yaml
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -17,10 +21,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+settings.register_profile("fast", max_examples=40)
 settings.register_profile("thorough", max_examples=1000)
-"""Asked for with `--hypothesis-profile thorough`; tests with few examples for each of many models then have many."""
+"""For `--hypothesis-profile thorough`; tests with few examples for each of many models then have many."""
+settings.load_profile("fast")
 
-LONGEST = {"test_docs.py", "test_contributing.py", "test_processes.py"}
+LONGEST = ("test_processes.py", "test_sharding.py", "test_faults.py", "test_pairs.py", "test_kill.py", "test_docs.py")
 """Files that go first, so that at the end no worker waits for another."""
 
 
@@ -29,6 +35,25 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMTOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("LMTOOL_RUNS", str(tmp_path_factory.mktemp("runs")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built_once() -> Iterator[None]:
+    """The commands, and the nodes of recipes, which every call of `lmtool` builds: most of the time of a short one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "compose", lru_cache(maxsize=256)(yaml.compose))
+        built = cache(typer.main.get_command)
+        patch.setattr(typer.main, "get_command", built)
+        patch.setattr(typer.testing, "_get_command", built)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_power_cuts() -> Iterator[None]:
+    """No test of this process loses power, so none waits for a disk; who looks at what is synced replaces it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 
@@ -53,7 +78,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:

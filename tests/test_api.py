@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import Greedy, api, load
+from lmtool import Greedy, load
 from lmtool.batch import Batch
+from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.tables.predict import predict as predict_table
@@ -44,7 +45,7 @@ def test_predictions_are_those_of_the_command(trained: Work, tmp_path: Path) -> 
     texts = [words(n, seed=n) for n in range(1, 9)]
     table = tmp_path / "rows.csv"
     table.write_text("\n".join(["text", *texts]) + "\n", encoding="utf-8")
-    told = predict_table(load_run("reviews", device="cpu"), str(table))
+    told = predict_table(load_run("reviews", CPU), str(table))
     found = load("reviews", device="cpu").predict(texts)
     for (_, cells), one in zip(told.rows, found, strict=True):
         label, *shares = cells
@@ -64,10 +65,10 @@ def test_predictions_of_an_imported_classifier(
     monkeypatch.setitem(CASES, "own", ("BertForSequenceClassification", settings, word_pieces(), roles))
     peer_in(tmp_path / "model", "own")
     lm = load(str(tmp_path / "model"), device="cpu")
-    loaded = load_run(str(api.run_of(str(tmp_path / "model"))), device="cpu")
+    loaded = load_run(str(tmp_path / "model"), CPU)
     texts = ["It rained.", "The boats stayed in the harbour."]
     for text, found in zip(texts, lm.predict(texts), strict=True):
-        row, _, _ = loaded.framing.row([np.array(loaded.tokenizer.encode(text))])
+        row, _, _ = loaded.prompt_format.row([np.array(loaded.tokenizer.encode(text))])
         with torch.no_grad():
             scores_C = loaded.model.answer(Batch(torch.tensor(row)[None])).scores_BC[0].double()
         if n == 1:

@@ -3,33 +3,41 @@
 import ast
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# From the ground up; "" is lmtool/__init__.py. A module may import what lies below its floor, and its own room.
-FLOORS = [
+# From the ground up; "" is lmtool/__init__.py. A module may import what lies below its level, and its own room.
+LEVELS = [
     {""},
-    {"errors", "durable", "printable", "records"},
+    {"errors", "printable"},
+    {"durable"},
+    {"checksum"},
+    {"records"},
     {"recipe"},
     {"batch"},
     {"compute", "run"},
-    {"model", "text"},
-    {"objective", "decoding"},
+    {"tokenization", "model"},
+    {"data"},
+    {"objective", "decoding", "interop"},
     {"inference"},
+    {"analysis"},
     {"tables"},
+    {"checks"},
     {"training"},
-    {"report", "interop", "serving"},
+    {"cost"},
+    {"report", "loggers", "export", "serving"},
     {"cli", "api"},
     {"__main__"},
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 HEAVY = {"torch", "numpy", "datasets", "tokenizers", "tiktoken", "pyarrow", "pandas", "safetensors", "transformers"}
-LIGHT_ROOMS = {"", "errors", "durable", "printable", "records", "recipe", "cli", "__main__"}
+LIGHT_ROOMS = {"", "errors", "durable", "checksum", "printable", "records", "recipe", "cli", "__main__"}
 LIGHT_PACKAGES = {("lmtool", "cli"), ("lmtool", "recipe")}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 HOSTILE = {"tests/cli/test_hostile.py"}
@@ -45,7 +53,7 @@ SOURCES = [
 def imports(path: Path, tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
     """(line, dotted name, whether it runs when the module is imported) of all imports of a module of `path`.
 
-    `from lmtool import text` is an import of lmtool.text. What only a type checker sees does not run.
+    `from lmtool import data` is an import of lmtool.data. What only a type checker sees does not run.
     """
     package = path.with_suffix("").parts[:-1]
 
@@ -88,10 +96,10 @@ def faults(path: Path, source: str) -> list[str]:
         if library in HEAVY and room in LIGHT_ROOMS and (at_import or room == "recipe"):
             found.append(f"{where}: imports {library}, which the room '{room}' must not load when it is imported")
         if library == "lmtool" and room_of(name) != room:
-            below = FLOOR.get(room_of(name))
-            if below is None or room not in FLOOR:
-                found.append(f"{where}: {name} or {path} stands on no floor of FLOORS")
-            elif below >= FLOOR[room]:
+            below = LEVEL.get(room_of(name))
+            if below is None or room not in LEVEL:
+                found.append(f"{where}: {name} or {path} stands on no level of LEVELS")
+            elif below >= LEVEL[room]:
                 found.append(f"{where}: imports {name}, which does not lie below the room '{room}'")
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node) == "torch.load":
@@ -115,15 +123,15 @@ def test_the_source_keeps_the_rules():
     ("path", "source", "line"),
     [
         ("lmtool/model/part.py", "\nfrom lmtool.training.fit import fit", 2),
-        ("lmtool/model/part.py", "from lmtool import text", 1),
-        ("lmtool/model/part.py", "from ..text import store", 1),
-        ("lmtool/model/part.py", "def late():\n    import lmtool.text.store", 2),
+        ("lmtool/model/part.py", "from lmtool import data", 1),
+        ("lmtool/model/part.py", "from ..data import store", 1),
+        ("lmtool/model/part.py", "def late():\n    import lmtool.data.store", 2),
         ("lmtool/run/order.py", "from lmtool.compute.device import Compute", 1),
         ("lmtool/recipe/spec/model.py", "from lmtool.batch import Batch", 1),
         ("lmtool/recipe/spec/model.py", "def late():\n    import torch", 2),
         ("lmtool/errors.py", "from lmtool.recipe import spec", 1),
-        ("lmtool/cli/pretrain.py", "import json\nimport numpy as np", 2),
-        ("lmtool/cli/pretrain.py", "class A:\n    from torch import nn", 2),
+        ("lmtool/cli/commands/pretrain.py", "import json\nimport numpy as np", 2),
+        ("lmtool/cli/commands/pretrain.py", "class A:\n    from torch import nn", 2),
         ("lmtool/attic/box.py", "import lmtool.batch", 1),
         ("lmtool/batch.py", "import lmtool.attic", 1),
         ("lmtool/batch.py", "from lmtool import attic", 1),
@@ -131,7 +139,7 @@ def test_the_source_keeps_the_rules():
         ("lmtool/run/save.py", "import torch\ntorch.load('x', weights_only=True)", 2),
         ("lmtool/run/save.py", "from torch import load", 1),
         ("benchmarks/training.py", "import numpy\n\nnumpy.load('x', allow_pickle=True)", 3),
-        ("lmtool/text/utils.py", "", 1),
+        ("lmtool/data/utils.py", "", 1),
     ],
 )
 def test_a_fault_is_found_and_named(path, source, line):
@@ -146,13 +154,152 @@ def test_a_fault_is_found_and_named(path, source, line):
         ("lmtool/training/fit.py", "from lmtool.batch import Batch\nfrom lmtool.recipe.spec import Recipe"),
         ("lmtool/model/part.py", "import torch\nfrom .attention import attend\nfrom lmtool.model import norm"),
         ("lmtool/recipe/load.py", "from lmtool.errors import RecipeError"),
-        ("lmtool/cli/pretrain.py", "from lmtool import __version__\n\ndef run():\n    import torch"),
-        ("lmtool/cli/pretrain.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("lmtool/cli/commands/pretrain.py", "from lmtool import __version__\n\ndef run():\n    import torch"),
+        ("lmtool/cli/commands/pretrain.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("tests/run/test_save.py", "from lmtool.training import fit\nfrom lmtool.model import stack"),
     ],
 )
 def test_what_is_allowed_is_not_a_fault(path, source):
     assert faults(Path(path), source) == []
+
+
+FILES = 20
+"""The most files of a room, or of a folder in one."""
+
+
+def test_a_room_can_be_overlooked():
+    count = Counter(path.parent for path in SOURCES if path.is_relative_to(ROOT / "lmtool"))
+    assert len(count) > 20
+    assert {str(room.relative_to(ROOT)): n for room, n in count.items() if n > FILES} == {}
+
+
+def circle(sources: Iterable[tuple[str, str]]) -> list[str]:
+    """Modules that import each other, the first one also last; empty if there is none."""
+    trees = {".".join(Path(path).with_suffix("").parts).removesuffix(".__init__"): source for path, source in sources}
+    imported = {
+        name: {
+            inner if (inner := f"{node.module}.{alias.name}") in trees else node.module
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+        for name, source in trees.items()
+    }
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other():
+    """Also not inside functions."""
+    sources = [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in SOURCES]
+    assert circle(sources) == []
+
+
+def test_a_circle_is_found():
+    late = "def late():\n    from a import one"
+    assert sorted(set(circle([("a/one.py", "from a.two import x"), ("a/two.py", late)]))) == ["a.one", "a.two"]
+    assert circle([("a/one.py", "from a import two"), ("a/two.py", "import a.one")]) == []
+
+
+HOUSE_WORDS = {
+    *(
+        "found",
+        "place",
+        "places",
+        "own",
+        "there",
+        "given",
+        "asked",
+        "framing",
+        "keeper",
+        "learner",
+        "trainee",
+        "teaching",
+    ),
+    *("transcript", "anatomy", "settle", "flowing", "RunKeeper", "Framing", "Reader", "Chain", "Writer", "Transcript"),
+    *(
+        "SilentModel",
+        "UnpredictiveModel",
+        "Busy",
+        "Closing",
+        "Aside",
+        "ALONE",
+        "Resized",
+        "Noted",
+        "Warned",
+        "Judgement",
+    ),
+    *("WrongAnswer", "Pace", "Floor"),
+}
+"""Names that say nothing of the thing, or that no paper uses."""
+
+KEPT_WORDS = {("own", "model/layers/parts.py"), ("own", "cost/summary.py")}
+"""A weight of checkpoints."""
+
+
+def names_in(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of all variables, parameters, attributes, functions and classes of a module, but those of specs."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Attribute(attr=name) if not ast.unparse(node).endswith("norm.place"):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+
+
+def test_names_are_words_of_the_field():
+    found = []
+    for path in SOURCES:
+        if path.is_relative_to(ROOT / "lmtool") and path != ROOT / "lmtool/recipe/spec/transformer.py":
+            file = str(path.relative_to(ROOT / "lmtool"))
+            names = names_in(path.read_text(encoding="utf-8"))
+            found += [f"{file}:{line}: {n}" for line, n in names if n in HOUSE_WORDS and (n, file) not in KEPT_WORDS]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_a_name_of_the_house_is_found():
+    names = {name for _, name in names_in("def f(given):\n    found = given.place\n    spec.norm.place")}
+    assert names == {"f", "given", "found", "place", "spec", "norm"}
+    assert "place" not in {name for _, name in names_in("spec.norm.place")}
+
+
+PARAMETERS, LINES = 6, 60
+"""The most of a function below cli/; constructors of frozen values are made by dataclasses."""
+
+
+def long_functions(source: str) -> Iterator[str]:
+    """Functions with more parameters or lines, in words."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            of = node.args
+            names = [*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, [of.vararg, of.kwarg])]
+            n = len(names) - (bool(names) and names[0].arg in ("self", "cls"))
+            if n > PARAMETERS:
+                yield f"{node.name} has {n} parameters"
+            if (lines := (node.end_lineno or 0) - node.lineno + 1) > LINES:
+                yield f"{node.name} has {lines} lines"
+
+
+def test_functions_are_short_and_take_few_values():
+    found = [
+        f"{path.relative_to(ROOT)}: {fault}"
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "lmtool") and not path.is_relative_to(ROOT / "lmtool/cli")
+        for fault in long_functions(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_a_long_function_is_found():
+    assert list(long_functions("def f(self, a, b, c, d, e, g): ...\ndef h(a, b, c, d, e, g, i): ...")) == [
+        "h has 7 parameters"
+    ]
+    assert list(long_functions("def f():\n" + "    x = 1\n" * 60)) == ["f has 61 lines"]
 
 
 def shared_names(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

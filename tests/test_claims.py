@@ -29,6 +29,7 @@ def reran(series: str, name: str, folder: Path) -> "subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("series", SERIES)
 def test_the_page_has_a_table_for_each(series: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / f"{series}.py"), "--help"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[1]
 PARTS = {
     "model.position.kind=log": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16}",
@@ -91,6 +93,18 @@ assert refused(*ask, "--eta", "1") == "eta is 1.0"
 assert refused(*ask, "--greedy", "--eta", "0.5") == "greedy contradicts eta"
 assert choose("mask-predict", eta=0.5).by == "gibbs"
 """
+TRY_TASK = """
+few = "-q -s training.epochs=1 -s objective.least=0.52".split()
+lmtool("finetune", "table.csv", "--from", "run-filter", "-o", "open", "--test", "table.csv", *few)
+results = json.loads(lmtool("eval", "open", "table.csv", "--json"))
+assert 0 <= results["coverage"] < 1 and 0 <= results.get("selective_accuracy", 0) <= 1
+predicted = [line.split(",")[-3] for line in lmtool("predict", "open", "table.csv", "-q").splitlines()]
+assert predicted.count("") == round((1 - results["coverage"]) * (len(predicted) - 1))
+"""
+TRY_COMMAND = """
+first, second, *_ = lmtool("zipf", "text.txt", "-n", "3").splitlines()
+assert (first, second) == ("1\\tthe\\t120\\t120", "2\\tcat\\t60\\t120")
+"""
 SMALL = """\
 tokenizer: {kind: char}
 training: {steps: 3, batch_size: 4, device: cpu, precision: float32}
@@ -108,6 +122,13 @@ def changes() -> list[tuple[str, str, str]]:
         old, new = ("".join(line[1:] + "\n" for line in lines if line[0] in marks) for marks in (" -", " +"))
         found.append((file, old, new))
     return found
+
+
+def test_an_example_touches_three_files_at_most() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for example in page.split("\n### ")[1:]:
+        files = set(re.findall(r"^```diff\n(.*)$", example, re.MULTILINE))
+        assert 1 <= len(files) <= 3, example.splitlines()[0]
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +150,15 @@ def test_each_new_part_trains_and_decodes_as_the_forward_pass_does(copy: Path) -
     """And a new filter follows from its field: as an option with a range, in samples, records and strategies."""
     (copy / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat and ran away" for n in range(60)))
     (copy / "small.yaml").write_text(SMALL)
+    rows = [f"the film was {label} and long {n},{label}" for n in range(30) for label in ("good", "bad")]
+    (copy / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     tried = [f"model={model}; {part}" for part, model in PARTS.items()]
-    done = subprocess.run([sys.executable, "-c", TRY + TRY_FILTER, *tried], cwd=copy, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TRY + TRY_FILTER + TRY_TASK + TRY_COMMAND, *tried],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert [line.rpartition("/")[2] for line in done.stdout.splitlines()] == [f"run-{n}" for n in range(len(PARTS))]
 

@@ -124,6 +124,7 @@ def put_stand_ins(tmp_path, monkeypatch):
         importing.imported(f"hf:{name}")
 
 
+@pytest.mark.system
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """In their order, in a folder with what the README speaks of; in this process where no shell is needed."""
     shutil.copytree(ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("__pycache__"))

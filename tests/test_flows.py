@@ -68,12 +68,18 @@ def section() -> str:
 
 
 def shared() -> set[str]:
-    return set(re.findall(r"`(\w+/\w+\.py)`", section().split("\n`lmtool")[0])) - {"tests/test_flows.py"}
+    return set(re.findall(r"`([\w/]+\.py)`", section().split("\n`lmtool")[0])) - {"tests/test_flows.py"}
 
 
 def listed(command: str) -> list[tuple[str, str]]:
     part = next(part for part in section().split("\n`lmtool ")[1:] if part.startswith(command))
-    return re.findall(r"^\d+\. `(\w+/\w+\.py)` `(\w+)`", part, re.MULTILINE)
+    return re.findall(r"^\d+\. `([\w/]+\.py)` `(\w+)`", part, re.MULTILINE)
+
+
+def before(command: str) -> set[str]:
+    """The files of earlier lists, and those beside the lists."""
+    earlier = list(COMMANDS)[: list(COMMANDS).index(command)]
+    return shared() | {file for other in earlier for file, _ in listed(other)}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +90,8 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     rows = [f"the film was {label} and long {n},{label}" for n in range(30) for label in ("good", "bad")]
     (path / "table.csv").write_text("\n".join(["text,label", *rows]))
     python = [sys.executable, "-c", TRACE, f"{ROOT / 'lmtool'}/", " ".join(f"{name}/" for name in FOLDERS)]
-    commands = json.dumps([[command, *arguments, "-q"] for command, arguments in COMMANDS.items()])
+    given = [("pretrain", TRAINED), *COMMANDS.items()]
+    commands = json.dumps([[command, *arguments, "-q"] for command, arguments in given])
     done = subprocess.run([*python, commands], cwd=path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {command: json.loads((path / f"{command}.json").read_text()) for command in COMMANDS}
@@ -96,19 +103,28 @@ SMALL = (
     "-s",
     "training.device=cpu",
 )
+TRAINED = ("text.txt", "-o", "run", *SMALL, "-s", "training.steps=2", "-s", "evaluation.prompts=[the]")
 COMMANDS = {
-    "pretrain": ("text.txt", "-o", "run", *SMALL, "-s", "training.steps=2", "-s", "evaluation.prompts=[the]"),
     "generate": ("the", "--run", "run", "--max-new-tokens", "4"),
+    "pretrain": (*TRAINED[:2], "other", *TRAINED[3:]),
     "finetune": ("table.csv", "--from", "run", "-o", "tuned", "-s", "training.epochs=1"),
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_file_is_entered_once_in_the_order_of_the_list(entered: dict[str, dict[str, Any]], command: str) -> None:
-    found = {file: entry for file, entry in entered[command].items() if file not in shared()}
+    found = {file: entry for file, entry in entered[command].items() if file not in before(command)}
     assert [(file, entry["door"]) for file, entry in found.items()] == listed(command)
     callers = {file: set(entry["callers"]) - shared() for file, entry in found.items()}
     assert {file: files for file, files in callers.items() if len(files) > 1} == {}
+
+
+def test_the_lists_are_short_and_name_no_file_twice() -> None:
+    assert all(len(listed(command)) <= 15 for command in COMMANDS)
+    files = [file for command in COMMANDS for file, _ in listed(command)]
+    assert len(files) == len(set(files))
+    assert not shared() & set(files)
 
 
 def test_the_lists_name_what_there_is() -> None:

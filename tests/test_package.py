@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -65,5 +67,5 @@ def test_the_installed_wheel_finds_its_recipes(run_installed):
 
 
 def test_the_installed_wheel_finds_its_texts(run_installed):
-    program = "from lmtool.text.files import find_files; print(*find_files('data/stories.txt'))"
+    program = "from lmtool.data.files import find_files; print(*find_files('data/stories.txt'))"
     assert run_installed("-c", program).strip().endswith("/site/lmtool/_bundled/data/stories.txt")

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 from lmtool import Greedy, load
 from lmtool.batch import Batch
 from lmtool.cli import app
+from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
 from lmtool.tables.predict import TextClassifier
-from tests.interop.test_heads import executed
+from tests.export.test_heads import executed
 
 pytestmark = pytest.mark.real
 
@@ -88,7 +89,7 @@ def test_minilm_embeds_as_sentence_transformers(minilm: Path) -> None:
 
 def test_minilm_reads_the_same_ids(minilm: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
-    own = load_run(str(imported(str(minilm))), device="cpu").tokenizer
+    own = load_run(str(imported(str(minilm))), CPU).tokenizer
     for text in (*ODD, *(text for pair in PARAPHRASES for text in pair)):
         assert own.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -104,14 +105,14 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
         assert result.exit_code == 0, result.output
     texts = [text for pair in PARAPHRASES for text in pair]
     rows = [(text,) for text in texts]
-    wanted = TextClassifier.of(load_run(str(tmp_path / "run"), device="cpu")).classify(rows)
-    assert TextClassifier.of(load_run(str(imported(str(tmp_path / "out"))), device="cpu")).classify(rows) == wanted
+    wanted = TextClassifier.of(load_run(str(tmp_path / "run"), CPU)).classify(rows)
+    assert TextClassifier.of(load_run(str(imported(str(tmp_path / "out"))), CPU)).classify(rows) == wanted
     found = executed(tmp_path / "out", texts=texts)["probabilities"]
     np.testing.assert_allclose(found, [[*one.probabilities.values()] for one in wanted], atol=1e-4)
 
 
 def test_smollm2_computes_the_same_logits(smollm2: Path, smollm2_peer: Any) -> None:
-    loaded = load_run(str(imported(str(smollm2))), device="cpu")
+    loaded = load_run(str(imported(str(smollm2))), CPU)
     tokens_BT = torch.tensor([loaded.tokenizer.encode("The capital of France is Paris, and that of Italy is")])
     with torch.no_grad():
         wanted = smollm2_peer(tokens_BT).logits
@@ -121,7 +122,7 @@ def test_smollm2_computes_the_same_logits(smollm2: Path, smollm2_peer: Any) -> N
 
 def test_smollm2_writes_the_same_64_tokens(smollm2: Path, smollm2_peer: Any) -> None:
     lm = load(str(smollm2), device="cpu")
-    own = load_run(str(imported(str(smollm2))), device="cpu").tokenizer
+    own = load_run(str(imported(str(smollm2))), CPU).tokenizer
     for prompt in ("The capital of France is", "Once upon a time", "def add(a, b):"):
         (completion,) = lm.completions(prompt, Greedy(max_new_tokens=64))
         ids_BT = torch.tensor([own.encode(prompt)])

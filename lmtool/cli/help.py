@@ -1,10 +1,14 @@
-"""How `--help` looks: examples below, defaults without parentheses, and flags without a type; and which numbers options
-take.
+"""How commands, arguments and options are declared, how `--help` shows them, and which numbers options take.
+
+A command declares what it alone takes as the default of a parameter, by `argument`, `option` and `flag`.
 """
 
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from lmtool.errors import UsageError
@@ -13,6 +17,37 @@ from lmtool.errors import UsageError
 def examples(*lines: str) -> str:
     """The epilog of a command: complete command lines that work as they are, given their files and runs."""
     return "  \n".join(("Examples:", *(f"`{line}`" for line in lines)))
+
+
+def argument(metavar: str, text: str, default: Any = None, shown: str | bool = False) -> Any:
+    """A positional argument. metavar: its name in the help. default: `...` for none. shown: the default in words."""
+    return typer.Argument(default, metavar=metavar, help=text, show_default=shown)
+
+
+def option(
+    metavar: str, text: str, *names: str, default: Any = None, shown: str | bool = True, panel: str = "", **more: Any
+) -> Any:
+    """An option, called as its parameter unless there are other names.
+
+    metavar: stands for its value; empty where the type lists all values.
+    default: `...` in a type that commands share, where each has a default of its own.
+    shown: the default in words, or whether it is told.
+    panel: heading in the help.
+    more: min and max.
+    """
+    more["rich_help_panel"] = panel or None
+    return typer.Option(default, *names, metavar=metavar or None, help=text, show_default=shown, **more)
+
+
+def flag(text: str, *names: str, default: Any = False, panel: str = "", **more: Any) -> Any:
+    """An option without a value."""
+    return typer.Option(default, *names, metavar="", help=text, rich_help_panel=panel or None, **more)
+
+
+def register(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
+    """Give a program a command whose docstring is its help, and ends in lines below "Examples:"."""
+    text, _, lines = inspect.cleandoc(command.__doc__ or "").partition("\n\nExamples:\n")
+    app.command(name, cls=Command, help=text, epilog=examples(*map(str.strip, lines.splitlines())))(command)
 
 
 def _tidied(parameters: list[Any]) -> list[Any]:
@@ -38,8 +73,8 @@ class Command(TyperCommand):
         from lmtool.recipe.spec.base import LARGEST, LARGEST_FLOAT, is_fit
 
         for parameter in self.params:
-            given = ctx.params.get(parameter.name)
-            for value in given if isinstance(given, list | tuple) else [given]:
+            values = ctx.params.get(parameter.name)
+            for value in values if isinstance(values, list | tuple) else [values]:
                 if isinstance(value, int | float) and not is_fit(value):
                     most = LARGEST if isinstance(value, int) else LARGEST_FLOAT
                     is_large = isinstance(value, int) or math.isfinite(value)
@@ -54,3 +89,8 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """See `_tidied`."""
         return _tidied(super().get_params(ctx))
+
+
+def group(help: str, *lines: str, **more: Any) -> typer.Typer:
+    """A program of several commands, and examples of it."""
+    return typer.Typer(cls=Group, help=help, epilog=examples(*lines), no_args_is_help=True, **more)

@@ -16,7 +16,9 @@ from lmtool.printable import plain
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from lmtool.compute.device import InferenceName
     from lmtool.inference.load import Loaded
+    from lmtool.recipe.spec.base import DeviceName
 
 
 def prepare_streams() -> None:
@@ -56,18 +58,37 @@ class _Messages(io.TextIOWrapper):
             super().flush()
 
 
+def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "Loaded":
+    """The model that is named on the command line."""
+    from lmtool.compute.device import choose_compute
+    from lmtool.inference.load import load_packed
+
+    return load_packed(run, choose_compute(device, precision))
+
+
 def describe(loaded: "Loaded", quiet: bool) -> None:
-    """Report on stderr what was skipped in finding a checkpoint and, unless quiet, which one was loaded."""
+    """Report on stderr what was skipped in finding a checkpoint and, unless quiet, which one was loaded.
+
+    Processes that only compute report nothing.
+    """
+    from lmtool.compute.processes import is_main
+
+    if not is_main():
+        return
     warn(loaded.warnings)
     if not quiet:
-        for line in (f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}", *newer_weights(loaded)):
-            typer.echo(plain(line), err=True)
+        tell(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}", *newer_weights(loaded))
+
+
+def tell(*lines: str) -> None:
+    """Write lines to stderr."""
+    for line in lines:
+        typer.echo(plain(line), err=True)
 
 
 def warn(warnings: Iterable[str]) -> None:
     """Write warnings to stderr, a line each."""
-    for warning in warnings:
-        typer.echo(plain(f"warning: {warning}"), err=True)
+    tell(*(f"warning: {warning}" for warning in warnings))
 
 
 def newer_weights(loaded: "Loaded") -> list[str]:

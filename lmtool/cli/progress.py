@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from lmtool.inference.evaluation import Validation
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
-    from lmtool.text.tokenizer import Tokenizer
+    from lmtool.tokenization.tokenizer import Tokenizer
     from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Sampled, Timed
     from lmtool.training.fit import Step
 
@@ -30,7 +30,9 @@ NUMBERS_WIDTH = 66
 class Display:
     """Shows the progress of a command. `show` takes the events of a run, `report` the progress before it.
 
-    shown: False in processes that only compute. quiet: warnings only. run: its directory, once it exists.
+    shown: False in processes that only compute.
+    quiet: warnings only.
+    run: its directory, once it exists.
     """
 
     def __init__(self, shown: bool, quiet: bool) -> None:
@@ -85,7 +87,7 @@ class Display:
                 self._say(*(f"changed: {change}" for change in event.changes))
             case events.AlreadyFinished():
                 self._warn(*_already_finished(event))
-            case events.Noted():
+            case events.Info():
                 self._say(event.text)
             case events.Timed():
                 self._say(*_timed(event))
@@ -99,9 +101,9 @@ class Display:
                     self._say("samples, one to a line: the prompt, |, what the model writes; ↵ is a line break")
                 self._has_sampled = True
                 self._say(_sampled(event))
-            case events.Warned():
+            case events.Warn():
                 self._warn(f"warning: {event.text}")
-            case events.Resized():
+            case events.StepsChanged():
                 self._steps = event.steps
                 self._update(total=event.steps)
                 self._say(f"length: {event.steps:,} steps, by the speed so far")
@@ -192,10 +194,8 @@ def _working_bar(console: "Console") -> "Progress":
 def _already_finished(event: "AlreadyFinished") -> list[str]:
     how = f"stopped early, at step {event.step}" if event.early else f"has completed all {event.step} steps"
     more = "evaluation.patience=+5" if event.early else "training.steps=+500"
-    return [
-        f"finished: {event.path} {how}",
-        f"  {shlex.join(['lmtool', 'resume', str(event.path)])} -s {more} trains longer",
-    ]
+    command = shlex.join(["lmtool", "resume", str(event.path)])
+    return [f"finished: {event.path} {how}", f"  {command} -s {more} trains longer"]
 
 
 def count(number: int, noun: str) -> str:
@@ -203,14 +203,17 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def entries(tokenizer: "Tokenizer", asked: "TokenizerSpec | TokenizerFile") -> str:
+def entries(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") -> str:
     """A short description of a tokenizer, which notes when it is smaller than requested."""
     from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 
-    found = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
-    if isinstance(asked, BpeTokenizer | WordPieceTokenizer | WordTokenizer) and tokenizer.vocab_size < asked.vocab_size:
-        return f"{found} ({asked.vocab_size:,} requested; the text yields no more)"
-    return found
+    described = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
+    if (
+        isinstance(requested, BpeTokenizer | WordPieceTokenizer | WordTokenizer)
+        and tokenizer.vocab_size < requested.vocab_size
+    ):
+        return f"{described} ({requested.vocab_size:,} requested; the text yields no more)"
+    return described
 
 
 def scaled(number: float, unit: str) -> str:

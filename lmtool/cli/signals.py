@@ -35,7 +35,7 @@ class StopAtStep:
         for number in SIGNALS:
             signal.signal(number, self._receive)
 
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.received is not None
 
     @property

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,35 +13,40 @@ from lmtool.cli.signals import StopAtStep
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
-    from lmtool.report.loggers import Loggers
-    from lmtool.tables.results import Results
+    from lmtool.tables.tasks.results import Results
     from lmtool.training.events import Event
+    from lmtool.training.start import Invocation
 
 
 def follow(
-    start: "Callable[..., Iterator[Event]]",
+    start: "Callable[[Invocation], Iterator[Event]]",
     quiet: bool,
     *,
+    output: Path | None = None,
+    retry: bool = False,
     brief: bool = False,
 ) -> "tuple[Path | None, list[Results]]":
     """Run a training session and show its progress; results and the run directory go to stdout at the end.
 
-    start: called with the keyword arguments that all sessions take. brief: show the first line of each result only.
+    output, retry: see `Invocation`. brief: show the first line of each result only.
     Returns the run directory, if this process has one, and the results.
     """
     from lmtool.compute.processes import is_main
-    from lmtool.report.loggers import Loggers
-    from lmtool.tables.results import Results
-    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, Warned
+    from lmtool.loggers.dashboards import Loggers
+    from lmtool.tables.tasks.results import Results
+    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, Warn
+    from lmtool.training.start import Invocation
 
     stop = StopAtStep(notify=is_main() and not quiet)
     reason = ""
     measured: list[Results] = []
     loggers = Loggers()
-    with Display(shown=is_main(), quiet=quiet) as display, _closing(loggers, display):
-        for event in start(command=["lmtool", *sys.argv[1:]], report=display.report, stop=stop.asked):
+    with Display(shown=is_main(), quiet=quiet) as display, ExitStack() as stack:
+        stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
+        session = Invocation(["lmtool", *sys.argv[1:]], display.report, stop.requested, output, retry)
+        for event in start(session):
             for warning in loggers.take(event):
-                display.show(Warned(warning))
+                display.show(Warn(warning))
             match event:
                 case Plan():
                     # in every process, not only the one that writes
@@ -73,28 +78,16 @@ def continued(output: Path | None, quiet: bool) -> bool:
     from functools import partial
 
     from lmtool.errors import UsageError
-    from lmtool.run.directory import is_begun
+    from lmtool.run.creation import is_begun
 
     if output is None:
         raise UsageError("--start-or-resume has no run directory to look into", fix="name it: -o DIR")
     if not is_begun(output):
         return False
-    from lmtool.training.start import go_on
+    from lmtool.training.resuming import go_on
 
     follow(partial(go_on, output), quiet)
     return True
-
-
-@contextmanager
-def _closing(loggers: "Loggers", display: Display) -> Iterator[None]:
-    """Close the loggers at the end, however it comes."""
-    from lmtool.training.events import Warned
-
-    try:
-        yield
-    finally:
-        for warning in loggers.close():
-            display.show(Warned(warning))
 
 
 def _write_report(run: Path, quiet: bool) -> None:

@@ -1,15 +1,16 @@
 """The device and precision to compute with."""
 
 import contextlib
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
 import torch
 
-from lmtool.compute.cores import n_cores, threads_are_given
-from lmtool.compute.memory import keep_freed_memory, machine_memory
+from lmtool.compute.machine import keep_freed_memory, machine_memory, n_cores, threads_are_set
+from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.base import DeviceName, PrecisionName
 
@@ -21,7 +22,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def limit_threads() -> None:
     """Lower torch's number of threads to `n_cores`, unless a variable of the environment sets it."""
-    if not threads_are_given() and torch.get_num_threads() > n_cores():
+    if not threads_are_set() and torch.get_num_threads() > n_cores():
         torch.set_num_threads(n_cores())
 
 
@@ -31,10 +32,24 @@ keep_freed_memory()
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, and the dtype of its matrix products; norms, losses and master weights stay float32."""
+    """A device, the dtype of its matrix products, and the processes that compute together.
+
+    Norms, losses and master weights stay float32.
+    """
 
     device: torch.device
     precision: str
+    world: World = field(default_factory=World)
+
+    @contextmanager
+    def joined(self) -> "Iterator[Compute]":
+        """The same in the processes of torchrun as one group."""
+        with joined(self.device) as world:
+            yield replace(self, world=world)
+
+    def in_step(self) -> "Compute":
+        """The same where all processes compute each layer at the same time."""
+        return replace(self, world=replace(self.world, in_step=True))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,20 +77,23 @@ class Compute:
         return f"{name}, {self.precision}"
 
 
-def resolve(device: DeviceName, precision: InferenceName, local_rank: int = 0) -> Compute:
+CPU = Compute(torch.device("cpu"), "float32")
+
+
+def choose_compute(device: DeviceName, precision: InferenceName) -> Compute:
     """The device and precision of a recipe; the best available for `auto`.
 
-    Raises ResourceError when the device is not available.
+    Raises ResourceError when the device is not available, and UsageError for a rank that is no number.
     """
-    found = torch.device(_resolve_device(device))
-    if found.type == "cuda":
-        found = torch.device("cuda", local_rank)
-        torch.cuda.set_device(found)
+    chosen, rank = torch.device(_resolve_device(device)), local_rank()
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", rank)
+        torch.cuda.set_device(chosen)
         # TensorFloat-32 for the float32 products that remain; an explicit float32 means float32
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     if precision == "auto":
-        return Compute(found, _auto_precision(found))
-    return Compute(found, "bfloat16" if precision == "bf16" else precision)
+        return Compute(chosen, _auto_precision(chosen))
+    return Compute(chosen, "bfloat16" if precision == "bf16" else precision)
 
 
 def device_memory(device: torch.device) -> int | None:
@@ -86,14 +104,14 @@ def device_memory(device: torch.device) -> int | None:
 
 
 def _resolve_device(device: DeviceName) -> str:
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    is_usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    usable = [name for name in is_usable if is_usable[name]]
     if device == "auto":
-        return next(name for name, is_there in there.items() if is_there)
-    if not there[device]:
-        usable = ", ".join(name for name, is_there in there.items() if is_there)
+        return usable[0]
+    if device not in usable:
         raise ResourceError(
             f"the device {device} is not available here",
-            where=f"torch {torch.__version__} finds: {usable}",
+            where=f"torch {torch.__version__} finds: {', '.join(usable)}",
             fix="train with -s training.device=auto; generate and eval take --device auto",
         )
     return device

@@ -6,13 +6,15 @@ by DistributedDataParallel (Li et al. 2020), over nccl between GPUs and gloo bet
 
 import atexit
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -22,8 +24,6 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lmtool.compute.device import Compute
-from lmtool.compute.watching import watch_signals
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import plain
 
@@ -36,26 +36,41 @@ PATIENCE = timedelta(hours=6)
 """Timeout of collectives; others may be tokenizing a large corpus."""
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+POLL_SECONDS = 1.0
+"""Time between two looks whether torchrun is still there."""
+
+PATIENCE_SECONDS = 30.0
+"""Time that a process without torchrun has to save and end; torchrun itself gives its processes as much."""
+
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
 @dataclass(frozen=True)
 class World:
     """This process's rank in the run. Rank 0 writes files and prints.
 
+    sharded: the processes share the weights of the model that they train.
     in_step: each layer of the model is computed by all at the same time, since they share it.
+    device: where collectives find their tensors.
     """
 
     rank: int = 0
     size: int = 1
+    sharded: bool = False
     in_step: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def wrap(self, module: nn.Module, compute: Compute) -> nn.Module:
+    def wrap(self, module: nn.Module) -> nn.Module:
         """The module wrapped so that its backward pass averages gradients over all processes."""
         if self.size == 1:
             return module
-        devices = [compute.device] if compute.device.type == "cuda" else None
+        devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
     def alone(self, module: nn.Module) -> AbstractContextManager[None]:
@@ -69,48 +84,47 @@ class World:
         fsdp = sys.modules.get("torch.distributed.fsdp")
         return _unsynced(module) if fsdp is not None and isinstance(module, fsdp.FSDPModule) else nullcontext()
 
-    def sum(self, values: Sequence[float], compute: Compute) -> list[float]:
+    def sum(self, values: Sequence[float]) -> list[float]:
         """All-reduced sum of each value."""
         if self.size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=compute.sum_dtype, device=compute.device)
+        widest = torch.float32 if self.device.type == "mps" else torch.float64
+        tensor = torch.tensor(values, dtype=widest, device=self.device)
         return [float(value) for value in _all_reduced(tensor).tolist()]
 
-    def most(self, number: int, compute: Compute) -> int:
+    def most(self, number: int) -> int:
         """The largest of the numbers of all processes."""
-        return int(max(self.sum([number * (rank == self.rank) for rank in range(self.size)], compute)))
+        return int(max(self.sum([number * (rank == self.rank) for rank in range(self.size)])))
 
     def share(self, n: int) -> range:
         """This process's share of n items."""
         return range(self.rank, n, self.size)
 
-    def gather(
-        self, found: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike, compute: Compute
-    ) -> list[NDArray[Any]]:
+    def gather(self, arrays: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike) -> list[NDArray[Any]]:
         """The arrays of items 0 to n - 1, gathered from the processes' shares; one- or two-dimensional."""
         if self.size == 1 or not n:
-            return [found[i] for i in range(n)]
+            return [arrays[i] for i in range(n)]
         # each entry is non-zero in one process only, so the sum is a copy
         shapes_N2 = np.zeros((n, 2), dtype=np.int64)
-        for i, array in found.items():
+        for i, array in arrays.items():
             shapes_N2[i] = array.shape if array.ndim == 2 else (-1, len(array))
-        shapes_N2 = _all_reduced(torch.from_numpy(shapes_N2).to(compute.device)).cpu().numpy()
+        shapes_N2 = _all_reduced(torch.from_numpy(shapes_N2).to(self.device)).cpu().numpy()
         stops_N = np.cumsum(np.abs(shapes_N2).prod(1))
         flat = np.zeros(stops_N[-1], dtype=dtype)
-        for i, array in found.items():
+        for i, array in arrays.items():
             flat[stops_N[i] - array.size : stops_N[i]] = array.reshape(-1)
-        flat = _all_reduced(torch.from_numpy(flat).to(compute.device)).cpu().numpy()
+        flat = _all_reduced(torch.from_numpy(flat).to(self.device)).cpu().numpy()
         parts = np.split(flat, stops_N[:-1])
         return [
             part if rows < 0 else part.reshape(rows, columns)
             for part, (rows, columns) in zip(parts, shapes_N2.tolist(), strict=True)
         ]
 
-    def from_main(self, text: str, compute: Compute) -> str:
+    def from_main(self, text: str) -> str:
         """Broadcast the text of the main process."""
-        given = {0: np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)} if self.is_main else {}
-        (found,) = self.gather(given, 1, np.uint8, compute)
-        return found.tobytes().decode(errors="surrogateescape")
+        texts = {0: np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)} if self.is_main else {}
+        (encoded,) = self.gather(texts, 1, np.uint8)
+        return encoded.tobytes().decode(errors="surrogateescape")
 
     def main_first(self, make: Callable[[], Made]) -> Made:
         """The result of `make`, called in the main process first, so that the others can use its cache."""
@@ -121,11 +135,11 @@ class World:
             self.wait()
         return made
 
-    def aside(self) -> "Aside":
+    def side_group(self) -> "SideGroup":
         """The processes once more, with connections of their own; all must ask for them at the same time."""
         self.wait()  # here one that has ended is an error, and in the call below a page of frames on stderr
         with peers_may_end():
-            return Aside(self.rank, self.size, dist.new_group(backend="gloo", timeout=PATIENCE))
+            return SideGroup(self.rank, self.size, dist.new_group(backend="gloo", timeout=PATIENCE))
 
     def wait(self) -> None:
         """Barrier: wait for all processes."""
@@ -135,7 +149,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Aside:
+class SideGroup:
     """Processes that tell each other texts over connections of their own: in a thread, while another one trains."""
 
     rank: int
@@ -144,14 +158,14 @@ class Aside:
 
     def texts(self, text: str) -> list[str]:
         """The texts that all processes give at the same time, in the order of ranks."""
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with peers_may_end():
-            dist.all_gather(lengths, torch.tensor([len(own)]), group=self.group)
+            dist.all_gather(lengths, torch.tensor([len(encoded)]), group=self.group)
             longest = int(max(lengths))
-            found = [own.new_empty(longest) for _ in range(self.size)]
-            dist.all_gather(found, nn.functional.pad(own, (0, longest - len(own))), group=self.group)
-        return [bytes(part[: int(n)].numpy()).decode() for part, n in zip(found, lengths, strict=True)]
+            texts = [encoded.new_empty(longest) for _ in range(self.size)]
+            dist.all_gather(texts, nn.functional.pad(encoded, (0, longest - len(encoded))), group=self.group)
+        return [bytes(part[: int(n)].numpy()).decode() for part, n in zip(texts, lengths, strict=True)]
 
 
 @contextmanager
@@ -196,16 +210,14 @@ def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     lowest = int(name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
-        raise UsageError(
-            f"{text!r:.40} is not a number of processes" if lowest else f"{text!r:.40} is not the rank of a process",
-            where=f"environment variable {name}",
-            fix=f"start the processes with torchrun, or unset {name}",
-        )
+        what = f"{text!r:.40} is not {'a number of processes' if lowest else 'the rank of a process'}"
+        fix = f"start the processes with torchrun, or unset {name}"
+        raise UsageError(what, where=f"environment variable {name}", fix=fix)
     return int(text)
 
 
 @contextmanager
-def joined(compute: Compute) -> Iterator[World]:
+def joined(device: torch.device) -> Iterator[World]:
     """The processes of torchrun as one group, which they form the first time and leave when the program ends, since
     they can meet at an address only once; a single process without torchrun."""
     size = world_size()
@@ -213,28 +225,25 @@ def joined(compute: Compute) -> Iterator[World]:
         yield World()
         return
     if not dist.is_initialized():
-        _meet(compute, size)
+        _meet(device, size)
     with peers_may_end():
-        yield World(dist.get_rank(), dist.get_world_size())
+        yield World(dist.get_rank(), dist.get_world_size(), device=device)
 
 
-def _meet(compute: Compute, size: int) -> None:
+def _meet(device: torch.device, size: int) -> None:
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing or not 0 <= _number("RANK", 0) < size:
         what = f"{', '.join(missing)} not set" if missing else f"RANK is {os.environ['RANK']}"
-        raise UsageError(
-            f"the environment names {size} processes, but {what}",
-            where="WORLD_SIZE",
-            fix="start them with torchrun, or unset WORLD_SIZE",
-        )
-    backend = "nccl" if compute.device.type == "cuda" else "gloo"
+        what = f"the environment names {size} processes, but {what}"
+        raise UsageError(what, where="WORLD_SIZE", fix="start them with torchrun, or unset WORLD_SIZE")
+    backend = "nccl" if device.type == "cuda" else "gloo"
     try:
         _interruptible(partial(dist.init_process_group, backend, timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ResourceError(
             f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}",
-            where=f"MASTER_ADDR:MASTER_PORT {plain(place)[:100]}",
+            where=f"MASTER_ADDR:MASTER_PORT {plain(address)[:100]}",
             fix="choose a free port (torchrun --master-port), the same for all, and see that all are started",
         ) from error
     atexit.register(_leave)
@@ -285,3 +294,31 @@ def _peer_ended() -> PeerEnded:
         "another process of this run has ended, so this one ends too",
         fix="read the first error above; then continue with `lmtool resume`, also with fewer processes",
     )
+
+
+def watch_signals() -> None:
+    """From now on leave at once at the second signal to stop, and where torchrun ends take that for a signal.
+
+    The first one is for the handlers of the program. Does nothing outside of the main thread, which has these.
+    """
+    if current_thread() is not main_thread():
+        return
+    received, sent = os.pipe()
+    os.set_blocking(sent, False)
+    signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    Thread(target=_watch, args=(received, os.getppid()), name="signals", daemon=True).start()
+
+
+def _watch(pipe: int, parent: int) -> None:
+    n_received, patience = 0, POLL_SECONDS
+    while True:
+        if select.select([pipe], [], [], patience)[0]:
+            for number in os.read(pipe, 64):
+                n_received += number in STOPPING
+                if n_received > 1:
+                    if os.isatty(2):
+                        os.write(2, _SHOW_CURSOR)
+                    os._exit(128 + number)
+        elif os.getppid() != parent:
+            patience = PATIENCE_SECONDS
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -53,19 +53,19 @@ class ShardedBuild(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.empty:
             return func(*args, **kwargs | {"device": "meta"})
-        given = args[0] if args else kwargs.get("tensor")
-        if func.__name__ not in _FILLS or not given.is_meta:
+        tensor = args[0] if args else kwargs.get("tensor")
+        if func.__name__ not in _FILLS or not tensor.is_meta:
             return func(*args, **kwargs)
-        whole = self._whole(given.shape, given.dtype)
+        whole = self._whole(tensor.shape, tensor.dtype)
         func(*(whole, *args[1:]) if args else (), **kwargs if args else kwargs | {"tensor": whole})
-        if not isinstance(given, nn.Parameter):
+        if not isinstance(tensor, nn.Parameter):
             return whole.clone()
         at = rows_of(len(whole), self._rank, self._size)
-        if is_sharded(given):
-            own_rows(given).copy_(whole[at])
+        if is_sharded(tensor):
+            own_rows(tensor).copy_(whole[at])
         else:
-            vars(given)[_SHARE] = Share(whole[at].clone(), at)
-        return given
+            vars(tensor)[_SHARE] = Share(whole[at].clone(), at)
+        return tensor
 
     def _whole(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for one parameter, the same for all, so that freed memory does not lie in pieces between the rows."""
@@ -120,8 +120,8 @@ def own_slice(tensor: Tensor) -> slice:
 
 def held(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """What a process keeps of these tensors: its rows of those that are sharded; the first one, all others too."""
-    found = {name: own_rows(tensor) for name, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
-    return {name: rows for name, rows in found.items() if rank == 0 or len(rows)}
+    kept = {name: own_rows(tensor) for name, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
+    return {name: rows for name, rows in kept.items() if rank == 0 or len(rows)}
 
 
 def sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
@@ -166,22 +166,18 @@ class RowExchange:
     def gather(self, shares: Sequence[Tensor]) -> list[Tensor]:
         """The matrices of this process (R, C), from the rows that each process has of all."""
         sent = [_flat((shares[i] for i in self._of(rank)), shares[0]) for rank in range(self._size)]
-        own = self.owned
-        sizes = [sum(self._numel(i, rank) for i in own) for rank in range(self._size)]
-        by_rank = self._swap(sent, sizes)
-        parts = [
-            iter(torch.split(received, [self._numel(i, rank) for i in own])) for rank, received in enumerate(by_rank)
-        ]
-        return [torch.cat([next(part) for part in parts]).view(self._shapes[i]) for i in own]
+        numels = [[self._numel(i, rank) for i in self.owned] for rank in range(self._size)]
+        by_rank = zip(self._swap(sent, list(map(sum, numels))), numels, strict=True)
+        parts = [iter(torch.split(received, numels_of_rank)) for received, numels_of_rank in by_rank]
+        return [torch.cat([next(part) for part in parts]).view(self._shapes[i]) for i in self.owned]
 
     def scatter(self, matrices: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """The rows that this process has of all matrices, from those that each process owns. like: of their type."""
         sent = [_flat((m[rows_of(len(m), rank, self._size)] for m in matrices), like) for rank in range(self._size)]
-        sizes = [sum(self._numel(i, self._rank) for i in self._of(rank)) for rank in range(self._size)]
+        numels = [[self._numel(i, self._rank) for i in self._of(rank)] for rank in range(self._size)]
         shares: dict[int, Tensor] = {}
-        for rank, received in enumerate(self._swap(sent, sizes)):
-            numels = [self._numel(i, self._rank) for i in self._of(rank)]
-            for i, part in zip(self._of(rank), torch.split(received, numels), strict=True):
+        for rank, received in enumerate(self._swap(sent, list(map(sum, numels)))):
+            for i, part in zip(self._of(rank), torch.split(received, numels[rank]), strict=True):
                 shares[i] = part.view(-1, self._shapes[i][1])
         return [shares[i] for i in range(len(self._shapes))]
 

@@ -6,28 +6,23 @@ Shapes: B rows, V vocabulary, L live hypotheses of one group.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from lmtool.decoding.request import (
-    Alternative,
     BeamNode,
     Finish,
     Hypothesis,
     Request,
     Strategy,
     TokenEvent,
-    best_tokens,
     check_finite,
-    mass_removed,
+    chosen,
     nothing_left,
-    ranks,
 )
 from lmtool.decoding.settings import Beam
-
-_Details = tuple[float, tuple[Alternative, ...]]
-"""Of a hypothesis: the probability that filters removed, and the most probable tokens after it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +32,10 @@ class _LiveHypothesis(Hypothesis):
     events: tuple[TokenEvent, ...] = ()
     total: float = 0.0
     node: int | None = None
+
+    def followed(self, event: TokenEvent, total: float) -> Self:
+        """The hypothesis extended by the token of an event."""
+        return replace(self.plus(event.token), events=(*self.events, event), total=total)
 
 
 @dataclass(frozen=True)
@@ -93,79 +92,87 @@ class BeamSearch(Strategy):
         check_finite(logits_BV)
         logprobs_BV = logits_BV.log_softmax(-1)
         steered_BV = self._steered(logprobs_BV, [one for request in requests for one in request.hypotheses])
-        n_best = self.n_alternatives
-        removed = mass_removed(logprobs_BV, steered_BV) if n_best else None
-        best = best_tokens(logprobs_BV, steered_BV, n_best) if n_best else None
         parents, events, first = [], [], 0
         for request in requests:
             rows = slice(first, first + len(request.hypotheses))
-            parents.append(
-                self._advance(
-                    request,
-                    logprobs_BV[rows],
-                    steered_BV[rows],
-                    list(zip(removed[rows], best[rows], strict=True)) if removed and best else None,
-                )
-            )
+            parents.append(self._advance(request, logprobs_BV[rows], steered_BV[rows]))
             first = rows.stop
             if not request.hypotheses:
                 events += self._results(request)
         return parents, events
 
-    def _advance(
-        self, request: Request, logprobs_LV: Tensor, steered_LV: Tensor, details: list[_Details] | None
-    ) -> list[int]:
+    def _advance(self, request: Request, logprobs_LV: Tensor, steered_LV: Tensor) -> list[int]:
         """One step of all groups; sets the request's new hypotheses, and returns the parent of each."""
-        tree = self._trees[request.prompt, request.sample]
         late = request.is_late(self._settings.max_time)
         request.n_steps += 1
-        if request.n_steps == self._settings.max_new_tokens or late:
-            cut: Finish | None = "time" if late and request.n_steps < self._settings.max_new_tokens else "length"
-        else:
-            cut = None
-        parents: list[int] = []
-        hypotheses: list[Hypothesis] = []
-        taken_V = steered_LV.new_zeros(steered_LV.shape[-1], dtype=torch.float64)
+        cut: Finish | None = "time" if late else None
+        if request.n_steps == self._settings.max_new_tokens:
+            cut = "length"
+        extended: list[tuple[int, _LiveHypothesis]] = []
+        chosen_V = steered_LV.new_zeros(steered_LV.shape[-1], dtype=torch.float64)
         first = 0
         for group in self._groups[request.prompt, request.sample]:
-            own = [one for one in request.hypotheses[first : first + group.n_live] if isinstance(one, _LiveHypothesis)]
-            if not own:
+            rows = slice(first, first + group.n_live)
+            live = [one for one in request.hypotheses[rows] if isinstance(one, _LiveHypothesis)]
+            if not live:
                 continue
-            totals = torch.tensor([one.total for one in own], dtype=torch.float64, device=steered_LV.device)
-            totals_LV = steered_LV[first : first + len(own)] + totals[:, None]
-            chosen = self._best(totals_LV - self._settings.diversity * taken_V)
-            if not chosen and not group.finished:
+            totals = torch.tensor([one.total for one in live], dtype=torch.float64, device=steered_LV.device)
+            totals_LV = steered_LV[rows] + totals[:, None]
+            best = self._best(totals_LV - self._settings.diversity * chosen_V)
+            if not best and not group.finished:
                 raise nothing_left()
-            live: list[tuple[int, _LiveHypothesis]] = []
-            for place, (parent, token) in enumerate(chosen):
-                hypothesis = self._plus(
-                    request,
-                    own[parent],
-                    token,
-                    float(totals_LV[parent, token]),
-                    logprobs_LV[first + parent],
-                    details[first + parent] if details else None,
-                )
-                finish = self._finish(request, hypothesis, cut)
-                node = BeamNode(own[parent].node, token, hypothesis.total)
-                if finish is None:
-                    if len(live) < self._width:
-                        live.append((first + parent, replace(hypothesis, node=self._record(tree, node))))
-                elif place < self._width:
-                    score = hypothesis.total / hypothesis.n_written**self._settings.length_penalty
-                    number = self._record(tree, replace(node, finish=finish, score=score))
-                    group.finished.append(_FinishedHypothesis(hypothesis.events, score, finish, number))
-            group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._width]
-            if self._is_done(group, [hypothesis for _, hypothesis in live]):
-                live = []
-            for parent, hypothesis in live:
-                taken_V[hypothesis.text[-1]] += 1
-                parents.append(parent)
-                hypotheses.append(hypothesis)
-            group.n_live = len(live)
-            first += len(own)
-        request.hypotheses = hypotheses
-        return parents
+            candidates = self._candidates(request, live, best, logprobs_LV[rows], totals_LV)
+            kept = self._keep(request, group, candidates, cut)
+            for row, hypothesis in kept:
+                chosen_V[hypothesis.text[-1]] += 1
+                extended.append((first + row, hypothesis))
+            group.n_live = len(kept)
+            first = rows.stop
+        request.hypotheses = [hypothesis for _, hypothesis in extended]
+        return [row for row, _ in extended]
+
+    def _candidates(
+        self,
+        request: Request,
+        live: Sequence[_LiveHypothesis],
+        best: Sequence[tuple[int, int]],
+        logprobs_LV: Tensor,
+        totals_LV: Tensor,
+    ) -> list[tuple[int, _LiveHypothesis]]:
+        """Live hypotheses extended by the best (row, token), and the row of each. Their node is still the parent's."""
+        if not best:
+            return []
+        rows, ids = torch.tensor(best, device=logprobs_LV.device).T
+        # excluded tokens have a total of -inf
+        choices = chosen(logprobs_LV[rows], totals_LV[rows], ids, self.n_alternatives)
+        totals = totals_LV[rows, ids].tolist()
+        return [
+            (row, live[row].followed(request.event(choice), total))
+            for (row, _), choice, total in zip(best, choices, totals, strict=True)
+        ]
+
+    def _keep(
+        self,
+        request: Request,
+        group: _Group,
+        candidates: Sequence[tuple[int, _LiveHypothesis]],
+        cut: Finish | None,
+    ) -> list[tuple[int, _LiveHypothesis]]:
+        """The candidates that stay live, none when the group is done; those that end are finished."""
+        live: list[tuple[int, _LiveHypothesis]] = []
+        tree = self._trees[request.prompt, request.sample]
+        for rank, (row, one) in enumerate(candidates):
+            finish = self._finish(request, one, cut)
+            node = BeamNode(one.node, one.text[-1], one.total)
+            if finish is None:
+                if len(live) < self._width:
+                    live.append((row, replace(one, node=self._record(tree, node))))
+            elif rank < self._width:
+                score = one.total / one.n_written**self._settings.length_penalty
+                number = self._record(tree, replace(node, finish=finish, score=score))
+                group.finished.append(_FinishedHypothesis(one.events, score, finish, number))
+        group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._width]
+        return [] if self._is_done(group, [one for _, one in live]) else live
 
     def _record(self, tree: list[BeamNode], node: BeamNode) -> int | None:
         """The index of a new node in the tree; None without details, which keep no tree."""
@@ -179,26 +186,9 @@ class BeamSearch(Strategy):
         n = min((1 + max(1, len(self._end_ids))) * self._width, totals_LV.numel())
         flat = totals_LV.flatten()
         least = flat.topk(n).values[-1]
-        found = ((flat >= least) & (flat > -torch.inf)).nonzero()[:, 0]
-        order = flat[found].sort(descending=True, stable=True).indices[:n]
-        vocab_size = totals_LV.shape[-1]
-        return [divmod(place, vocab_size) for place in found[order].tolist()]
-
-    def _plus(
-        self,
-        request: Request,
-        hypothesis: _LiveHypothesis,
-        token: int,
-        total: float,
-        logprobs_V: Tensor,
-        details: _Details | None,
-    ) -> _LiveHypothesis:
-        event = TokenEvent(request.prompt, 0, token, float(logprobs_V[token]), None, steps=request.n_steps)
-        if details is not None:
-            (rank,) = ranks(logprobs_V[None], torch.tensor([token], device=logprobs_V.device))
-            removed, alternatives = details
-            event = replace(event, rank=rank, removed=removed, alternatives=alternatives)
-        return replace(hypothesis.plus(token), events=(*hypothesis.events, event), total=total)
+        candidates = ((flat >= least) & (flat > -torch.inf)).nonzero()[:, 0]
+        order = flat[candidates].sort(descending=True, stable=True).indices[:n]
+        return [divmod(index, totals_LV.shape[-1]) for index in candidates[order].tolist()]
 
     def _finish(self, request: Request, hypothesis: _LiveHypothesis, cut: Finish | None) -> Finish | None:
         text = hypothesis.text
@@ -236,7 +226,7 @@ class BeamSearch(Strategy):
             if one.node is not None:
                 tree[one.node] = replace(tree[one.node], rank=rank)
         for rank, one in enumerate(returned):
-            events += [replace(event, sample=rank) for event in one.events]
+            events += [replace(event, sample=rank, draw=0) for event in one.events]
             kept = tuple(tree) if self.n_alternatives and not rank else None
             events[-1] = replace(events[-1], finish=one.finish, score=one.score, steps=request.n_steps, tree=kept)
         return events

@@ -83,13 +83,13 @@ def logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[in
 @lru_cache(maxsize=64)
 def _biased_after(biases: LogitBias) -> dict[int, dict[tuple[int, ...], tuple[Tensor, Tensor]]]:
     """Ids and their biases after each sequence of preceding ids, by the length of these; of equal ones the sum."""
-    sums: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
+    totals: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
     for (*before, last), bias in biases:
-        after = sums.setdefault(len(before), {}).setdefault(tuple(before), {})
+        after = totals.setdefault(len(before), {}).setdefault(tuple(before), {})
         after[last] = after.get(last, 0.0) + bias
     return {
-        n: {before: (torch.tensor([*own]), torch.tensor([*own.values()])) for before, own in after.items()}
-        for n, after in sums.items()
+        n: {before: (torch.tensor([*sums]), torch.tensor([*sums.values()])) for before, sums in after.items()}
+        for n, after in totals.items()
     }
 
 
@@ -98,11 +98,11 @@ def repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequen
 
     The paper divides all; multiplying negative ones, as Transformers does, keeps a penalty from becoming a reward.
     """
-    there_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
+    seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     for i, text in enumerate(texts):
-        there_BV[i, list(set(text))] = True
+        seen_BV[i, list(set(text))] = True
     penalised_BV = torch.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty)
-    return torch.where(there_BV, penalised_BV, logits_BV)
+    return torch.where(seen_BV, penalised_BV, logits_BV)
 
 
 def no_repeat_ngram(logits_BV: Tensor, n: int, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -195,9 +195,9 @@ def _highest(scores_BV: Tensor, lowest_B1: Tensor, n: Tensor | int) -> Tensor:
     return above_BV | (tied_BV & (tied_BV.cumsum(-1) <= room_B1))
 
 
-def _without(logits_BV: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
+def _without(logits_BV: Tensor, excluded: Sequence[tuple[int, int]]) -> Tensor:
     """Sets these (row, token) to -inf."""
-    if not places:
+    if not excluded:
         return logits_BV
-    rows_N, tokens_N = torch.tensor(places, device=logits_BV.device).T
+    rows_N, tokens_N = torch.tensor(excluded, device=logits_BV.device).T
     return logits_BV.index_put((rows_N, tokens_N), logits_BV.new_tensor(-torch.inf))

@@ -3,47 +3,29 @@
 Shapes: B rows, T positions, N requested positions, V vocabulary.
 """
 
-from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.decoding import filters
-from lmtool.decoding.request import (
-    Alternative,
-    best_tokens,
-    check_finite,
-    mass_removed,
-    nothing_left,
-    random_key,
-    ranks,
-    uniform,
-)
-from lmtool.decoding.settings import MaskPredict
+from lmtool.decoding.request import ALTERNATIVES, Choice, check_finite, chosen, draws, nothing_left, random_key, uniform
+from lmtool.decoding.settings import TOKEN_OPTIONS, MaskPredict, TokenOptions
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One token in place of a mask. rank, removed, alternatives: as in `TokenEvent`, when it was selected."""
-
-    token: int
-    logprob: float
-    rank: int
-    removed: float
-    alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
 class Filled:
     """A text with filled masks.
 
-    prompt, sample: which request. draw: sample number used to seed randomness. choices: one for each mask, in order.
+    prompt, sample: which request.
+    draw: sample number used to seed randomness.
+    choices: one for each mask, in order, as it was last predicted.
     steps: number of forward passes.
     """
 
@@ -63,18 +45,15 @@ def fill(
     texts: Sequence[Sequence[int]],
     mask_id: int,
     settings: MaskPredict,
-    *,
-    n: int = 1,
-    first: int = 0,
-    banned_ids: Collection[int] = (),
-    max_rows: int = 16,
+    options: TokenOptions = TOKEN_OPTIONS,
+    **changes: Any,
 ) -> Iterator[Filled]:
-    """Fill the masks of each text `n` times; results in order of completion.
+    """Fill the masks of each text; results in order of completion.
 
-    A result is a function of the model, the settings, the text and the sample number, as in `generate`. Texts are
+    A result is a function of the model, the settings, the text and the sample number, as in `Generation`. Texts are
     batched by length, without padding.
 
-    first: number of the first sample. banned_ids: tokens that are never predicted; [MASK] never is.
+    changes: fields of `TokenOptions`. [MASK] is never predicted.
 
     Raises UsageError when the model is not bidirectional, and when a text has no mask or is longer than the context.
     Iterating raises NumericalError when the model's logits are not finite.
@@ -94,7 +73,10 @@ def fill(
                 where=where,
                 fix="shorten it, or ask for fewer tokens",
             )
-    return _run(model, texts, mask_id, settings, n, first, sorted({*banned_ids, mask_id}), max_rows)
+    options = replace(options, **changes)
+    banned = sorted({*options.banned_ids, mask_id})
+    filler = _Filler(settings, mask_id, banned, ALTERNATIVES if options.details else 0)
+    return _run(model, filler, [tuple(text) for text in texts], options)
 
 
 @dataclass
@@ -109,44 +91,22 @@ class _Work:
 
 
 def _run(
-    model: LanguageModel,
-    texts: Sequence[Sequence[int]],
-    mask_id: int,
-    settings: MaskPredict,
-    n: int,
-    first: int,
-    banned_ids: Sequence[int],
-    max_rows: int,
+    model: LanguageModel, filler: "_Filler", texts: Sequence[tuple[int, ...]], options: TokenOptions
 ) -> Iterator[Filled]:
-    device = next(chain(model.parameters(), model.buffers())).device
-
-    def begin() -> Iterator[_Work]:
-        seen: Counter[tuple[int, ...]] = Counter()
-        for i, text in enumerate(texts):
-            ids = tuple(text)
-            places = [place for place, token in enumerate(ids) if token == mask_id]
-            for sample in range(n):
-                draw = first + seen[ids] + sample
-                if settings.by == "confidence":
-                    search = _by_confidence(list(ids), places, mask_id, settings, banned_ids)
-                else:
-                    key = random_key(settings.seed, draw, ids)
-                    search = _gibbs(list(ids), places, mask_id, settings, banned_ids, key)
-                yield _Work(i, sample, draw, search, *next(search))
-            seen[ids] += n
-
+    waiting = (
+        _Work(i, sample, draw, search, *next(search))
+        for i, sample, draw in draws(texts, options.n, options.first)
+        for search in [filler.search(texts[i], draw)]
+    )
     was_training = model.training
     model.eval()
     try:
-        waiting, working = begin(), list[_Work]()
-        while True:
-            working += islice(waiting, max_rows - len(working))
-            if not working:
-                return
+        working: list[_Work] = []
+        while working := working + list(islice(waiting, options.max_rows - len(working))):
             unfinished = []
             for _, equal in groupby(sorted(working, key=lambda work: len(work.ids)), key=lambda work: len(work.ids)):
                 group = list(equal)
-                for work, logits_NV in zip(group, _read(model, group, device), strict=True):
+                for work, logits_NV in zip(group, _read(model, group), strict=True):
                     work.steps += 1
                     try:
                         work.ids, work.wanted = work.search.send(logits_NV)
@@ -159,10 +119,10 @@ def _run(
 
 
 @torch.inference_mode()
-def _read(model: LanguageModel, works: Sequence[_Work], device: torch.device) -> list[Tensor]:
+def _read(model: LanguageModel, works: Sequence[_Work]) -> list[Tensor]:
     """The requested logits (N, V) of each; their texts have the same length."""
-    tokens_BT = torch.tensor([work.ids for work in works], device=device)
-    hidden_BTD = model(Batch(tokens_BT)).hidden_BTD
+    device = next(chain(model.parameters(), model.buffers())).device
+    hidden_BTD = model(Batch(torch.tensor([work.ids for work in works], device=device))).hidden_BTD
     wanted = [hidden_BTD[i, torch.tensor(work.wanted, device=device)] for i, work in enumerate(works)]
     with torch.autocast(device.type, enabled=False):
         logits_NV = model.logits(torch.cat(wanted)).float()
@@ -172,61 +132,64 @@ def _read(model: LanguageModel, works: Sequence[_Work], device: torch.device) ->
     return list(torch.split(logits_NV, [len(work.wanted) for work in works]))
 
 
-def _by_confidence(
-    ids: list[int], places: list[int], mask_id: int, settings: MaskPredict, banned_ids: Sequence[int]
-) -> _Search:
-    """Ghazvininejad et al. 2019: round t of T re-masks and predicts the N (T - t) / T least confident tokens."""
-    chosen: dict[int, Choice] = {}
-    masked = places
-    for done in range(settings.rounds):
-        if done:
-            n_masked = len(places) * (settings.rounds - done) // settings.rounds
-            masked = sorted(sorted(places, key=lambda place: chosen[place].logprob)[:n_masked])
-            if not masked:
-                break
-        for place in masked:
-            ids[place] = mask_id
-        logits_NV = yield ids, masked
-        allowed_NV = _allowed(logits_NV, settings, banned_ids)
-        choices = _choices(logits_NV, allowed_NV, allowed_NV.argmax(-1))
-        for place, choice in zip(masked, choices, strict=True):
-            ids[place], chosen[place] = choice.token, choice
-    return [chosen[place] for place in places]
+@dataclass(frozen=True)
+class _Filler:
+    """How masks are filled. banned: ids that are never predicted. n_alternatives: see `chosen`."""
 
+    settings: MaskPredict
+    mask_id: int
+    banned: Sequence[int]
+    n_alternatives: int
 
-def _gibbs(
-    ids: list[int], places: list[int], mask_id: int, settings: MaskPredict, banned_ids: Sequence[int], key: bytes
-) -> _Search:
-    """Wang and Cho 2019: Gibbs sampling, one token at a time given all others; each round in random order."""
-    chosen: dict[int, Choice] = {}
-    n_drawn = 0
-    for _ in range(settings.rounds):
-        order = sorted(range(len(places)), key=lambda i: uniform(key, n_drawn + i))
-        n_drawn += len(places)
-        for i in order:
-            ids[places[i]] = mask_id
-            logits_1V = yield ids, [places[i]]
-            filtered_1V = filters.apply(_allowed(logits_1V, settings, banned_ids), settings)
-            number = torch.tensor([uniform(key, n_drawn)], dtype=torch.float64, device=filtered_1V.device)
-            n_drawn += 1
-            (chosen[places[i]],) = _choices(logits_1V, filtered_1V, filters.draw(filtered_1V, number))
-            ids[places[i]] = chosen[places[i]].token
-    return [chosen[place] for place in places]
+    def search(self, text: tuple[int, ...], draw: int) -> _Search:
+        """Of a text, with its sample number."""
+        ids, masks = list(text), [i for i, token in enumerate(text) if token == self.mask_id]
+        if self.settings.by == "confidence":
+            return self._by_confidence(ids, masks)
+        return self._gibbs(ids, masks, random_key(self.settings.seed, draw, text))
 
+    def _by_confidence(self, ids: list[int], masks: list[int]) -> _Search:
+        """Ghazvininejad et al. 2019: round t of T re-masks and predicts the N (T - t) / T least confident tokens."""
+        choices: dict[int, Choice] = {}
+        masked, rounds = masks, self.settings.rounds
+        for done in range(rounds):
+            if done:
+                n_masked = len(masks) * (rounds - done) // rounds
+                masked = sorted(sorted(masks, key=lambda position: choices[position].logprob)[:n_masked])
+                if not masked:
+                    break
+            for position in masked:
+                ids[position] = self.mask_id
+            logits_NV = yield ids, masked
+            allowed_NV = self._allowed(logits_NV)
+            predicted = chosen(logits_NV.log_softmax(-1), allowed_NV, allowed_NV.argmax(-1), self.n_alternatives)
+            for position, choice in zip(masked, predicted, strict=True):
+                ids[position], choices[position] = choice.token, choice
+        return [choices[position] for position in masks]
 
-def _allowed(logits_NV: Tensor, settings: MaskPredict, banned_ids: Sequence[int]) -> Tensor:
-    """The logits with -inf at excluded tokens."""
-    allowed_NV = logits_NV.index_fill(-1, torch.tensor(banned_ids, device=logits_NV.device), -torch.inf)
-    if settings.logit_bias:
-        allowed_NV = filters.logit_bias(allowed_NV, settings.logit_bias)
-    if (allowed_NV.amax(-1) == -torch.inf).any():
-        raise nothing_left()
-    return allowed_NV
+    def _gibbs(self, ids: list[int], masks: list[int], key: bytes) -> _Search:
+        """Wang and Cho 2019: Gibbs sampling, one token at a time given all others; each round in random order."""
+        choices: dict[int, Choice] = {}
+        n_drawn = 0
+        for _ in range(self.settings.rounds):
+            order = sorted(range(len(masks)), key=lambda i: uniform(key, n_drawn + i))
+            n_drawn += len(masks)
+            for position in (masks[i] for i in order):
+                ids[position] = self.mask_id
+                logits_1V = yield ids, [position]
+                filtered_1V = filters.apply(self._allowed(logits_1V), self.settings)
+                number = torch.tensor([uniform(key, n_drawn)], dtype=torch.float64, device=filtered_1V.device)
+                n_drawn += 1
+                ids_1 = filters.draw(filtered_1V, number)
+                (choices[position],) = chosen(logits_1V.log_softmax(-1), filtered_1V, ids_1, self.n_alternatives)
+                ids[position] = choices[position].token
+        return [choices[position] for position in masks]
 
-
-def _choices(logits_NV: Tensor, allowed_NV: Tensor, ids_N: Tensor) -> list[Choice]:
-    logprobs_NV = logits_NV.log_softmax(-1)
-    logprobs = logprobs_NV.gather(-1, ids_N[:, None])[:, 0].tolist()
-    removed, best = mass_removed(logprobs_NV, allowed_NV), best_tokens(logprobs_NV, allowed_NV)
-    parts = zip(ids_N.tolist(), logprobs, ranks(logprobs_NV, ids_N), removed, best, strict=True)
-    return [Choice(*part) for part in parts]
+    def _allowed(self, logits_NV: Tensor) -> Tensor:
+        """The logits with -inf at excluded tokens."""
+        allowed_NV = logits_NV.index_fill(-1, torch.tensor(self.banned, device=logits_NV.device), -torch.inf)
+        if self.settings.logit_bias:
+            allowed_NV = filters.logit_bias(allowed_NV, self.settings.logit_bias)
+        if (allowed_NV.amax(-1) == -torch.inf).any():
+            raise nothing_left()
+        return allowed_NV

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmtool.data.files import reading
+from lmtool.data.stdin import standard_input
 from lmtool.errors import DataError, UsageError
-from lmtool.text.files import reading
-from lmtool.text.typed import standard_input
 
 
-def gather_prompts(given: Sequence[str], path: str | None) -> list[str]:
+def gather_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
     """The prompts of the command line or of a file; a single empty one if neither is given.
 
     Raises UsageError when there are both, and what `read_prompts` raises.
     """
-    if given and path is not None:
+    if prompts and path is not None:
         raise UsageError("prompts are given both on the command line and in a file", fix="leave out one of them")
-    return read_prompts(path) if path is not None else list(given) or [""]
+    return read_prompts(path) if path is not None else list(prompts) or [""]
 
 
 def read_prompts(path: str) -> list[str]:
@@ -25,8 +25,8 @@ def read_prompts(path: str) -> list[str]:
     """
     where = "standard input" if path == "-" else path
     with reading(Path(path)):
-        given = standard_input() if path == "-" else None
-        data = Path(path).read_bytes() if path != "-" else b"" if given is None else given.read()
+        stream = standard_input() if path == "-" else None
+        data = Path(path).read_bytes() if path != "-" else b"" if stream is None else stream.read()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

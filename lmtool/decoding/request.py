@@ -6,17 +6,18 @@ Shapes: B rows, V vocabulary.
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from lmtool.decoding import filters
-from lmtool.decoding.reader import Prompt
 from lmtool.decoding.settings import Limits
 from lmtool.errors import NumericalError, UsageError
+from lmtool.tokenization.prompt_format import Prompt
 
 Finish = Literal["end", "stop", "length", "time"]
 
@@ -26,7 +27,7 @@ ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that could have been generated. logprob: as in `TokenEvent`. kept: no filter excluded it."""
+    """A token that could have been generated. logprob: as in `Choice`. kept: no filter excluded it."""
 
     token: int
     logprob: float
@@ -34,22 +35,32 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class PromptToken:
-    """A token of a prompt. logprob, rank, alternatives: as in `TokenEvent`, without filters."""
+class Choice:
+    """A token of a text, and how probable it was.
+
+    token: its id.
+    logprob: its natural log-probability under the model's distribution, before temperature and filters.
+    rank: of the token in that distribution, from 1.
+    removed: its total probability of tokens excluded by filters.
+    alternatives: its most probable tokens, most probable first. All three None unless requested.
+    """
 
     token: int
     logprob: float
-    rank: int
-    alternatives: tuple[Alternative, ...]
+    rank: int | None = None
+    removed: float | None = None
+    alternatives: tuple[Alternative, ...] | None = None
 
 
 @dataclass(frozen=True)
 class BeamNode:
     """A hypothesis of a beam search that was live or finished; together they are the tree that was searched.
 
-    parent: index of the hypothesis that it extends by `token`, None for the prompt. total: sum of its
-    log-probabilities, after filters. finish: why it ended, None while live. score: of a finished one. rank: among those
-    that are returned, from 0; None for all others.
+    parent: index of the hypothesis that it extends by `token`, None for the prompt.
+    total: sum of its log-probabilities, after filters.
+    finish: why it ended, None while live.
+    score: of a finished one.
+    rank: among those that are returned, from 0; None for all others.
     """
 
     parent: int | None
@@ -60,35 +71,26 @@ class BeamNode:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+@dataclass(frozen=True, kw_only=True)
+class TokenEvent(Choice):
     """One generated token.
 
     prompt, sample: indices of the request, from 0; for beam search the sample is the rank of the hypothesis.
-    token: its id.
-    logprob: its natural log-probability under the model's distribution, before temperature and filters.
-    finish: why the text ends with this token: "end" for an end token, "stop" for a stopping criterion, "length"
-        for max_new_tokens, "time" for max_time; None before.
-    rank: rank of the token in the model's distribution, from 1. removed: its total probability of excluded tokens.
-        alternatives: its most probable tokens, most probable first. All None unless requested.
+    finish: why the text ends with this token: "end" for an end token, "stop" for a stopping criterion, "length" for
+        max_new_tokens, "time" for max_time; None before.
     score: of a finished hypothesis of a beam search, with its last token.
     steps: number of decoding steps so far; of a beam search, in total, with the last token of a hypothesis.
+    draw: sample number used to seed randomness, which continues over equal prompts.
     tree: the hypotheses of the whole search, with the last token of the best one, if requested.
     proposed, accepted: with a draft, tokens of the text so far that it proposed, and that were accepted; else 0.
-    draw: sample number used to seed randomness, which continues over equal prompts.
     """
 
     prompt: int
     sample: int
-    token: int
-    logprob: float
-    finish: Finish | None
-    rank: int | None = None
-    removed: float | None = None
+    finish: Finish | None = None
     score: float | None = None
     steps: int = 0
     draw: int = 0
-    alternatives: tuple[Alternative, ...] | None = None
     tree: tuple[BeamNode, ...] | None = None
     proposed: int = 0
     accepted: int = 0
@@ -99,7 +101,8 @@ class Hypothesis:
     """A partial text, which is one row of the state; immutable.
 
     window: the model's input: prompt and generated ids, or the end of these.
-    text: all of them. n_written: number of generated ids at its end.
+    text: all of them.
+    n_written: number of generated ids at its end.
     """
 
     window: Prompt
@@ -116,9 +119,12 @@ class Hypothesis:
 class Request:
     """An active request: one hypothesis, or several of one length in beam search.
 
-    draw: sample number used to seed randomness. key: the seed. strategy: how its tokens are chosen.
-    max_new_tokens: after these it ends. wants_prompt: the probabilities of the tokens of its prompt are collected in
-    `read`, from the second one on; for models without a source.
+    draw: sample number used to seed randomness.
+    key: the seed.
+    strategy: how its tokens are chosen.
+    max_new_tokens: after these it ends.
+    wants_prompt: the probabilities of the tokens of its prompt are collected in `read`, from the second one on; for
+        models without a source.
     """
 
     prompt: int
@@ -129,7 +135,7 @@ class Request:
     strategy: "Strategy"
     max_new_tokens: int
     wants_prompt: bool = False
-    read: list[PromptToken] = field(default_factory=list)
+    read: list[Choice] = field(default_factory=list)
     hypotheses: Sequence[Hypothesis] = ()
     n_steps: int = 0
     began: float = 0.0
@@ -138,10 +144,23 @@ class Request:
         """Whether the time limit of this request has passed."""
         return max_time is not None and time.perf_counter() - self.began >= max_time
 
+    def event(self, choice: Choice, finish: Finish | None = None) -> TokenEvent:
+        """The event of one more token."""
+        indices: dict[str, Any] = {"prompt": self.prompt, "sample": self.sample, "draw": self.draw}
+        return TokenEvent(**vars(choice), **indices, finish=finish, steps=self.n_steps)
+
 
 def random_key(seed: int, draw: int, ids: Sequence[int]) -> bytes:
     """Seed of one request: SHA-256 of "seed draw id id id ...", space-separated decimal numbers."""
     return hashlib.sha256(" ".join(map(str, (seed, draw, *ids))).encode()).digest()
+
+
+def draws(texts: Sequence[tuple[int, ...]], n: int, first: int) -> Iterator[tuple[int, int, int]]:
+    """(index of the text, sample, draw) of n samples of each text; draws are numbered on over equal texts."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    for i, ids in enumerate(texts):
+        yield from ((i, sample, first + seen[ids] + sample) for sample in range(n))
+        seen[ids] += n
 
 
 def uniform(key: bytes, number: int) -> float:
@@ -195,30 +214,19 @@ def nothing_left() -> UsageError:
     return UsageError("the filters exclude every token", fix="loosen no-repeat-ngram or logit-bias")
 
 
-def ranks(logprobs_BV: Tensor, ids_B: Tensor) -> list[int]:
-    """Rank of each row's chosen token, from 1."""
-    chosen_B1 = logprobs_BV.gather(-1, ids_B[:, None])
-    return [1 + n for n in (logprobs_BV > chosen_B1).sum(-1).tolist()]
+def chosen(logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, n_alternatives: int) -> list[Choice]:
+    """The token that was chosen in each row, with so many alternatives; without details for none.
 
-
-def read_probabilities(logits_TV: Tensor, following: Sequence[int], n_alternatives: int) -> list[PromptToken]:
-    """The probability of each token of a text after those before it, and the most probable ones in its place."""
-    logprobs_TV = logits_TV.log_softmax(-1)
-    ids_T = torch.tensor(following, device=logits_TV.device)
-    logprob = logprobs_TV.gather(-1, ids_T[:, None])[:, 0].tolist()
-    best = best_tokens(logprobs_TV, logprobs_TV, n_alternatives)
-    return [PromptToken(*parts) for parts in zip(following, logprob, ranks(logprobs_TV, ids_T), best, strict=True)]
-
-
-def best_tokens(logprobs_BV: Tensor, filtered_BV: Tensor, n: int = ALTERNATIVES) -> list[tuple[Alternative, ...]]:
-    """The n most probable tokens of each row, and whether filters kept them."""
-    best = logprobs_BV.topk(min(n, logprobs_BV.shape[-1]))
-    kept_BK = filtered_BV.gather(-1, best.indices) > -torch.inf
-    rows = zip(best.indices.tolist(), best.values.tolist(), kept_BK.tolist(), strict=True)
-    return [tuple(Alternative(*parts) for parts in zip(*row, strict=True)) for row in rows]
-
-
-def mass_removed(logprobs_BV: Tensor, filtered_BV: Tensor) -> list[float]:
-    """Total probability of the tokens excluded by filters."""
-    removed: list[float] = logprobs_BV.exp().masked_fill(filtered_BV > -torch.inf, 0.0).sum(-1).tolist()
-    return removed
+    filtered_BV: -inf at the tokens that filters excluded.
+    """
+    logprob_B1 = logprobs_BV.gather(-1, ids_B[:, None])
+    columns = [ids_B.tolist(), logprob_B1[:, 0].tolist()]
+    if n_alternatives:
+        rank_B = 1 + (logprobs_BV > logprob_B1).sum(-1)
+        removed_B = logprobs_BV.exp().masked_fill(filtered_BV > -torch.inf, 0.0).sum(-1)
+        best = logprobs_BV.topk(min(n_alternatives, logprobs_BV.shape[-1]))
+        kept_BK = filtered_BV.gather(-1, best.indices) > -torch.inf
+        rows = zip(best.indices.tolist(), best.values.tolist(), kept_BK.tolist(), strict=True)
+        alternatives = [tuple(Alternative(*parts) for parts in zip(*row, strict=True)) for row in rows]
+        columns += [rank_B.tolist(), removed_B.tolist(), alternatives]
+    return [Choice(*row) for row in zip(*columns, strict=True)]

@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
-from lmtool.decoding.reader import Prompt, Reader
-from lmtool.decoding.request import PromptToken, Request, Strategy, TokenEvent, read_probabilities
+from lmtool.decoding.model_runner import ModelRunner
+from lmtool.decoding.request import Choice, Request, Strategy, TokenEvent, chosen
 from lmtool.model.language_model import DecodeState
+from lmtool.tokenization.prompt_format import Prompt
 
 log = logging.getLogger("lmtool.decoding")
 
@@ -49,8 +50,8 @@ class RunningBatch:
     failures: the requests that ended so in the last step, and their errors.
     """
 
-    def __init__(self, reader: Reader, chunk: int | None = None, *, isolates: bool = False) -> None:
-        self._reader = reader
+    def __init__(self, runner: ModelRunner, chunk: int | None = None, *, isolates: bool = False) -> None:
+        self._runner = runner
         self._chunk = chunk
         self._isolates = isolates
         self._unread: list[Request] = []
@@ -93,24 +94,24 @@ class RunningBatch:
         if state is not None:
             with self._isolated(running):
                 last = [one.window.tokens[-1] for request in running for one in request.hypotheses]
-                hidden_BD, state = self._reader.step(last, state)
-                logits.append(self._reader.logits(hidden_BD))
+                hidden_BD, state = self._runner.step(last, state)
+                logits.append(self._runner.logits(hidden_BD))
                 self._states.append(state)
                 requests += running
         for reading, n in self._shares():
-            own, reading.requests = reading.requests, []
-            with self._isolated(own):
-                hidden_BTD, state = self._read(reading, n, own)
+            prompted, reading.requests = reading.requests, []
+            with self._isolated(prompted):
+                hidden_BTD, state = self._read(reading, n, prompted)
                 if not reading.n_left:
                     hidden_BD = hidden_BTD[:, -1]
-                    rows = [reading.windows.index(one.window) for request in own for one in request.hypotheses]
+                    rows = [reading.windows.index(one.window) for request in prompted for one in request.hypotheses]
                     if rows != list(range(state.n_rows)):
                         # samples of one prompt soon diverge, so they do not share a cache line
                         hidden_BD, state = hidden_BD[rows], state.pick(rows, apart=True)
-                    logits.append(self._reader.logits(hidden_BD))
+                    logits.append(self._runner.logits(hidden_BD))
                     self._states.append(state)
-                    requests += own
-                reading.requests = own
+                    requests += prompted
+                reading.requests = prompted
         self._readings = [reading for reading in self._readings if reading.requests and reading.n_left]
         return self._generate(torch.cat(logits), requests) if requests else []
 
@@ -144,16 +145,16 @@ class RunningBatch:
         for request, rows in running:
             if not request.hypotheses:
                 continue
-            if self._reader.has_room(request.hypotheses[0].window):
+            if self._runner.has_room(request.hypotheses[0].window):
                 self._running.append((request, rows))
                 kept += rows
             else:
-                windows = [self._reader.slid(one.window) for one in request.hypotheses]
+                windows = [self._runner.slid(one.window) for one in request.hypotheses]
                 request.hypotheses = [
                     replace(one, window=window) for one, window in zip(request.hypotheses, windows, strict=True)
                 ]
                 self._unread.append(request)
-        return _chosen(self._states, kept)
+        return _picked(self._states, kept)
 
     def _begin_reading(self) -> None:
         for _, equal in groupby(sorted(self._unread, key=_lengths), key=_lengths):
@@ -163,10 +164,10 @@ class RunningBatch:
 
     def _read(self, reading: _Reading, n: int, requests: Sequence[Request]) -> tuple[Tensor, DecodeState]:
         """Read n more tokens of each window for these requests. Returns hidden states (B, T, D) and the new state."""
-        state = self._reader.start(reading.windows) if reading.state is None else reading.state
+        state = self._runner.start(reading.windows) if reading.state is None else reading.state
         begun, reading.n_read = reading.n_read, reading.n_read + n
         tokens = [window.tokens[begun : reading.n_read] for window in reading.windows]
-        hidden_BTD, reading.state = self._reader.advance(tokens, state)
+        hidden_BTD, reading.state = self._runner.advance(tokens, state)
         for request in requests:
             if request.wants_prompt and request.n_steps == 0:
                 row = reading.windows.index(request.start)
@@ -191,42 +192,39 @@ class RunningBatch:
             room -= more * len(reading.windows)
         return [(reading, n) for reading, n in shares.items() if n]
 
-    def _probabilities(self, hidden_TD: Tensor, request: Request, begun: int) -> list[PromptToken]:
+    def _probabilities(self, hidden_TD: Tensor, request: Request, begun: int) -> list[Choice]:
         """Of the tokens of the prompt that follow those which were just read."""
         following = request.start.tokens[begun + 1 : begun + 1 + len(hidden_TD)]
         if not following:
             return []
-        return read_probabilities(
-            self._reader.logits(hidden_TD[: len(following)]), following, request.strategy.n_alternatives
-        )
+        logprobs_TV = self._runner.logits(hidden_TD[: len(following)]).log_softmax(-1)
+        ids_T = torch.tensor(following, device=logprobs_TV.device)
+        return chosen(logprobs_TV, logprobs_TV, ids_T, request.strategy.n_alternatives)
 
     def _generate(self, logits_BV: Tensor, requests: Sequence[Request]) -> list[TokenEvent]:
         """One step of each request's strategy; of equal ones at once."""
-        starts: list[int] = []
-        n_rows = 0
-        for request in requests:
-            starts.append(n_rows)
-            n_rows += len(request.hypotheses)
+        counts = [len(request.hypotheses) for request in requests]
+        starts, n_rows = [0, *accumulate(counts)], sum(counts)
         groups: dict[Strategy, list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault(request.strategy, []).append(i)
         events: list[TokenEvent] = []
         parents: dict[int, list[int]] = {}
 
-        def step(strategy: Strategy, chosen: Sequence[int]) -> None:
-            rows = [starts[i] + j for i in chosen for j in range(len(requests[i].hypotheses))]
-            own_BV = logits_BV if len(rows) == n_rows else logits_BV[rows]
-            stepped, own = strategy.step(own_BV, [requests[i] for i in chosen])
-            events.extend(own)
-            parents.update((i, [starts[i] + parent for parent in its]) for i, its in zip(chosen, stepped, strict=True))
+        def step(strategy: Strategy, group: Sequence[int]) -> None:
+            rows = [starts[i] + j for i in group for j in range(counts[i])]
+            rows_BV = logits_BV if len(rows) == n_rows else logits_BV[rows]
+            stepped, new = strategy.step(rows_BV, [requests[i] for i in group])
+            events.extend(new)
+            parents.update((i, [starts[i] + parent for parent in its]) for i, its in zip(group, stepped, strict=True))
 
-        for strategy, chosen in groups.items():
+        for strategy, group in groups.items():
             try:
-                step(strategy, chosen)
+                step(strategy, group)
             except Exception:
                 if not self._isolates:
                     raise
-                for i in chosen:
+                for i in group:
                     with self._isolated([requests[i]]):
                         step(strategy, [i])
         self._running = [(request, parents[i]) for i, request in enumerate(requests) if request.hypotheses]
@@ -243,16 +241,16 @@ def _lengths(request: Request) -> tuple[int, int]:
     return len(window.source or ()), len(window.tokens)
 
 
-def _chosen(states: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
+def _picked(states: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
     """The state of these rows, numbered through all states, in that order; None for no rows.
 
     Rows are selected before states are joined, so that hypotheses of a beam search share a cache line from the first
     step.
     """
-    chosen, first = [], 0
+    parts, first = [], 0
     for state in states:
-        own = [row - first for row in rows if first <= row < first + state.n_rows]
+        picked = [row - first for row in rows if first <= row < first + state.n_rows]
         first += state.n_rows
-        if own:
-            chosen.append(state if own == list(range(state.n_rows)) else state.pick(own))
-    return DecodeState.join(chosen).trimmed() if chosen else None
+        if picked:
+            parts.append(state if picked == list(range(state.n_rows)) else state.pick(picked))
+    return DecodeState.join(parts).trimmed() if parts else None

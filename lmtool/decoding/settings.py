@@ -6,7 +6,7 @@ which strategy takes which of them are derived from the fields.
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -17,7 +17,7 @@ EarlyStopping = Literal["yes", "no", "never"]
 Order = Literal["confidence", "gibbs"]
 Overflow = Literal["refuse", "cut", "slide"]
 """What to do with a prompt longer than the context: raise an error, truncate it, or slide the window as for text that
-exceeds the context during generation. See `Reader.fit`."""
+exceeds the context during generation. See `ModelRunner.fit`."""
 LogitBias = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
 
@@ -33,9 +33,10 @@ DRAFT_TOKENS = 4
 class Help:
     """The command-line option of a setting.
 
-    text: one sentence. metavar: placeholder of the value; None where the type lists all values.
-    flag: the option, if not the field's name. default: the default to display; None for the field's own unless that is
-        0 or None, "" for none.
+    text: one sentence.
+    metavar: placeholder of the value; None where the type lists all values.
+    flag: the option, if not the field's name.
+    default: the default to display; None for the field's own unless that is 0 or None, "" for none.
     """
 
     text: str
@@ -152,7 +153,9 @@ Temperature = Annotated[
 class Sampling:
     """Each field is a filter of the sampling distribution; they are applied in this order. None for no filter.
 
-    top_k: Fan et al. 2018. top_p: nucleus sampling (Holtzman et al. 2020). min_p: Nguyen et al. 2025.
+    top_k: Fan et al. 2018.
+    top_p: nucleus sampling (Holtzman et al. 2020).
+    min_p: Nguyen et al. 2025.
     typical_p: locally typical sampling (Meister et al. 2023).
     """
 
@@ -266,12 +269,14 @@ class MaskPredict(Sampling, Common):
 class Options:
     """Options besides prompts and settings.
 
-    n: samples of each prompt. first: number of the first one.
+    n: samples of each prompt.
+    first: number of the first one.
     stop: strings that end a text and are removed from it; the first complete one counts.
     prefix: forced beginning of every text.
-    overflow: how to treat prompts longer than the context; see `Reader.fit`. For mask-predict, "cut" fills fewer
+    overflow: how to treat prompts longer than the context; see `ModelRunner.fit`. For mask-predict, "cut" fills fewer
         tokens after the prompt.
-    mask: placeholder of a mask in prompts. length: number of masks after the prompt. Both for mask-predict.
+    mask: placeholder of a mask in prompts.
+    length: number of masks after the prompt. Both for mask-predict.
     details: report ranks and the probability removed by filters.
     max_rows: maximum batch size; with 1 not even rounding depends on other requests.
     novel: sampled texts that are lines of the training data are drawn again; None where the run knows these.
@@ -295,6 +300,22 @@ class Options:
             raise UsageError(f"length is {self.length}, n is {self.n}", fix="ask for at least 1 of each")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions(Options):
+    """Options of generating token ids.
+
+    end_ids: tokens that end a request; they are events too.
+    banned_ids: tokens that are never generated.
+    ends: of a beam search, the stopping criterion, given the prompt's index and the generated ids.
+    """
+
+    end_ids: Collection[int] = ()
+    banned_ids: Collection[int] = ()
+    ends: Callable[[int, Sequence[int]], bool] | None = None
+
+
+TOKEN_OPTIONS = TokenOptions()
+
 Settings = Greedy | Sample | Beam | MaskPredict
 STRATEGIES: dict[StrategyName, type[Settings]] = {kind.name: kind for kind in (Greedy, Sample, Beam, MaskPredict)}
 
@@ -313,39 +334,40 @@ def choose(
 ) -> Settings:
     """The settings given on a command line, for the strategy that is named or implied, else `Sample`.
 
-    strategy: its name. masked: masks are requested, which implies mask-predict. reads_both: the model is bidirectional,
-        with mask-predict by default.
-    n: samples of each prompt. options: fields of strategies; None if not given.
-    Without a seed a random one is drawn and recorded, so that the result is reproducible.
+    strategy: its name.
+    masked: masks are requested, which implies mask-predict.
+    reads_both: the model is bidirectional, with mask-predict by default.
+    n: samples of each prompt. options: fields of strategies; None if not given. Without a seed a random one is drawn
+        and recorded, so that the result is reproducible.
 
     Raises UsageError when a value is out of range, when options contradict the strategy or one another, and when
     several samples of a deterministic strategy are requested.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     seed = secrets.randbelow(2**32) if seed is None else seed
-    name: StrategyName | None = strategy or ("mask-predict" if masked else _implied(given))
+    name: StrategyName | None = strategy or ("mask-predict" if masked else _implied(chosen))
     if name is None:
         name = "mask-predict" if reads_both else "sample"
-    if name == "greedy" and given.get("temperature") == 0:
-        del given["temperature"]
-    wrong, contradicted = given.keys() - _TAKES[name], str(name)
-    filters = given.keys() & described(Sampling)
-    if name == "mask-predict" and given.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
+    if name == "greedy" and chosen.get("temperature") == 0:
+        del chosen["temperature"]
+    wrong, contradicted = chosen.keys() - _TAKES[name], str(name)
+    filters = chosen.keys() & described(Sampling)
+    if name == "mask-predict" and chosen.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
         wrong, contradicted = wrong | filters, name if wrong else "confidence"
     if wrong:
         raise UsageError(f"{contradicted} contradicts {_listed(wrong)}", fix="leave out one or the other")
-    if name == "beam" and given.get("diversity") and "groups" not in given:
-        given["groups"] = given.get("num_beams", Beam.num_beams)  # one beam each, the most diverse in the paper
-    settings = STRATEGIES[name](seed=seed, **given)
+    if name == "beam" and chosen.get("diversity") and "groups" not in chosen:
+        chosen["groups"] = chosen.get("num_beams", Beam.num_beams)  # one beam each, the most diverse in the paper
+    settings = STRATEGIES[name](seed=seed, **chosen)
     if n > 1 and not _has_chance(settings):
         fix = "return several with --num-return" if name == "beam" else "omit -n, or sample above temperature 0"
         raise UsageError(f"{n} samples of a deterministic strategy would all be the same", fix=fix)
     return settings
 
 
-def _implied(given: Mapping[str, Any]) -> StrategyName | None:
+def _implied(chosen: Mapping[str, Any]) -> StrategyName | None:
     """The strategy implied by a setting that only it has."""
-    takers = {option: [name for name, taken in _TAKES.items() if option in taken] for option in given}
+    takers = {option: [name for name, taken in _TAKES.items() if option in taken] for option in chosen}
     alone = {option: names[0] for option, names in takers.items() if len(names) == 1}
     if len(set(alone.values())) > 1:
         raise UsageError(f"{_listed(alone)} belong to different strategies", fix="keep those of one")

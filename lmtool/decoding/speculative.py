@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.decoding import filters
-from lmtool.decoding.chain import Chain
-from lmtool.decoding.reader import Prompt, Reader
+from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.request import Hypothesis, Request, TokenEvent, uniform
+from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import NumericalError, UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.tokenization.prompt_format import Prompt
 
 ORDERS = range(2, 5)
 """Numbers of tokens that an n-gram draft looks up; what followed a single token seldom follows it again."""
@@ -53,12 +54,12 @@ class Draft(ABC):
         self.n_tokens = n_tokens
 
     @abstractmethod
-    def beside(self, request: Request, chain: Chain, vocab_size: int) -> Proposer:
-        """What proposes tokens for a request. chain: its strategy. vocab_size: number of the model's logits."""
+    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
+        """What proposes tokens for a request. sampler: its strategy. vocab_size: number of the model's logits."""
 
     def check(self, model: LanguageModel, n_ids: int) -> None:
         """Raises UsageError when it cannot propose tokens for this model, whose texts have ids below `n_ids`."""
-        if not Reader(model).goes_back:
+        if not ModelRunner(model).goes_back:
             raise UsageError(
                 f"a draft needs a model that can go back over tokens it rejects, and this one cannot: "
                 f"{model.describe()}",
@@ -73,13 +74,13 @@ class NGramDraft(Draft):
     may reach into what is proposed, as in LZ77.
     """
 
-    def beside(self, request: Request, chain: Chain, vocab_size: int) -> Proposer:
-        return _LookUp(request.start, chain)
+    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
+        return _LookUp(request.start, sampler)
 
 
 class _LookUp(Proposer):
-    def __init__(self, start: Prompt, chain: Chain) -> None:
-        self._chain = chain
+    def __init__(self, start: Prompt, sampler: Sampler) -> None:
+        self._sampler = sampler
         self._text: list[int] = []
         self._following: dict[tuple[int, ...], int] = {}  # by n-gram: where the token after it stood last
         self._n_written = 0
@@ -97,7 +98,7 @@ class _LookUp(Proposer):
         suffixes = (tuple(self._text[-order:]) for order in reversed(ORDERS))
         at = next((self._following[suffix] for suffix in suffixes if suffix in self._following), None)
         tokens: list[int] = []
-        while at is not None and len(tokens) < n and not (tokens and self._chain.ends(tokens[-1])):
+        while at is not None and len(tokens) < n and not (tokens and self._sampler.ends(tokens[-1])):
             i = at + len(tokens)
             tokens.append(self._text[i] if i < len(self._text) else tokens[i - len(self._text)])
         return Proposal(tokens)
@@ -113,8 +114,8 @@ class ModelDraft(Draft):
     def __init__(self, model: LanguageModel, n_tokens: int = DRAFT_TOKENS) -> None:
         super().__init__(n_tokens)
         self.model = model.eval()
-        self._reader = Reader(model)
-        self._prompts = _Prompts(self._reader)
+        self._runner = ModelRunner(model)
+        self._prompts = _Prompts(self._runner)
 
     def check(self, model: LanguageModel, n_ids: int) -> None:
         super().check(model, n_ids)
@@ -129,8 +130,8 @@ class ModelDraft(Draft):
                 fix="name a draft with the same tokenizer",
             )
 
-    def beside(self, request: Request, chain: Chain, vocab_size: int) -> Proposer:
-        return _Follower(self._reader, self._prompts, request, chain, vocab_size)
+    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
+        return _Follower(self._runner, self._prompts, request, sampler, vocab_size)
 
 
 class _Follower(Proposer):
@@ -140,11 +141,13 @@ class _Follower(Proposer):
     may go back to, so a draft can be of any family.
     """
 
-    def __init__(self, reader: Reader, prompts: "_Prompts", request: Request, chain: Chain, vocab_size: int) -> None:
-        self._reader, self._prompts, self._chain = reader, prompts, chain
-        self._n_more = vocab_size - reader.vocab_size
+    def __init__(
+        self, runner: ModelRunner, prompts: "_Prompts", request: Request, sampler: Sampler, vocab_size: int
+    ) -> None:
+        self._runner, self._prompts, self._sampler = runner, prompts, sampler
+        self._n_more = vocab_size - runner.vocab_size
         self._key = derived(request.key, "draft")
-        self._window = reader.fit(request.start, "slide", "the draft")
+        self._window = runner.fit(request.start, "slide", "the draft")
         self._n_written = 0
         self._states: list[DecodeState] = []
         self._n_read = 0
@@ -156,11 +159,11 @@ class _Follower(Proposer):
         if not self._states:
             self._begin()
         self._window = replace(self._window, tokens=(*self._window.tokens, *new))
-        slides = not self._reader.has_room(self._window)
+        slides = not self._runner.has_room(self._window)
         if slides:
             window = hypothesis.window
-            self._window = window if self._reader.has_room(window) else self._reader.slid(window)
-        left = self._reader.left(self._window)
+            self._window = window if self._runner.has_room(window) else self._runner.slid(window)
+        left = self._runner.left(self._window)
         n = n if left is None else min(n, left)
         if not n and not slides:
             return Proposal([])
@@ -168,21 +171,21 @@ class _Follower(Proposer):
         tokens: list[int] = []
         drawn_from = []
         while len(tokens) < n:
-            logits_1V = F.pad(self._reader.logits(hidden_1TD[:, -1]), (0, self._n_more), value=-torch.inf)
+            logits_1V = F.pad(self._runner.logits(hidden_1TD[:, -1]), (0, self._n_more), value=-torch.inf)
             try:
-                filtered_1V = self._chain.filtered(logits_1V, [hypothesis])
+                filtered_1V = self._sampler.filtered(logits_1V, [hypothesis])
             except (NumericalError, UsageError):  # it has no token to propose; the model may have one
                 break
-            (token,) = self._chain.choose(filtered_1V, [uniform(self._key, hypothesis.n_written)])
+            (token,) = self._sampler.choose(filtered_1V, [uniform(self._key, hypothesis.n_written)])
             tokens.append(token)
             drawn_from.append(filtered_1V.softmax(-1, dtype=torch.float64))
-            if len(tokens) == n or self._chain.ends(token):
+            if len(tokens) == n or self._sampler.ends(token):
                 break  # the last token is read with what follows, if it is accepted
             hypothesis = hypothesis.plus(token)
-            hidden_1TD, state = self._reader.advance([[token]], state)
+            hidden_1TD, state = self._runner.advance([[token]], state)
             self._states.append(state)
             self._proposed.append(token)
-        return Proposal(tokens, torch.cat(drawn_from) if tokens and self._chain.samples else None)
+        return Proposal(tokens, torch.cat(drawn_from) if tokens and self._sampler.samples else None)
 
     def _begin(self) -> tuple[Tensor, DecodeState]:
         """Read the whole window: hidden states (1, T, D) and the state."""
@@ -195,7 +198,7 @@ class _Follower(Proposer):
         unread = self._window.tokens[self._n_read :]
         pairs = zip(self._proposed, unread[:-1], strict=False)
         n_kept = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._proposed), len(unread) - 1))
-        hidden_1TD, state = self._reader.advance([unread[n_kept:]], self._states[n_kept].reclaimed())
+        hidden_1TD, state = self._runner.advance([unread[n_kept:]], self._states[n_kept].reclaimed())
         self._states, self._n_read, self._proposed = [state], len(self._window.tokens), []
         return hidden_1TD, state
 
@@ -203,14 +206,14 @@ class _Follower(Proposer):
 class _Prompts:
     """Reads windows; one that comes again directly after itself, for another sample, is not read again."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
         self._read: tuple[Prompt, tuple[Tensor, DecodeState]] | None = None
 
     def read(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Hidden states (1, T, D) and the state after a window, in one pass. They stay valid."""
         if self._read is None or self._read[0] != window:
-            self._read = window, self._reader.advance([window.tokens], self._reader.start([window]))
+            self._read = window, self._runner.advance([window.tokens], self._runner.start([window]))
         return self._read[1]
 
 
@@ -219,7 +222,7 @@ class _Active:
     """The request that is decoded. state: after all but the last token of its window; None before that is read."""
 
     request: Request
-    chain: Chain
+    sampler: Sampler
     proposer: Proposer
     state: DecodeState | None = None
 
@@ -232,9 +235,9 @@ class SpeculativeBatch:
     are accepted by `verify`: so the text has the same distribution.
     """
 
-    def __init__(self, reader: Reader, draft: Draft) -> None:
-        self._reader, self._draft = reader, draft
-        self._prompts = _Prompts(reader)
+    def __init__(self, runner: ModelRunner, draft: Draft) -> None:
+        self._runner, self._draft = runner, draft
+        self._prompts = _Prompts(runner)
         self._joined: list[Request] = []
         self._active: _Active | None = None
         self._n_proposed = self._n_accepted = 0  # of the active request
@@ -264,24 +267,24 @@ class SpeculativeBatch:
         if not self._joined:
             return []
         active = self._activated(self._joined[0])
-        request, chain = active.request, active.chain
+        request, sampler = active.request, active.sampler
         hidden_1TD, state, proposal = self._read(active)
         n = len(proposal.tokens)
-        logits_TV = self._reader.logits(hidden_1TD[0, -n - 1 :])
+        logits_TV = self._runner.logits(hidden_1TD[0, -n - 1 :])
         self._n_proposed += n
         events: list[TokenEvent] = []
         for i in range(n + 1):
-            filtered_1V = chain.filtered(logits_TV[i : i + 1], request.hypotheses)
+            filtered_1V = sampler.filtered(logits_TV[i : i + 1], request.hypotheses)
             number = uniform(request.key, request.n_steps)
             if proposal.p_NV is None or i == n:
-                (token,) = chain.choose(filtered_1V, [number])
+                (token,) = sampler.choose(filtered_1V, [number])
                 accepted = i < n and token == proposal.tokens[i]
             else:
                 p_V = filtered_1V[0].softmax(-1, dtype=torch.float64)
                 numbers = uniform(derived(request.key, "accept"), request.n_steps), number
                 token, accepted = verify(p_V, proposal.p_NV[i], proposal.tokens[i], *numbers)
             self._n_accepted += accepted
-            (event,) = chain.extend([request], [token], logits_TV[i : i + 1], filtered_1V)
+            (event,) = sampler.extend([request], [token], logits_TV[i : i + 1], filtered_1V)
             events.append(replace(event, proposed=self._n_proposed, accepted=self._n_accepted))
             if not accepted or event.finish:
                 break
@@ -292,8 +295,8 @@ class SpeculativeBatch:
 
     def _activated(self, request: Request) -> _Active:
         if self._active is None or self._active.request is not request:
-            assert isinstance(request.strategy, Chain)
-            proposer = self._draft.beside(request, request.strategy, self._reader.vocab_size)
+            assert isinstance(request.strategy, Sampler)
+            proposer = self._draft.beside(request, request.strategy, self._runner.vocab_size)
             self._active = _Active(request, request.strategy, proposer)
             self._n_proposed = self._n_accepted = 0
         return self._active
@@ -306,16 +309,16 @@ class SpeculativeBatch:
         """
         (hypothesis,) = active.request.hypotheses
         window = hypothesis.window
-        if not self._reader.has_room(window):
-            window, active.state = self._reader.slid(window), None
+        if not self._runner.has_room(window):
+            window, active.state = self._runner.slid(window), None
             active.request.hypotheses = [replace(hypothesis, window=window)]
         if active.state is None:
             return *self._prompts.read(window), Proposal([])
-        left = self._reader.left(window)
+        left = self._runner.left(window)
         # not limited by max_new_tokens, so that a longer text begins with the shorter one
         n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)
         proposal = active.proposer.propose(hypothesis, n)
-        return *self._reader.advance([[window.tokens[-1], *proposal.tokens]], active.state), proposal
+        return *self._runner.advance([[window.tokens[-1], *proposal.tokens]], active.state), proposal
 
 
 def verify(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, number: float) -> tuple[int, bool]:

@@ -1,20 +1,19 @@
 """Prompts in, text out: streaming detokenization, stop strings, one record per request."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from lmtool.decoding.framing import Framing
-from lmtool.decoding.generate import Generation, TokenEvent, generate
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.maskpredict import Filled, fill
-from lmtool.decoding.reader import Prompt
-from lmtool.decoding.request import Alternative, BeamNode
-from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Options, Sample, Settings, refuse_draft
+from lmtool.decoding.request import Alternative, BeamNode, Choice, TokenEvent
+from lmtool.decoding.settings import Beam, MaskPredict, Options, Settings, TokenOptions, refuse_draft
 from lmtool.decoding.speculative import Draft
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
-from lmtool.text.decoder import StreamDecoder
+from lmtool.tokenization.decoder import StreamDecoder
+from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 FinishReason = Literal["end", "stop", "length", "time", "filled"]
 
@@ -23,14 +22,16 @@ FinishReason = Literal["end", "stop", "length", "time", "filled"]
 class Completion:
     """The completion of one request.
 
-    prompt: its text. sample: index of the sample, from 0; for beam search the rank of the hypothesis.
+    prompt: its text.
+    sample: index of the sample, from 0; for beam search the rank of the hypothesis.
     draw: sample number used to seed randomness, which continues over equal prompts.
     text: the generated text, without special tokens, up to a stop string; it begins with the prefix. For mask-predict
         the whole text, prompt included.
     tokens: all generated ids, including an end token and those of a stop string; for mask-predict those of the masks.
     logprobs: their natural log-probabilities under the model's distribution, before temperature and filters.
-    ranks: rank of each token in that distribution, from 1. removed: its total probability of tokens excluded by
-        filters. alternatives: its most probable tokens in place of each. All None unless requested.
+    ranks: rank of each token in that distribution, from 1.
+    removed: its total probability of tokens excluded by filters.
+    alternatives: its most probable tokens in place of each. All None unless requested.
     tree: all hypotheses of a beam search, for the best one, if details are requested; else None.
     score: for beam search, the score of the hypothesis; else None.
     steps: number of decoding steps, or of forward passes for mask-predict.
@@ -74,7 +75,7 @@ class Piece:
 
 def write(
     model: LanguageModel,
-    framing: Framing,
+    prompt_format: PromptFormat,
     prompts: Sequence[str | Prompt],
     settings: Settings,
     options: Options | None = None,
@@ -85,71 +86,62 @@ def write(
     Pieces hold whole characters, and never part of a possible stop string. Special tokens other than end tokens are
     never generated, nor ids that the tokenizer does not have. Beam search and mask-predict return whole texts.
 
-    prompts: texts; or inputs built by `framing`, whose text is not in completions. draft: as in `generate`.
+    prompts: texts; or inputs built by `prompt_format`, whose text is not in completions. draft: as in `Generation`.
 
-    Raises UsageError as `generate` and `fill` do, and when options contradict the strategy.
+    Raises UsageError as `Generation` and `fill` do, and when options contradict the strategy.
     """
     options = options or Options()
     if draft is not None:
         refuse_draft(settings)
     if isinstance(settings, MaskPredict):
-        return _fill(model, framing, prompts, settings, options)
-    return _write(model, framing, prompts, settings, options, draft)
-
-
-def without_text(framing: Framing, vocab_size: int) -> set[int]:
-    """The ids that no generated text holds: special tokens, and what the tokenizer does not have of a vocabulary."""
-    tokenizer = framing.tokenizer
-    return {*tokenizer.special_ids, *range(tokenizer.vocab_size, vocab_size)}
-
-
-def _write(
-    model: LanguageModel,
-    framing: Framing,
-    prompts: Sequence[str | Prompt],
-    settings: Greedy | Sample | Beam,
-    options: Options,
-    draft: Draft | None,
-) -> Iterator[Piece]:
+        return _fill(model, prompt_format, prompts, settings, options)
     if options.mask is not None or options.length:
         raise UsageError(
             f"masks are not for {settings.name}, which generates from left to right",
             fix="omit --mask and --length, or choose --strategy mask-predict",
         )
-    framed = [p if isinstance(p, Prompt) else framing.prompt(p, options.prefix) for p in prompts]
-    end_ids = framing.end_ids
+    inputs = [p if isinstance(p, Prompt) else prompt_format.prompt(p, options.prefix) for p in prompts]
+    end_ids = prompt_format.end_ids
 
-    def ends(prompt: int, written: Sequence[int]) -> bool:
-        stream, stop = _stream_after(framing, framed[prompt]), StopStrings(options.stop)
-        for token in written:
+    def ends(prompt: int, generated: Sequence[int]) -> bool:
+        stream, stop = _stream_after(prompt_format, inputs[prompt]), StopStrings(options.stop)
+        for token in generated:
             stop.push(stream.push(token))
         return stop.stopped
 
-    generation = generate(
-        model,
-        framed,
-        settings,
-        n=options.n,
-        first=options.first,
+    token_options = TokenOptions(
+        **vars(options),
         end_ids=end_ids,
-        banned_ids=without_text(framing, model.vocab_size) - end_ids,
+        banned_ids=without_text(prompt_format, model.vocab_size) - end_ids,
         ends=ends if options.stop else None,
-        overflow=options.overflow,
-        max_rows=options.max_rows,
-        details=options.details,
-        draft=draft,
     )
+    generation = Generation(model, inputs, settings, token_options, draft)
 
-    def begin(event: TokenEvent) -> Transcript:
-        shown = _shown(prompts[event.prompt])
-        return Transcript.of(framing, framed[event.prompt], settings.seed, options.stop, options.prefix, shown)
+    def pieces() -> Iterator[Piece]:
+        n, texts = settings.num_return if isinstance(settings, Beam) else options.n, dict[int, GeneratedText]()
+        for event in generation:
+            request = event.prompt * n + event.sample
+            if request not in texts:
+                text = GeneratedText.of(prompt_format, inputs[event.prompt], settings.seed, options.stop)
+                texts[request] = replace(text, prompt=_text_of(prompts[event.prompt]), prefix=options.prefix)
+            shown, completion = texts[request].push(event), texts[request].completion()
+            if completion is not None:
+                generation.stop(event.prompt, event.sample)
+                del texts[request]
+            yield Piece(request, shown, completion)
 
-    return _pieces(generation, begin, settings.num_return if isinstance(settings, Beam) else options.n)
+    return pieces()
+
+
+def without_text(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
+    """The ids that no generated text holds: special tokens, and what the tokenizer does not have of a vocabulary."""
+    tokenizer = prompt_format.tokenizer
+    return {*tokenizer.special_ids, *range(tokenizer.vocab_size, vocab_size)}
 
 
 def _fill(
     model: LanguageModel,
-    framing: Framing,
+    prompt_format: PromptFormat,
     prompts: Sequence[str | Prompt],
     settings: MaskPredict,
     options: Options,
@@ -160,53 +152,48 @@ def _fill(
             fix="omit them",
         )
     texts = []
-    tokenizer = framing.tokenizer
-    for prompt in map(_shown, prompts):
-        ids = framing.masks(prompt, placeholder=options.mask, length=options.length)
+    tokenizer = prompt_format.tokenizer
+    for prompt in map(_text_of, prompts):
+        ids = prompt_format.masks(prompt, placeholder=options.mask, length=options.length)
         if options.overflow != "refuse" and model.context is not None and len(ids) > model.context:
             length = max(1, options.length - (len(ids) - model.context))
-            ids = framing.masks(prompt, placeholder=options.mask, length=length)
+            ids = prompt_format.masks(prompt, placeholder=options.mask, length=length)
         texts.append(ids)
-    filled = fill(
-        model,
-        texts,
-        tokenizer.mask_id,
-        settings,
-        n=options.n,
-        first=options.first,
-        banned_ids=without_text(framing, model.vocab_size),
-        max_rows=options.max_rows,
-    )
+    token_options = TokenOptions(**vars(options), banned_ids=without_text(prompt_format, model.vocab_size))
+    filled = fill(model, texts, tokenizer.mask_id, settings, token_options)
 
-    def completed(result: Filled) -> Completion:
-        tokens = [choice.token for choice in result.choices]
-        coming, stream = iter(tokens), tokenizer.stream()
+    def piece(result: Filled) -> Piece:
+        coming, stream = (choice.token for choice in result.choices), tokenizer.stream()
         ids = [next(coming) if token == tokenizer.mask_id else token for token in texts[result.prompt]]
-        return Completion(
-            prompt=_shown(prompts[result.prompt]),
+        completion = Completion(
+            prompt=_text_of(prompts[result.prompt]),
             sample=result.sample,
             draw=result.draw,
             text="".join(map(stream.push, ids)) + stream.flush(),
-            tokens=tuple(tokens),
-            logprobs=tuple(choice.logprob for choice in result.choices),
-            ranks=tuple(choice.rank for choice in result.choices) if options.details else None,
-            removed=tuple(choice.removed for choice in result.choices) if options.details else None,
+            **_columns(result.choices),
             score=None,
             steps=result.steps,
             seed=settings.seed,
             finish_reason="filled",
-            alternatives=tuple(choice.alternatives for choice in result.choices) if options.details else None,
         )
+        return Piece(result.prompt * options.n + result.sample, completion.text, completion)
 
-    def pieces() -> Iterator[Piece]:
-        for result in filled:
-            completion = completed(result)
-            yield Piece(result.prompt * options.n + result.sample, completion.text, completion)
-
-    return pieces()
+    return map(piece, filled)
 
 
-def _shown(prompt: str | Prompt) -> str:
+def _columns(choices: Sequence[Choice]) -> dict[str, Any]:
+    """The fields of a completion that have a value for each token."""
+    detailed = bool(choices) and choices[0].rank is not None
+    details = {
+        "ranks": tuple(choice.rank for choice in choices),
+        "removed": tuple(choice.removed for choice in choices),
+        "alternatives": tuple(choice.alternatives for choice in choices),
+    }
+    tokens, logprobs = tuple(choice.token for choice in choices), tuple(choice.logprob for choice in choices)
+    return {"tokens": tokens, "logprobs": logprobs, **(details if detailed else dict.fromkeys(details))}
+
+
+def _text_of(prompt: str | Prompt) -> str:
     """The text of a prompt; empty for ids."""
     return prompt if isinstance(prompt, str) else ""
 
@@ -277,9 +264,9 @@ def _borders(stop: str) -> Sequence[int]:
     return borders
 
 
-def _stream_after(framing: Framing, prompt: Prompt) -> StreamDecoder:
+def _stream_after(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder:
     """A decoder of what follows a prompt, so that a space between prompt and text becomes part of the text."""
-    stream = framing.tokenizer.stream()
+    stream = prompt_format.tokenizer.stream()
     for token in prompt.begun:
         stream.push(token)
     stream.flush()
@@ -287,23 +274,21 @@ def _stream_after(framing: Framing, prompt: Prompt) -> StreamDecoder:
 
 
 @dataclass
-class Transcript:
+class GeneratedText:
     """The text of one request during generation. text: what was shown so far. events: one per token."""
 
-    prompt: str
     seed: int
-    prefix: str
     stream: StreamDecoder
     stop: StopStrings
+    prompt: str = ""
+    prefix: str = ""
     text: str = ""
     events: list[TokenEvent] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, framing: Framing, prompt: Prompt, seed: int, stop: Sequence[str], prefix: str = "", shown: str = ""
-    ) -> Self:
-        """The empty text after a prompt, whose own text is `shown`."""
-        return cls(shown, seed, prefix, _stream_after(framing, prompt), StopStrings(stop))
+    def of(cls, prompt_format: PromptFormat, prompt: Prompt, seed: int, stop: Sequence[str]) -> Self:
+        """The empty text after a prompt."""
+        return cls(seed, _stream_after(prompt_format, prompt), StopStrings(stop))
 
     def push(self, event: TokenEvent) -> str:
         """The text to show after one more token."""
@@ -322,37 +307,17 @@ class Transcript:
         reason = "stop" if self.stop.stopped else last.finish
         if reason is None:
             return None
-        ranks = tuple(event.rank for event in self.events if event.rank is not None)
-        removed = tuple(event.removed for event in self.events if event.removed is not None)
-        alternatives = tuple(event.alternatives for event in self.events if event.alternatives is not None)
         return Completion(
             prompt=self.prompt,
             sample=last.sample,
             draw=last.draw,
             text=self.text,
-            tokens=tuple(event.token for event in self.events),
-            logprobs=tuple(event.logprob for event in self.events),
-            ranks=ranks or None,
-            removed=removed or None,
+            **_columns(self.events),
             score=last.score,
             steps=last.steps,
             seed=self.seed,
             finish_reason=reason,
-            alternatives=alternatives or None,
             tree=last.tree,
             proposed=last.proposed,
             accepted=last.accepted,
         )
-
-
-def _pieces(generation: Generation, begin: Callable[[TokenEvent], Transcript], n: int) -> Iterator[Piece]:
-    peers: dict[int, Transcript] = {}
-    for event in generation:
-        request = event.prompt * n + event.sample
-        writer = peers[request] if request in peers else peers.setdefault(request, begin(event))
-        shown = writer.push(event)
-        completion = writer.completion()
-        if completion is not None:
-            generation.stop(event.prompt, event.sample)
-            del peers[request]
-        yield Piece(request, shown, completion)

@@ -1,11 +1,13 @@
 """Base checkpoints: those that other runs are initialized from, and that runs of adapters need again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from lmtool.errors import CheckpointError, RecipeError, UsageError
+from lmtool.interop.reference import find
 from lmtool.printable import plain
 from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.load import load_of_run
@@ -13,8 +15,8 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.checkpoint import Checkpoint, verify
 from lmtool.run.directory import CHECKPOINTS, RECIPE, Run
 from lmtool.run.files import OtherRun, saved_state
-from lmtool.run.find import Found, find
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.run.find import Found
+from lmtool.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class Base:
     recipe: Recipe
     tokenizer: Tokenizer
     warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: Run, checkpoint: Checkpoint, warnings: Sequence[str] = ()) -> "Base":
+        """A checkpoint of a run. warnings: those of opening it."""
+        recipe, tokenizer, doubts = read_run(run, checkpoint)
+        return cls(run, checkpoint, recipe, tokenizer, (*warnings, *doubts))
 
     @property
     def is_published(self) -> bool:
@@ -48,10 +56,8 @@ class Base:
 
 def open_base(reference: str) -> Base:
     """The best checkpoint of a run, or a given checkpoint, as the base of another run."""
-    found = find(reference)
-    checkpoint, warnings = found.best(optimizer=False)
-    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
-    return Base(found.run, checkpoint, recipe, tokenizer, (*warnings, *doubts))
+    source = find(reference)
+    return Base.of(source.run, *source.best(optimizer=False))
 
 
 def base_of(run: Run) -> Base:
@@ -75,10 +81,10 @@ def teacher_of(run: Run) -> Base:
 
 def _reopen(record: OtherRun, need: str, note: str) -> Base:
     """The checkpoint of a `Base.record`. need, note: why it is needed, and what to know, for errors."""
-    wanted, place = f"{need} {record.checkpoint} of {record.run}", Path(record.path)
+    wanted = f"{need} {record.checkpoint} of {record.run}"
     try:
-        found = find(str(place) if place.exists() else record.run)
-        checkpoint = verify(found.run.path / CHECKPOINTS / record.checkpoint, optimizer=False)
+        run = find(record.path if Path(record.path).exists() else record.run).run
+        checkpoint = verify(run.path / CHECKPOINTS / record.checkpoint, optimizer=False)
     except CheckpointError as error:
         raise CheckpointError(f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {note}") from error
     if checkpoint.model_digest != record.sha256:
@@ -87,8 +93,7 @@ def _reopen(record: OtherRun, need: str, note: str) -> Base:
             where=str(checkpoint.path),
             fix="restore the checkpoint, or train anew",
         )
-    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
-    return Base(found.run, checkpoint, recipe, tokenizer, tuple(doubts))
+    return Base.of(run, checkpoint)
 
 
 def read_run(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, Tokenizer, list[str]]:
@@ -136,15 +141,15 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     return written, []
 
 
-def written_recipe(found: Found) -> tuple[Recipe, list[str]]:
+def written_recipe(source: Found) -> tuple[Recipe, list[str]]:
     """The recipe in a run's recipe.yaml; the one of its newest checkpoint, and a warning, where that is damaged.
 
     It is not compared with a checkpoint.
     """
     try:
-        return load_of_run(found.run.recipe_path), []
+        return load_of_run(source.run.recipe_path), []
     except (RecipeError, UsageError):
-        return read_recipe(found.run, found.newest(optimizer=False)[0])
+        return read_recipe(source.run, source.newest(optimizer=False)[0])
 
 
 def recipe_of(checkpoint: Checkpoint) -> Recipe:

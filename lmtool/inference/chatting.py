@@ -4,6 +4,7 @@ Shapes: B rows, here 1; T new positions of a row, D model width.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,25 +15,29 @@ from torch import Tensor
 
 from lmtool.decoding.settings import Greedy, Options, Sample, Settings
 from lmtool.decoding.text import Completion, Piece, write
-from lmtool.durable import write_new
-from lmtool.errors import ResourceError, UsageError
+from lmtool.durable import refusing, write_new
+from lmtool.errors import UsageError
+from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
-from lmtool.inference.writing import Writer
 from lmtool.model.language_model import DecodeState, LanguageModel, Wrapper
 from lmtool.printable import plain
-from lmtool.text.chat import ROLES, ChatFormat, Message
+from lmtool.tokenization.chat import ROLES, ChatFormat, Message
 
 LONGEST_ANSWER = 1024
 """Maximum tokens of an answer by default."""
 
 
 @dataclass
-class Said:
+class Turn:
     """A message of a conversation. cut: it is an answer that was stopped before its end."""
 
     role: str
     content: str
     cut: bool = False
+
+    @property
+    def message(self) -> Message:
+        return Message(role=self.role, content=self.content)
 
 
 class Reply(Iterator[str]):
@@ -44,39 +49,40 @@ class Reply(Iterator[str]):
     n_left: how many more messages left the context for it. completion: None until the answer is complete.
     """
 
-    def __init__(self, pieces: Iterator[Piece], asked: Sequence[Said], said: list[Said], n_left: int) -> None:
-        """said: the conversation, to which the messages that are answered and the answer are added."""
+    def __init__(self, pieces: Iterator[Piece], questions: Sequence[Turn], turns: list[Turn], n_left: int) -> None:
+        """turns: the conversation, to which the messages that are answered and the answer are added."""
         self.n_left = n_left
         self.completion: Completion | None = None
-        self._pieces, self._asked, self._said = pieces, asked, said
-        self._own = Said("assistant", "", cut=True)
+        self._pieces, self._questions, self._turns = pieces, questions, turns
+        self._answer = Turn("assistant", "", cut=True)
 
     @property
     def text(self) -> str:
         """The text so far."""
-        return self._own.content
+        return self._answer.content
 
     def __next__(self) -> str:
         piece = next(self._pieces)
-        begins = not self._own.content
+        begins = not self._answer.content
         text = piece.text.lstrip() if begins else piece.text
-        self._own.content += text
+        self._answer.content += text
         if text and begins:
-            self._said += [*self._asked, self._own]
+            self._turns += [*self._questions, self._answer]
         if piece.completion is not None:
             self.completion = piece.completion
-            self._own.cut = piece.completion.finish_reason in ("length", "time")
+            self._answer.cut = piece.completion.finish_reason in ("length", "time")
         return text
 
 
 class Conversation:
     """A conversation with a model, by its own chat template or a plain format.
 
-    said: all messages but the system message, and the answers. n_left: how many of them, the first ones, have left the
-    context. is_plain: the model has no chat template, and was not trained on conversations here.
+    turns: all messages but the system message, and the answers.
+    n_left: how many of them, the first ones, have left the context.
+    is_plain: the model has no chat template, and was not trained on conversations here.
     """
 
-    def __init__(self, writer: Writer, settings: Settings | None = None, *, stop: Sequence[str] = ()) -> None:
+    def __init__(self, generator: TextGenerator, settings: Settings | None = None, *, stop: Sequence[str] = ()) -> None:
         """settings: of all answers; by default `Sample`, with at most LONGEST_ANSWER tokens. stop: as in `Options`.
 
         Raises UsageError when the model is no decoder, when it was trained on pairs of texts in another format than a
@@ -87,14 +93,14 @@ class Conversation:
         if not isinstance(settings, Greedy | Sample):
             raise UsageError(f"{settings.name} is not for conversations", fix="choose greedy or sample")
         self._settings, self._stop = settings, tuple(stop)
-        self._writer = writer
-        self._chat = format_of(writer.loaded)
-        self._framing = replace(writer.loaded.framing, chat=self._chat)
-        self._model = _Remembering(writer.loaded.model)
-        self._asked: Counter[tuple[int, ...]] = Counter()
+        self._generator = generator
+        self._chat = format_of(generator.loaded)
+        self._prompt_format = replace(generator.loaded.prompt_format, chat=self._chat)
+        self._model = _Remembering(generator.loaded.model)
+        self._n_answers: Counter[tuple[int, ...]] = Counter()  # by prompt
         self._system = ""
-        self.is_plain = self._chat.name == "plain" and not writer.loaded.framing.answers
-        self.said: list[Said] = []
+        self.is_plain = self._chat.name == "plain" and not generator.loaded.prompt_format.answers
+        self.turns: list[Turn] = []
         self.n_left = 0
 
     @property
@@ -108,13 +114,12 @@ class Conversation:
     @system.setter
     def system(self, text: str) -> None:
         if text:
-            asked = [Message(role="system", content=text), Message(role="user", content="?")]
-            self._chat.check(checked(asked))
+            self._chat.check(checked([Message(role="system", content=text), Message(role="user", content="?")]))
         self._system = text
 
     def reset(self) -> None:
         """Forget all messages but the system message."""
-        self.said, self.n_left = [], 0
+        self.turns, self.n_left = [], 0
 
     def answer(self, messages: Sequence[Message]) -> Reply:
         """Answer more messages, usually one of the user; a system message in front replaces that of the conversation.
@@ -133,33 +138,26 @@ class Conversation:
             messages = messages[1:]
         if not messages or messages[-1]["role"] == "assistant":
             raise UsageError("there is no message to answer", fix="end with a message of the user")
-        asked = [Said(**message) for message in messages]
-        ids, first, limit = self._fitted(asked)
+        questions = [Turn(**message) for message in messages]
+        ids, first, limit = self._fitted([*self.turns, *questions])
         key = tuple(ids)
-        settings = replace(
-            self._settings, max_new_tokens=limit, min_new_tokens=min(self._settings.min_new_tokens, limit)
-        )
-        pieces = write(
-            self._model,
-            self._framing,
-            [self._framing.answer_to(ids)],
-            settings,
-            Options(first=self._asked[key], stop=self._stop),
-        )
-        self._asked[key] += 1
+        least = min(self._settings.min_new_tokens, limit)
+        settings = replace(self._settings, max_new_tokens=limit, min_new_tokens=least)
+        options = Options(first=self._n_answers[key], stop=self._stop)
+        prompts = [self._prompt_format.answer_to(ids)]
+        pieces = write(self._model, self._prompt_format, prompts, settings, options)
+        self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Reply(self._writer.computed(pieces), asked, self.said, n_left)
+        return Reply(self._generator.computed(pieces), questions, self.turns, n_left)
 
-    def _fitted(self, asked: Sequence[Said]) -> tuple[list[int], int, int]:
-        """The prompt, the index of the first message in it, and the maximum tokens of the answer."""
-        said, first = [*self.said, *asked], self.n_left
-        context, wanted = self._model.context, self._settings.max_new_tokens
+    def _fitted(self, turns: Sequence[Turn]) -> tuple[list[int], int, int]:
+        """The prompt of some turns, the index of the first one in it, and the maximum tokens of the answer."""
+        first, context, wanted = self.n_left, self._model.context, self._settings.max_new_tokens
         while True:
-            ids = self._chat.prompt([*self._opening(), *map(_message, said[first:])])
+            ids = self._chat.prompt([*self._opening(), *(turn.message for turn in turns[first:])])
             if context is None or len(ids) + min(wanted, context // 2) <= context:
                 break
-            later = (i for i in range(first + 1, len(said)) if said[i].role == "user")
-            following = next(later, None)
+            following = next((i for i in range(first + 1, len(turns)) if turns[i].role == "user"), None)
             if following is None:
                 if len(ids) < context:
                     break
@@ -176,20 +174,17 @@ class Conversation:
         Answers that were cut have `"cut": true`. Raises UsageError when there are none, or the file exists, and
         ResourceError when it cannot be written.
         """
-        if not self.said:
+        if not self.turns:
             raise UsageError("there is nothing to save yet", fix="save after an answer")
         messages = [dict(message) for message in self._opening()]
-        messages += [{**_message(one), **({"cut": True} if one.cut else {})} for one in self.said]
+        messages += [{**turn.message, **({"cut": True} if turn.cut else {})} for turn in self.turns]
         line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
         where = plain(str(path))
+        if os.path.lexists(path):
+            raise UsageError("the file exists", where=where, fix="save to a new file")
         try:
-            write_new(path, [line.encode()])
-        except FileExistsError:
-            raise UsageError("the file exists", where=where, fix="save to a new file") from None
-        except OSError as error:
-            raise ResourceError(
-                f"the conversation cannot be saved: {error.strerror}", where=where, fix="name a new file elsewhere"
-            ) from None
+            with refusing("the conversation cannot be saved", where, "name a new file elsewhere"):
+                write_new(path, line.encode())
         except ValueError:
             raise UsageError("this is no file name", where=where, fix="leave out the NUL character") from None
 
@@ -235,17 +230,17 @@ def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 def format_of(loaded: Loaded) -> ChatFormat:
     """How a decoder reads conversations. Raises UsageError and CheckpointError as `Conversation` does."""
-    framing, where = loaded.framing, plain(str(loaded.run_path))
-    if framing.reads != "past":
-        answers = framing.reads == "source"
+    prompt_format, where = loaded.prompt_format, plain(str(loaded.run_path))
+    if prompt_format.reads != "past":
+        answers = prompt_format.reads == "source"
         raise UsageError(
             f"only decoders hold conversations, and this model is not one: {loaded.model.describe()}",
             where=where,
             fix="answer single texts with lmtool generate" if answers else "name the run of a decoder",
         )
-    if framing.chat is not None:
-        return framing.chat
-    if framing.answers and loaded.tokenizer.published is not None:
+    if prompt_format.chat is not None:
+        return prompt_format.chat
+    if prompt_format.answers and loaded.tokenizer.published is not None:
         raise UsageError(
             "the model was fine-tuned on pairs of texts, and has no chat template for conversations",
             where=where,
@@ -255,13 +250,9 @@ def format_of(loaded: Loaded) -> ChatFormat:
     return ChatFormat.of(loaded.tokenizer, lambda: today)
 
 
-def _message(said: Said) -> Message:
-    return Message(role=said.role, content=said.content)
-
-
 def checked(messages: Sequence[Message]) -> list[Message]:
     """The messages, as role and content alone. Raises UsageError."""
-    found = []
+    plain_messages = []
     for number, message in enumerate(messages, 1):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES or not isinstance(content, str):
@@ -275,7 +266,7 @@ def checked(messages: Sequence[Message]) -> list[Message]:
                 f"the message is not UTF-8 at character {error.start}",
                 fix="write it in UTF-8, or fix the terminal's locale",
             ) from None
-        found.append(Message(role=role, content=content))
-    if not found:
+        plain_messages.append(Message(role=role, content=content))
+    if not plain_messages:
         raise UsageError("there is no message to answer", fix="end with a message of the user")
-    return found
+    return plain_messages

@@ -20,18 +20,17 @@ from torch.nn import functional as F
 
 from lmtool import durable
 from lmtool.batch import Batch, padded
-from lmtool.compute.processes import World, joined
+from lmtool.data.corpus import open_corpus
+from lmtool.data.prepare import default_cache
+from lmtool.data.stdin import STDIN
 from lmtool.decoding.prompts import read_prompts
+from lmtool.durable import writing
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.evaluation import evaluate
+from lmtool.inference.evaluation import Items, evaluate
 from lmtool.inference.load import Loaded
-from lmtool.model.classifier import Pool
+from lmtool.model.heads import Pool
 from lmtool.recipe.spec.objective import Embedding
-from lmtool.text.corpus import open_corpus
-from lmtool.text.disk import refusing_disk
-from lmtool.text.prepare import default_cache
-from lmtool.text.tokenizer import find_words
-from lmtool.text.typed import STDIN
+from lmtool.tokenization.tokenizer import find_words
 
 PoolName = Literal["none", "mean", "max", "first", "last", "own"]
 
@@ -48,8 +47,9 @@ Vectors = NDArray[np.float32]
 class Embedded:
     """Vectors of one text.
 
-    text: its number, from 0. words: as written in the text. vectors: (N, D), one per word; when pooled (1, D), and
-    words None.
+    text: its number, from 0.
+    words: as written in the text.
+    vectors: (N, D), one per word; when pooled (1, D), and words None.
     """
 
     text: int
@@ -72,13 +72,13 @@ class TextRow:
     pieces: list[list[int]]
 
 
-def read_texts(sources: Sequence[str], column: str, given: Sequence[str] = ()) -> Iterator[str]:
+def read_texts(sources: Sequence[str], column: str, texts: Sequence[str] = ()) -> Iterator[str]:
     """The texts that are given, then the lines of standard input, which "-" names, then those of files.
 
     Of .txt files the non-blank lines, of tables the rows. Standard input is read too when nothing else is named.
     """
-    yield from given
-    if STDIN in sources or not (sources or given):
+    yield from texts
+    if STDIN in sources or not (sources or texts):
         yield from (line for line in read_prompts(STDIN) if line.strip())
     sources = [source for source in sources if source != STDIN]
     if not sources:
@@ -101,29 +101,29 @@ def check_output(path: Path) -> None:
         raise UsageError("the output exists already", where=str(path), fix="choose another name with -o")
 
 
-def save(path: Path, found: Iterable[Embedded]) -> None:
+def save(path: Path, embedded: Iterable[Embedded]) -> None:
     """Write vectors to a new file, atomically. Raises ResourceError.
 
     .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, and words (N) unless pooled.
     """
-    with refusing_disk(path), durable.staged(path) as new:
-        durable.write_new(new, _arrays(found) if path.suffix == ".npz" else _encoded(as_lines(found)))
+    with writing(path), durable.staged(path) as new:
+        durable.write_new(new, _arrays(embedded) if path.suffix == ".npz" else _encoded(as_lines(embedded)))
 
 
-def as_lines(found: Iterable[Embedded]) -> Iterator[str]:
+def as_lines(embedded: Iterable[Embedded]) -> Iterator[str]:
     """A JSON object for each text."""
-    for one in found:
+    for one in embedded:
         vectors = one.vectors.tolist()
-        own = {"vector": vectors[0]} if one.words is None else {"words": one.words, "vectors": vectors}
-        yield json.dumps({"text": one.text, **own})
+        values = {"vector": vectors[0]} if one.words is None else {"words": one.words, "vectors": vectors}
+        yield json.dumps({"text": one.text, **values})
 
 
 def _encoded(lines: Iterable[str]) -> Iterator[bytes]:
     return (f"{line}\n".encode() for line in lines)
 
 
-def _arrays(found: Iterable[Embedded]) -> list[memoryview]:
-    every = list(found)
+def _arrays(embedded: Iterable[Embedded]) -> list[memoryview]:
+    every = list(embedded)
     arrays = {
         "vectors": np.concatenate([one.vectors for one in every]),
         "texts": np.repeat([one.text for one in every], [len(one.vectors) for one in every]),
@@ -151,30 +151,28 @@ def embed(
     """
     waiting = (text_row(loaded, i, text, truncate=truncate, words=pool == "none") for i, text in enumerate(texts))
     read = False
-    with joined(loaded.compute) as world:
+    with loaded.joined() as loaded:
         while group := list(islice(waiting, TEXTS)):
             read = True
-            yield from vectors_of(loaded, group, layer, pool, world)
+            yield from vectors_of(loaded, group, layer, pool)
     if not read:
         raise DataError("there is no text", fix="name a file with lines of text, or write some to standard input")
 
 
-def vectors_of(loaded: Loaded, rows: Sequence[TextRow], layer: int, pool: PoolName, world: World) -> Iterator[Embedded]:
+def vectors_of(loaded: Loaded, rows: Sequence[TextRow], layer: int, pool: PoolName) -> Iterator[Embedded]:
     """The vectors of texts that are tokenized; see `embed`."""
     lengths = [(len(row.tokens),) for row in rows]
-    reader = partial(_read, loaded, rows, layer, pool)
-    vectors = evaluate(
-        loaded.model, lengths, reader, loaded.compute, world, tokens=BATCH_TOKENS, dtype=np.float32
-    ).found
-    for row, own in zip(rows, vectors, strict=True):
-        yield Embedded(row.number, row.words if pool == "none" else None, own)
+    read = partial(_read, loaded, rows, layer, pool)
+    items = Items(lengths, read, tokens=BATCH_TOKENS, dtype=np.float32)
+    for row, vectors in zip(rows, evaluate(loaded.model, items, loaded.compute).arrays, strict=True):
+        yield Embedded(row.number, row.words if pool == "none" else None, vectors)
 
 
 def text_row(loaded: Loaded, number: int, text: str, *, truncate: bool = False, words: bool = False) -> TextRow:
     """A text with the special tokens of the model's training. Raises UsageError as `embed` does."""
     tokenizer = loaded.tokenizer
-    ids, places = tokenizer.encode_with_places(text) if words else (tokenizer.encode(text), [])
-    before, after = loaded.framing.before, loaded.framing.after
+    ids, offsets = tokenizer.encode_with_places(text) if words else (tokenizer.encode(text), [])
+    before, after = loaded.prompt_format.before, loaded.prompt_format.after
     room = (loaded.model.context or len(ids) + 2) - len(before) - len(after)
     if len(ids) > room:
         if not truncate:
@@ -182,13 +180,13 @@ def text_row(loaded: Loaded, number: int, text: str, *, truncate: bool = False, 
                 f"text {number + 1} has {len(ids)} tokens, but the model reads {room}",
                 fix="divide it, or truncate it with --truncate",
             )
-        ids, places = ids[:room], places[:room]
+        ids, offsets = ids[:room], offsets[:room]
     if not ids:
         raise UsageError(f"text {number + 1} has no tokens", fix="remove it")
     spans = find_words(text) if words else []
     pieces: list[list[int]] = [[] for _ in spans]
     word = 0
-    for token, (start, stop) in enumerate(places, len(before)):
+    for token, (start, stop) in enumerate(offsets, len(before)):
         while word < len(spans) and spans[word][1] <= start:
             word += 1
         # a token may belong to several words
@@ -196,7 +194,7 @@ def text_row(loaded: Loaded, number: int, text: str, *, truncate: bool = False, 
             if spans[touched][0] >= stop:
                 break
             pieces[touched].append(token)
-    kept = [i for i, own in enumerate(pieces) if own]
+    kept = [i for i, tokens in enumerate(pieces) if tokens]
     return TextRow(
         number,
         [*before, *ids, *after],
@@ -228,15 +226,15 @@ def _read(
 
 
 def _pooled(hidden_TD: Tensor, row: TextRow, pool: PoolName) -> Tensor:
-    own_TD = hidden_TD[row.first : row.last]
+    text_TD = hidden_TD[row.first : row.last]
     match pool:
         case "none":
             means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
-            return torch.stack(means) if means else own_TD[:0]
+            return torch.stack(means) if means else text_TD[:0]
         case "mean" | "own":
-            return own_TD.mean(0, keepdim=True)
+            return text_TD.mean(0, keepdim=True)
         case "max":
-            return own_TD.amax(0, keepdim=True)
+            return text_TD.amax(0, keepdim=True)
         case "first":
             return hidden_TD[:1]
         case "last":

@@ -14,9 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
+from lmtool.data.survey import Report
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
-from lmtool.text.survey import Report
 
 BATCH_TOKENS = 16_384
 """Positions computed at once."""
@@ -41,13 +41,15 @@ class Validation:
 class Evaluated:
     """Sums over all items and all processes, and the array of each item, in the order of the items.
 
-    total: of the losses of all targets. count: of targets. metrics: means, by name.
+    total: of the losses of all targets.
+    count: of targets.
+    metrics: means, by name.
     """
 
     total: float
     count: int
     metrics: dict[str, float]
-    found: list[NDArray[Any]]
+    arrays: list[NDArray[Any]]
 
     @property
     def loss(self) -> float:
@@ -77,69 +79,77 @@ def not_reported(stage: str, done: int, total: int) -> None:
     """A report that does nothing."""
 
 
-def evaluate(
-    model: LanguageModel,
-    lengths: Sequence[RowLengths],
-    read: Callable[[list[int]], tuple[Loss | None, Sequence[NDArray[Any]]]],
-    compute: Compute,
-    world: World = World(),  # noqa: B008 - it is frozen
-    *,
-    metrics: Sequence[str] = (),
-    tokens: int = BATCH_TOKENS,
-    dtype: DTypeLike = np.float64,
-    report: Report = not_reported,
-) -> Evaluated:
-    """Evaluate a model on items of these lengths; each process computes its share, and all get the same sums.
+@dataclass(frozen=True)
+class Items:
+    """What a model is evaluated on.
 
-    read: from the indices of some items, their summed loss and an array of `dtype` for each; either may be omitted,
-        the same for all. metrics: names of those in the losses. tokens: positions computed at once.
+    lengths: of each item.
+    read: from the indices of some items, their summed loss and an array of `dtype` for each; either may be omitted, the
+        same for all.
+    metrics: names of those in the losses.
+    tokens: positions computed at once.
+    """
+
+    lengths: Sequence[RowLengths]
+    read: Callable[[list[int]], tuple[Loss | None, Sequence[NDArray[Any]]]]
+    metrics: Sequence[str] = ()
+    tokens: int = BATCH_TOKENS
+    dtype: DTypeLike = np.float64
+
+    def groups(self, world: World) -> tuple[list[list[int]], int]:
+        """The items of each batch of this process; and how many more it computes for others that it is in step with."""
+
+        def of(rank: int) -> list[list[int]]:
+            share = replace(world, rank=rank).share(len(self.lengths))
+            return [[share[i] for i in group] for group in by_length([self.lengths[i] for i in share], self.tokens)]
+
+        groups = of(world.rank)
+        most = max(len(of(rank)) for rank in range(world.size)) if world.in_step else len(groups)
+        return groups, most - len(groups)
+
+    def size(self, group: Sequence[int]) -> int:
+        """Tokens of some items."""
+        return sum(sum(self.lengths[i]) for i in group)
+
+
+def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Report = not_reported) -> Evaluated:
+    """Evaluate a model; each process computes its share, and all get the same sums.
+
     report: called with the tokens of this process done and in total.
 
     The model is in evaluation mode, and computes in the precision of `compute`.
     """
     was_training = model.training
     model.eval()
-    groups, n_idle = _groups(lengths, tokens, world)
+    groups, n_idle = items.groups(compute.world)
     total = torch.zeros((), dtype=compute.sum_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
-    parts = torch.zeros(len(metrics), 2, dtype=compute.sum_dtype, device=compute.device)
-    found: dict[int, NDArray[Any]] = {}
-    done, whole = 0, sum(sum(lengths[i]) for items in groups for i in items)
+    parts = torch.zeros(len(items.metrics), 2, dtype=compute.sum_dtype, device=compute.device)
+    arrays: dict[int, NDArray[Any]] = {}
+    done, whole = 0, sum(map(items.size, groups))
     # weights that processes share are gathered in here, and tensors of inference mode would stay useless for training
-    mode = torch.no_grad if world.in_step else torch.inference_mode
+    mode = torch.no_grad if compute.world.in_step else torch.inference_mode
     try:
-        for items in groups:
+        for group in groups:
             with mode(), compute.autocast():
-                loss, arrays = read(items)
+                loss, new = items.read(group)
             if loss is not None:
                 total += loss.total
                 count += loss.count
-                for part, name in zip(parts, metrics, strict=True):
+                for part, name in zip(parts, items.metrics, strict=True):
                     part += torch.stack([torch.as_tensor(number).to(part) for number in loss.metrics[name]])
-            if arrays:
-                found.update(zip(items, arrays, strict=True))
-            done += sum(sum(lengths[i]) for i in items)
+            if new:
+                arrays.update(zip(group, new, strict=True))
+            done += items.size(group)
             report("measuring", done, whole)
         for _ in range(n_idle):
             with mode(), compute.autocast():
-                read(groups[0][:1] if groups else [0])
+                items.read(groups[0][:1] if groups else [0])
     finally:
         model.train(was_training)
-    own_sums = (float(total), float(count), float(bool(found)), *parts.flatten().tolist())
-    nats, n_targets, n_finders, *others = world.sum(own_sums, compute)
-    pairs = zip(metrics, others[::2], others[1::2], strict=True)
+    local = (float(total), float(count), float(bool(arrays)), *parts.flatten().tolist())
+    nats, n_targets, n_with_arrays, *others = compute.world.sum(local)
+    pairs = zip(items.metrics, others[::2], others[1::2], strict=True)
     means = {name: part / max(1, number) for name, part, number in pairs}
-    gathered = world.gather(found, len(lengths), dtype, compute) if n_finders else []
+    gathered = compute.world.gather(arrays, len(items.lengths), items.dtype) if n_with_arrays else []
     return Evaluated(nats, int(n_targets), means, gathered)
-
-
-def _groups(lengths: Sequence[RowLengths], tokens: int, world: World) -> tuple[list[list[int]], int]:
-    """The items of each batch of this process; and how many more it computes for others, with which it is in step."""
-
-    def of(rank: int) -> list[list[int]]:
-        share = replace(world, rank=rank).share(len(lengths))
-        return [[share[i] for i in group] for group in by_length([lengths[i] for i in share], tokens)]
-
-    own = of(world.rank)
-    most = max(len(of(rank)) for rank in range(world.size)) if world.in_step else len(own)
-    return own, most - len(own)

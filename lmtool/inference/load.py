@@ -5,49 +5,46 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lmtool import model
-from lmtool.compute.device import Compute, InferenceName, device_memory, resolve
-from lmtool.compute.processes import World, local_rank, local_size
+from lmtool.compute.device import CPU, Compute, choose_compute, device_memory
+from lmtool.compute.fsdp import Sharding
+from lmtool.compute.processes import local_size
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
-from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError, NumericalError
-from lmtool.inference.base import Base, base_of, open_base, read_run
-from lmtool.inference.sharding import Sharding
+from lmtool.inference.base import Base, base_of, open_base
+from lmtool.interop.reference import find
 from lmtool.model import LanguageModel, lora
-from lmtool.model.classifier import Classifier, HeadedModel
 from lmtool.model.features import find_features
-from lmtool.model.language_model import CountingModel, UnpredictiveModel
+from lmtool.model.heads import Classifier, HeadedModel
+from lmtool.model.language_model import CountingModel, WithoutLikelihood
 from lmtool.model.packed import pack
-from lmtool.model.parameters import depths
-from lmtool.model.replaced import ReplacedTokenDetector
-from lmtool.model.token_heads import SpanReader, Tagger
-from lmtool.model.transformer import TransformerEncoder
+from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec.base import DeviceName
-from lmtool.recipe.spec.objective import Classification, HeadSpec, Masked, QuestionAnswering, ReplacedTokens, Tagging
+from lmtool.recipe.spec.objective import Classification, HeadSpec, Masked, ReplacedTokens
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
-from lmtool.run.find import find
 from lmtool.run.order import hash_key
 from lmtool.run.tensors import below, outlines, rows_of
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A trained model with its recipe, tokenizer and device.
 
-    newer: the step of the run's newest checkpoint, where it is after this one, the best. warnings: damaged checkpoints
-    that were skipped, and a damaged recipe.yaml. sharding: where processes share it.
+    newer: the step of the run's newest checkpoint, where it is after this one, the best.
+    warnings: damaged checkpoints that were skipped, and a damaged recipe.yaml.
+    sharding: where processes share it.
     """
 
     model: LanguageModel
@@ -61,31 +58,40 @@ class Loaded:
     warnings: tuple[str, ...]
     sharding: Sharding | None = None
 
+    def record(self) -> dict[str, Any]:
+        """Its run, step and checkpoint, as JSON values."""
+        return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
+
     @contextmanager
-    def computing(self, world: World) -> Iterator[World]:
+    def joined(self) -> "Iterator[Loaded]":
+        """The same model in the processes of torchrun, which compute each its share."""
+        with self.compute.joined() as compute:
+            yield replace(self, compute=compute)
+
+    @contextmanager
+    def computing(self) -> Iterator[Compute]:
         """A context in which processes compute with the model, each its share, in step where they share it."""
         if self.sharding is None:
-            yield world
+            yield self.compute
         else:
             with self.sharding.by_layer():
-                yield replace(world, in_step=True)
+                yield self.compute.in_step()
 
     @property
     def device(self) -> torch.device:
         return self.compute.device
 
-    def refuse_unpredictive(self) -> None:
-        """Raise UsageError for a model that has no probabilities of the tokens of a text."""
+    def check_likelihood(self) -> None:
+        """Raise UsageError for a model without likelihood, which has no probabilities of the tokens of a text."""
         lm = self.model.body if isinstance(self.model, Classifier) else self.model
-        if isinstance(lm, UnpredictiveModel):
+        if isinstance(lm, WithoutLikelihood):
             raise lm.refusal()
 
     def with_beams(self, num_beams: int | None) -> "Loaded":
         """The same model with another beam width for tables; that of its recipe for None."""
         if num_beams is None:
             return self
-        evaluation = self.recipe.evaluation.model_copy(update={"num_beams": num_beams})
-        return replace(self, recipe=self.recipe.model_copy(update={"evaluation": evaluation}))
+        return replace(self, recipe=self.recipe.with_values({"evaluation.num_beams": num_beams}))
 
     @cached_property
     def objective(self) -> Objective:
@@ -93,9 +99,9 @@ class Loaded:
         return build_objective(self.recipe, self.tokenizer, self.model.counts_V)
 
     @cached_property
-    def framing(self) -> Framing:
+    def prompt_format(self) -> PromptFormat:
         """How texts become inputs of the model, as in training."""
-        return Framing.of(self.recipe, self.tokenizer)
+        return PromptFormat.of(self.recipe, self.tokenizer)
 
 
 def build_model(
@@ -115,132 +121,136 @@ def build_model(
     torch.manual_seed(hash_key(recipe.seed, "weights"))
     if shards is not None:
         with shards:
-            return with_head(recipe, model.build(recipe.model, rows))
+            return model.with_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
     reading = find_features(built)
     if reading is not None and features is not None:
         reading.attach(features)
-    return with_head(recipe, built).to(compute.device)
+    return model.with_head(recipe, built).to(compute.device)
 
 
-def with_head(recipe: Recipe, built: LanguageModel) -> LanguageModel:
-    """A body, with the head of the recipe's objective if that has one."""
-    match recipe.objective:
-        case Classification() as spec:
-            return Classifier(built, spec, recipe.model)
-        case Tagging() as spec:
-            return Tagger(built, spec, recipe.model)
-        case QuestionAnswering() as spec:
-            return SpanReader(built, spec, recipe.model)
-        case ReplacedTokens() as spec:
-            assert isinstance(built, TransformerEncoder)
-            assert isinstance(recipe.model, Transformer)
-            return ReplacedTokenDetector(built, spec, recipe.model)
-    return built
+@dataclass(frozen=True)
+class MatchedVectors:
+    """Vectors, N words of D numbers, of the tokens `ids`, and one line that says how much of the text they cover."""
+
+    ids: list[int]
+    vectors_ND: Tensor
+    line: str
+
+    @torch.no_grad()
+    def copy_to(self, lm: LanguageModel) -> None:
+        """Set these embeddings of a new model; all others, which are random, are scaled to the same deviation."""
+        table_VD = lm.token_vectors()
+        deviation, before = float(self.vectors_ND.std(correction=0)), float(table_VD.std(correction=0))
+        if deviation and before:
+            table_VD.mul_(deviation / before)
+        table_VD[self.ids] = self.vectors_ND.to(table_VD)
 
 
-def learner(
+@dataclass(frozen=True)
+class Initialization:
+    """The trained models and the vectors that a run begins with.
+
+    base: initial weights, of another run.
+    teacher: of a distilled model.
+    vectors: that the embeddings of a new model begin with.
+    features: the frozen model whose states the model reads, if it reads any.
+    same_labels: the head of `base` has the same labels.
+    """
+
+    base: Base | None = None
+    teacher: Base | None = None
+    vectors: MatchedVectors | None = None
+    features: LanguageModel | None = None
+    same_labels: bool = False
+
+
+def build_for_training(
     recipe: Recipe,
     tokenizer: Tokenizer,
     compute: Compute,
     set_statistics: Callable[[LanguageModel], None],
-    base: Base | None,
-    same_labels: bool,
-    checkpoint: Checkpoint | None,
-    features: LanguageModel | None = None,
+    initialization: Initialization,
     shards: ShardedBuild | None = None,
 ) -> tuple[LanguageModel, str | None]:
-    """A model to train with a recipe, with the trainable weights that the recipe sets.
+    """A new model to train with a recipe, with the trainable weights that the recipe sets.
 
-    set_statistics: initializes a new model with statistics of the data. base: initial weights, of another run;
-    same_labels: its head has the same labels. checkpoint: weights to continue from, of the same run.
-    features, shards: see `build_model`.
-    Returns the model, and a notice about the head of `base`, if any.
+    set_statistics: initializes it with statistics of the data.
+    shards: see `build_model`.
+    Returns the model, and a notice about the head of the base, if any.
     """
-    lm = build_model(recipe, tokenizer, compute, features, shards)
+    lm = build_model(recipe, tokenizer, compute, initialization.features, shards)
     set_statistics(lm)
-    notice = None if base is None else _load_body(lm, base, same_labels)
+    notice = None if initialization.base is None else _load_body(lm, initialization.base, initialization.same_labels)
     _tune(lm, recipe)
-    if checkpoint is not None:
-        load_weights(lm, checkpoint)
+    if initialization.vectors is not None:
+        initialization.vectors.copy_to(lm)
     return lm, notice
 
 
-def load_run(
-    reference: str,
-    *,
-    device: DeviceName = "auto",
-    precision: InferenceName = "float32",
-    world: World = World(),  # noqa: B008 - it is frozen
-) -> Loaded:
+def load_run(reference: str, compute: Compute | None = None) -> Loaded:
     """The best checkpoint of a run, or a given checkpoint, ready for inference.
 
-    reference: as for `find`. world: processes that share the model where it does not fit into the memory of one; they
-    then measure it in step, see `Loaded.computing`.
+    reference: as for `find`.
+    compute: the best device, in float32, by default; its processes share the model where it does not fit into the
+        memory of one; they then measure it in step, see `Loaded.computing`.
     Raises CheckpointError when there is none, or when its parts are inconsistent.
     """
-    found = find(reference)
-    checkpoint, warnings = found.best(optimizer=False)
-    compute = resolve(device, precision, local_rank())
-    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
+    source = find(reference)
+    base = Base.of(source.run, *source.best(optimizer=False))
+    recipe, tokenizer, checkpoint = base.recipe, base.tokenizer, base.checkpoint
+    compute = compute or choose_compute("auto", "float32")
     sharding = None
-    if _shares(recipe, checkpoint, compute, world):
-        lm = build_model(recipe, tokenizer, compute, shards=ShardedBuild(world.rank, world.size))
+    if _shares(recipe, checkpoint, compute):
+        lm = build_model(recipe, tokenizer, compute, shards=ShardedBuild(compute.world.rank, compute.world.size))
         load_weights(lm, checkpoint)
-        sharding = Sharding(lm, lm, compute, world)
+        sharding = Sharding(lm, lm, compute)
     else:
-        lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
+        lm = trained_model(base, compute)
     lm.eval()
-    step, newer, said = checkpoint.step, found.newer_than(checkpoint.step), (*warnings, *doubts)
-    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, said, sharding)
+    path, step, newer = base.run.path, checkpoint.step, source.newer_than(checkpoint.step)
+    return Loaded(lm, tokenizer, recipe, compute, path, step, checkpoint.digest, newer, base.warnings, sharding)
 
 
-def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute, world: World) -> bool:
+def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
     """Whether processes share a model, since the weights do not fit into the memory of one of them."""
     is_one_pass = not isinstance(recipe.objective, Masked)
     if (
-        world.size == 1
+        compute.world.size == 1
         or not isinstance(recipe.model, Transformer)
         or not is_one_pass
         or recipe.tuning.lora is not None
     ):
         return False
     memory = device_memory(compute.device)
-    own = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
-    is_short = own is not None and sum(checkpoint.files[name].bytes for name in checkpoint.model_files) > own
+    room = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
+    is_short = room is not None and sum(checkpoint.files[name].bytes for name in checkpoint.model_files) > room
     # machines may differ, and all must do the same
-    return bool(world.sum((float(is_short),), compute)[0]) and compute.precision in ("float32", "bfloat16")
+    return bool(compute.world.sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
-def load_packed(
-    reference: str,
-    *,
-    device: DeviceName = "auto",
-    precision: InferenceName = "float32",
-    world: World = World(),  # noqa: B008 - it is frozen
-) -> Loaded:
+def load_packed(reference: str, compute: Compute | None = None) -> Loaded:
     """The same with its matrices packed for the device: for inference only, its weights are no longer accessible.
 
     Those that processes share are not packed.
     """
-    loaded = load_run(reference, device=device, precision=precision, world=world)
+    loaded = load_run(reference, compute)
     if loaded.sharding is None:
         pack(loaded.model, loaded.compute.precision, loaded.device)
     return loaded
 
 
-def trained_model(
-    run: Run, recipe: Recipe, tokenizer: Tokenizer, checkpoint: Checkpoint, compute: Compute
-) -> LanguageModel:
+def trained_model(base: Base, compute: Compute) -> LanguageModel:
     """The model of a run at a checkpoint; a checkpoint of adapters only is applied to the run's base.
 
     Raises CheckpointError when its parts are inconsistent.
     """
-    lm = build_model(recipe, tokenizer, compute, features_of(run, recipe, compute))
+    recipe = base.recipe
+    lm = build_model(recipe, base.tokenizer, compute, features_of(base.run, recipe, compute))
     if recipe.tuning.lora is not None:
-        _load_body(lm, base_of(run), same_labels=False)
+        _load_body(lm, base_of(base.run), same_labels=False)
     _tune(lm, recipe)
-    load_weights(lm, checkpoint)
+    load_weights(lm, base.checkpoint)
     return lm
 
 
@@ -251,8 +261,7 @@ def features_of(run: Run, recipe: Recipe, compute: Compute) -> LanguageModel | N
     """
     if not isinstance(recipe.model, Recurrent | Averaging) or recipe.model.features is None:
         return None
-    copy = open_base(str(run.path / FEATURES))
-    return trained_model(copy.run, copy.recipe, copy.tokenizer, copy.checkpoint, compute)
+    return trained_model(open_base(str(run.path / FEATURES)), compute)
 
 
 def weights_of(base: Base) -> Mapping[str, Tensor]:
@@ -270,7 +279,7 @@ def _merged(base: Base) -> Mapping[str, Tensor]:
     """The same, also where they are not finite."""
     if base.recipe.tuning.lora is None:
         return base.checkpoint.model()
-    lm = trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, resolve("cpu", "float32"))
+    lm = trained_model(base, CPU)
     lora.merge(lm)
     return lm.state_dict()
 
@@ -285,29 +294,29 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
 
 def _copy(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
     """Copy tensors into a model, one after the other; of one that is sharded the rows of this process only."""
-    own, saved = lora.kept(lm), outlines(tensors)
-    for name in sorted(own.keys() | saved.keys()):
-        there, here = saved.get(name), own.get(name)
+    kept, saved = lora.kept(lm), outlines(tensors)
+    for name in sorted(kept.keys() | saved.keys()):
+        old, new = saved.get(name), kept.get(name)
         free = int(name in lm.any_length)
-        if there is None or here is None or there.ndim != here.ndim or there.shape[free:] != here.shape[free:]:
+        if old is None or new is None or old.ndim != new.ndim or old.shape[free:] != new.shape[free:]:
             raise CheckpointError(
-                f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
+                f"the checkpoint does not fit the recipe: {name} is {_shape(old)}, not {_shape(new)}",
                 where=str(checkpoint.path),
                 fix="restore the run from a copy, or train anew",
             )
     parameters = dict(lm.named_parameters())
-    for name, here in own.items():
+    for name, parameter in kept.items():
         if name not in lm.any_length:
-            _refuse_not_finite(name, _set(parameters.get(name, here), tensors, name), checkpoint)
+            _refuse_not_finite(name, _set(parameters.get(name, parameter), tensors, name), checkpoint)
     if lm.any_length:
         lm.load_state_dict({name: tensors[name] for name in lm.any_length}, strict=False)
 
 
 @torch.no_grad()
-def _set(here: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+def _set(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Copy a tensor into one of a model; of one that is sharded the rows of this process. Returns what was copied."""
-    tensor = rows_of(tensors, name, own_slice(here)) if is_sharded(here) else tensors[name]
-    own_rows(here).copy_(tensor)
+    tensor = rows_of(tensors, name, own_slice(parameter)) if is_sharded(parameter) else tensors[name]
+    own_rows(parameter).copy_(tensor)
     return tensor
 
 
@@ -331,7 +340,7 @@ def _tune(lm: LanguageModel, recipe: Recipe) -> None:
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
     elif recipe.tuning.freeze == "embeddings":
-        for parameter in (parameter for parameter, depth in depths(body).items() if depth == 0):
+        for parameter in (parameter for parameter, depth in body.depths().items() if depth == 0):
             parameter.requires_grad_(False)
 
 
@@ -363,14 +372,14 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
         # the pooler of next-sentence prediction goes on as the dense layer of the head (Devlin et al. 2019)
         assert lm.dense is not None
         with torch.no_grad():
-            for here, there in zip(lm.dense.parameters(), pooler.parameters(), strict=True):
-                own_rows(here).copy_(own_rows(there))
-    own = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
+            for new, old in zip(lm.dense.parameters(), pooler.parameters(), strict=True):
+                own_rows(new).copy_(own_rows(old))
+    new_head = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
     if not isinstance(base.recipe.objective, Classification):
         return None
-    if same_labels and head == {name: t.shape for name, t in own.items()}:
-        for name, here in own.items():
-            _refuse_not_finite(name, _set(here, tensors, name), checkpoint)
+    if same_labels and head == {name: t.shape for name, t in new_head.items()}:
+        for name, parameter in new_head.items():
+            _refuse_not_finite(name, _set(parameter, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
 

@@ -5,16 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from lmtool import durable
+from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
 from lmtool.inference.base import open_base
 from lmtool.inference.load import weights_of
 from lmtool.recipe.dump import dump
 from lmtool.records import encode
-from lmtool.run.directory import EVALUATIONS, FLOOR, LINES, SPLIT, Run, describe_environment, unused_folder
-from lmtool.run.evaluations import SavedEvaluations, evaluations_of
-from lmtool.run.files import saved_state
-from lmtool.run.places import remember
-from lmtool.text.disk import filling, refuse_used
+from lmtool.run.creation import NewRun, create_run, unused_folder
+from lmtool.run.directory import BASELINE, EVALUATIONS, LINES, SPLIT, Run
+from lmtool.run.files import describe_environment, saved_state
+from lmtool.run.listing import SavedEvaluations, evaluations_of
+from lmtool.run.paths import remember
+from lmtool.run.saving import Snapshot
 
 
 def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
@@ -39,29 +41,18 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     name = f"{old.info.recipe}-merged"
     folder = output or unused_folder(name)
     refuse_used(folder)
-    plain = recipe.model_copy(update={"tuning": recipe.tuning.model_copy(update={"lora": None})})
+    plain = recipe.with_values({"tuning.lora": None})
     weights, state = weights_of(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
     state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best(old, step)}
-    info = old.info.model_dump(include={"teacher", "data"})
-    with filling(folder) as place:
-        run = Run.create(
-            place,
-            name=name,
-            summary=old.info.summary,
-            recipe=dump(plain),
-            tokenizer=adapted.tokenizer.files(),
-            fingerprints=old.fingerprints,
-            base=adapted.record(),
-            teacher=info["teacher"],
-            data=info["data"],
-        )
-        with run:
-            _keep(old, run, step)
-            run.start(step=step, command=command, environment=describe_environment("cpu"))
-            _keep_figures(old, run, step)
-            run.save(step, weights, {}, state, best_step=step, keep_last=1)
-            run.end("finished")
-            run.drop_optimizers()
+    kept = {**old.info.model_dump(include={"teacher", "data"}), "base": adapted.record()}
+    new = NewRun(name, old.info.summary, dump(plain), adapted.tokenizer.files(), old.fingerprints, **kept)
+    with filling(folder) as path, create_run(path, new) as run:
+        _keep(old, run, step)
+        run.start(step=step, command=command, environment=describe_environment("cpu"))
+        _keep_figures(old, run, step)
+        run.save(Snapshot(step, weights, {}, state, step), keep_last=1)
+        run.end("finished")
+        run.drop_optimizers()
     remember(folder)
     return folder, adapted.warnings
 
@@ -74,11 +65,11 @@ def _keep(old: Run, new: Run, step: int) -> None:
     for log, copy in ((old.metrics, new.metrics), (old.samples, new.samples)):
         if log.path.exists():
             durable.write_new(copy.path, log.until(step))
-    for name, content in ((SPLIT, old.saved_split), (FLOOR, old.saved_floors)):
+    for name, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
         if content is not None:
-            durable.write_new(new.path / name, [encode(content.model_dump(exclude_unset=True))])
+            durable.write_new(new.path / name, encode(content.model_dump(exclude_unset=True)))
     if (lines := old.known_lines) is not None:
-        durable.write_new(new.path / LINES, [lines.to_bytes()])
+        durable.write_new(new.path / LINES, lines.to_bytes())
 
 
 def _keep_figures(old: Run, new: Run, step: int) -> None:
@@ -86,9 +77,9 @@ def _keep_figures(old: Run, new: Run, step: int) -> None:
     results = old.all_results
     if results and all(figures.get("step") == step for figures in results.values()):
         new.write_results(results.get("", {"tasks": results}))
-    if evaluations := [found for found in evaluations_of(old) if found.step == step]:
+    if evaluations := [one for one in evaluations_of(old) if one.step == step]:
         content = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
-        durable.write_new(new.path / EVALUATIONS, [encode(content)])
+        durable.write_new(new.path / EVALUATIONS, encode(content))
 
 
 def _best(run: Run, step: int) -> dict[str, Any]:

@@ -12,23 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import Compute, InferenceName, resolve
-from lmtool.compute.processes import World, joined, local_rank
+from lmtool.compute.device import Compute, InferenceName, choose_compute
+from lmtool.data import bundled
+from lmtool.data.files import find_files
+from lmtool.data.hub import PREFIX
+from lmtool.data.prepare import default_cache, encode_files, scored
+from lmtool.data.store import TokenStore
+from lmtool.data.survey import Report
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.evaluation import Evaluated, Validation, evaluate, not_reported
+from lmtool.inference.evaluation import Items, Validation, evaluate, not_reported
 from lmtool.inference.load import Loaded, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
 from lmtool.run.order import hash_key, permute
-from lmtool.text import bundled
-from lmtool.text.files import find_files
-from lmtool.text.hub import PREFIX
-from lmtool.text.prepare import default_cache, encode_files, scored
-from lmtool.text.store import TokenStore
-from lmtool.text.survey import Report
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
 
 Spans = Sequence[tuple[NDArray[np.int64], int]]
 """Tokens of a row, and the index of the first scored one; those before it are context."""
@@ -51,7 +50,8 @@ class Span:
 class Perplexity:
     """Perplexity of a model on a text.
 
-    nats: sum over the scored tokens of -log p(token | tokens before it). n_bytes, n_words: of their text.
+    nats: sum over the scored tokens of -log p(token | tokens before it).
+    n_bytes, n_words: of their text.
     unit: "pair" where pairs of words are scored, so that only the loss is meaningful.
     """
 
@@ -110,27 +110,27 @@ def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
     The first window of a document scores all its tokens. Each later one starts `stride` tokens further and scores the
     new ones: with a stride below the context, every token but the first ones has at least context - stride before it.
     """
-    found = []
+    windows = []
     for number in range(store.n_documents):
         begin, end = store.document(number)
         start, first = begin, begin + 1
         while first < end:
             stop = min(end, start + context + 1)
-            found.append(Span(start, stop, first))
+            windows.append(Span(start, stop, first))
             start, first = start + stride, stop
-    return found
+    return windows
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A fixed sample of windows of a text for validation, with about so many scored tokens."""
+    """Windows of a text on which a model is evaluated; for validation a fixed sample of them."""
 
     store: TokenStore
     spans: Sequence[Span]
 
     @classmethod
     def of(cls, store: TokenStore, context: int, tokens: int | None, seed: int) -> Self:
-        """The sample of a seed, for a model with a context of `context` tokens. tokens: None for all."""
+        """The sample of a seed, with about so many scored tokens; all for None. context: of the model, in tokens."""
         every = spans(store, context, context)
         if tokens is None:
             return cls(store, every)
@@ -142,68 +142,73 @@ class HeldOut:
             scored += every[index].n_scored
         return cls(store, sorted(chosen, key=lambda span: span.start))
 
-    def validate(self, model: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
+    def validate(self, model: LanguageModel, objective: Objective, compute: Compute) -> Validation:
         """Nats per target, without label smoothing, and the objective's metrics, by all processes together."""
-        score, collate, metrics = objective.score, objective.collate_validation, objective.metrics
-        found = evaluate_spans(model, self.store, self.spans, collate, score, compute, world, metrics=metrics)
-        return Validation(found.loss, found.metrics)
+        items = self.items(model, objective.collate_validation, objective.score, compute, objective.metrics)
+        evaluated = evaluate(model, items, compute)
+        return Validation(evaluated.loss, evaluated.metrics)
+
+    def items(
+        self,
+        model: LanguageModel,
+        collate: Callable[[Spans], Batch],
+        score: Callable[[LanguageModel, Batch], Loss],
+        compute: Compute,
+        metrics: Sequence[str] = (),
+    ) -> Items:
+        """The windows, batched by `collate` and scored by `score`, with these metrics."""
+
+        def read(indices: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
+            group = [self.spans[i] for i in indices]
+            rows = [(self.store.read(span.start, span.stop), span.first - span.start) for span in group]
+            return score(model, collate(rows).to(compute.device)), ()
+
+        return Items([(span.stop - span.start,) for span in self.spans], read, metrics)
 
 
-def evaluate_spans(
-    model: LanguageModel,
-    store: TokenStore,
-    wanted: Sequence[Span],
-    collate: Callable[[Spans], Batch],
-    score: Callable[[LanguageModel, Batch], Loss],
-    compute: Compute,
-    world: World,
-    report: Report = not_reported,
-    metrics: Sequence[str] = (),
-) -> Evaluated:
-    """The summed loss of some spans of a store, batched by `collate` and scored by `score`, with these metrics."""
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text, in windows of `context` tokens that begin `stride` tokens apart."""
 
-    def read(items: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
-        group = [wanted[i] for i in items]
-        rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
-        return score(model, collate(rows).to(compute.device)), ()
+    store: TokenStore
+    tokenizer: Tokenizer
+    context: int
+    stride: int
 
-    lengths = [(span.stop - span.start,) for span in wanted]
-    return evaluate(model, lengths, read, compute, world, metrics=metrics, report=report)
+    def perplexity(
+        self, model: LanguageModel, objective: Objective, compute: Compute, report: Report = not_reported
+    ) -> Perplexity:
+        """The perplexity of the whole text, computed by all processes together.
 
+        Bytes and words exclude the first token of a document, unless that is [BOS].
+        report: called with the tokens done and in total. Raises DataError when there is no token to predict.
+        """
+        longest, n_tokens = objective.window(self.context), len(self.store)
+        windows = HeldOut(self.store, spans(self.store, longest, min(self.stride, longest)))
+        n_bytes, n_words = scored(self.store, self.tokenizer)[0], int(np.sum(self.store.n_words))
+        if not windows.spans:
+            raise DataError(f"the text has {n_tokens} tokens, so there is none to predict", fix="give more text")
+        items = windows.items(model, objective.collate_spans, objective.measure, compute)
+        evaluated = evaluate(model, items, compute, report)
+        count, unit = evaluated.count, objective.unit
+        if not count:
+            raise DataError(f"the text has {n_tokens} tokens, but no {unit} to predict", fix="give more text")
+        return Perplexity(evaluated.total, count, n_bytes, n_words, self.context, self.stride, unit)
 
-def perplexity(
-    model: LanguageModel,
-    store: TokenStore,
-    tokenizer: Tokenizer,
-    objective: Objective,
-    compute: Compute,
-    context: int,
-    stride: int,
-    world: World = World(),  # noqa: B008 - it is frozen
-    report: Report = not_reported,
-) -> Perplexity:
-    """The perplexity of the whole store, computed by all processes together.
-
-    Bytes and words exclude the first token of a document, unless that is [BOS].
-    report: called with the tokens done and in total. Raises DataError when there is no token to predict.
-    """
-    longest = objective.window(context)
-    wanted = spans(store, longest, min(stride, longest))
-    n_bytes, n_words = scored(store, tokenizer)[0], int(np.sum(store.n_words))
-    if not wanted:
-        raise DataError(f"the text has {len(store)} tokens, so there is none to predict", fix="give more text")
-    found = evaluate_spans(model, store, wanted, objective.collate_spans, objective.measure, compute, world, report)
-    if not found.count:
-        raise DataError(f"the text has {len(store)} tokens, but no {objective.unit} to predict", fix="give more text")
-    return Perplexity(found.total, found.count, n_bytes, n_words, context, stride, objective.unit)
+    def unseen(self, model: NGramModel, objective: Objective, compute: Compute, report: Report) -> int:
+        """How many of the scored n-grams a model of counts never counted."""
+        windows = HeldOut(self.store, spans(self.store, self.context, self.stride))
+        items = windows.items(model, objective.collate_spans, _unseen, compute)
+        return round(evaluate(model, items, compute, report).total)
 
 
 @dataclass(frozen=True)
 class Measured:
     """The perplexity of a text, and the evaluated model.
 
-    limit: bits per byte of the best possible model, for a bundled text of known entropy. unseen: of a model of counts,
-    how many of the scored n-grams were never counted. baseline: the same of another run, if one is given.
+    limit: bits per byte of the best possible model, for a bundled text of known entropy.
+    unseen: of a model of counts, how many of the scored n-grams were never counted.
+    baseline: the same of another run, if one is given.
     """
 
     perplexity: Perplexity
@@ -225,99 +230,95 @@ class Measured:
 
     def lines(self) -> list[str]:
         """All results as text lines."""
-        found = self.perplexity
-        if found.unit == "pair":
-            return [f"loss             {found.loss:.4f} nats per pair", f"pairs            {found.tokens:,}"]
-        words = f"{found.word_perplexity:.6g} per word" if found.n_words else "no words"
+        text = self.perplexity
+        if text.unit == "pair":
+            return [f"loss             {text.loss:.4f} nats per pair", f"pairs            {text.tokens:,}"]
+        words = f"{text.word_perplexity:.6g} per word" if text.n_words else "no words"
         limit = "" if self.limit is None else f"; the best possible model: {self.limit:.4f}"
         lines = [
-            f"loss             {found.loss:.4f} nats per token",
-            f"perplexity       {found.perplexity:.6g} per token, {words}",
-            f"bits per byte    {found.bits_per_byte:.4f}{limit}",
+            f"loss             {text.loss:.4f} nats per token",
+            f"perplexity       {text.perplexity:.6g} per token, {words}",
+            f"bits per byte    {text.bits_per_byte:.4f}{limit}",
         ]
         if self.unseen is not None:
-            zero = "; some of them have probability 0" if math.isinf(found.loss) else ""
-            lines.append(f"unseen n-grams   {self.unseen:,} of {found.tokens:,}{zero}")
+            zero = "; some of them have probability 0" if math.isinf(text.loss) else ""
+            lines.append(f"unseen n-grams   {self.unseen:,} of {text.tokens:,}{zero}")
         if self.baseline is not None:
             other = self.baseline.loaded
             name = f"{other.run_path.name}, {other.recipe.model.kind}"
             lines.append(f"baseline         {self.baseline.perplexity.bits_per_byte:.4f} bits per byte ({name})")
         return [
             *lines,
-            f"tokens           {found.tokens:,} in {found.n_bytes:,} bytes",
-            f"context, stride  {found.context}, {found.stride}",
+            f"tokens           {text.tokens:,} in {text.n_bytes:,} bytes",
+            f"context, stride  {text.context}, {text.stride}",
         ]
+
+
+@dataclass(frozen=True)
+class EvaluationText:
+    """A text that a model is evaluated on, and its windows.
+
+    sources: files, or data sets.
+    column: of the text in tables; that of the training text by default.
+    context, stride: tokens; by default the model's context, and the same stride, so that windows do not overlap. A
+        context may be as long as the model's positions, which are unbounded unless they are learned.
+    """
+
+    sources: Sequence[str]
+    column: str | None = None
+    context: int | None = None
+    stride: int | None = None
 
 
 def measure(
     reference: str,
-    sources: Sequence[str],
+    text: EvaluationText,
     *,
-    context: int | None,
-    stride: int | None,
     baseline: str | None = None,
-    column: str | None = None,
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
     report: Report = not_reported,
 ) -> Measured:
-    """Perplexity of the text in `sources` under a run, computed by all processes together.
+    """Perplexity of a text under a run, computed by all processes together.
 
-    context, stride: tokens; by default the model's context, and the same stride, so that windows do not overlap. A
-        context may be as long as the model's positions, which are unbounded unless they are learned.
     baseline: another run to compare with, in windows of its own context.
-    column: of the text in tables; that of the training text by default. report: called with the progress.
+    report: called with the progress.
     Raises UsageError when the stride is longer than the context, when the context is longer than the model's positions,
     and when a run that predicts pairs of words is to be compared.
     """
-    with joined(resolve(device, precision, local_rank())) as world:
-        loaded = load_packed(reference, device=device, precision=precision, world=world)
-        measured = _measure(loaded, sources, context, stride, column, world, report)
+    with choose_compute(device, precision).joined() as compute:
+        loaded = load_packed(reference, compute)
+        measured = _measure(loaded, text, report)
         if baseline is None:
             return measured
-        other = load_packed(baseline, device=device, precision=precision, world=world)
+        other = load_packed(baseline, compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
-        return replace(measured, baseline=_measure(other, sources, None, None, column, world, report))
+        return replace(measured, baseline=_measure(other, replace(text, context=None, stride=None), report))
 
 
-def _measure(
-    loaded: Loaded,
-    sources: Sequence[str],
-    context: int | None,
-    stride: int | None,
-    column: str | None,
-    world: World,
-    report: Report,
-) -> Measured:
-    loaded.refuse_unpredictive()
-    context = context or loaded.model.context or loaded.recipe.model.context
-    stride = stride or context
-    longest = loaded.model.longest
-    if longest is not None and context > longest:
+def _measure(loaded: Loaded, text: EvaluationText, report: Report) -> Measured:
+    loaded.check_likelihood()
+    lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
+    context = text.context or lm.context or loaded.recipe.model.context
+    stride = text.stride or context
+    if lm.longest is not None and context > lm.longest:
         raise UsageError(
-            f"a context of {context} is longer than the model's, which has {longest} learned positions",
-            fix=f"use {longest} or less",
+            f"a context of {context} is longer than the model's, which has {lm.longest} learned positions",
+            fix=f"use {lm.longest} or less",
         )
     if stride > context:
         raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
-    data = loaded.recipe.data
-    if column is not None:
-        data = data.model_copy(update={"column": column})
-    store = world.main_first(
-        lambda: encode_files(sources, data, loaded.tokenizer, cache=default_cache(), report=report)
+    if text.column is not None:
+        data = data.with_values({"column": text.column})
+    store = loaded.compute.world.main_first(
+        lambda: encode_files(text.sources, data, loaded.tokenizer, cache=default_cache(), report=report)
     )
-    with loaded.computing(world) as group:
-        result = perplexity(
-            loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, group, report
-        )
-    unseen = None
-    if isinstance(loaded.model, NGramModel):
-        wanted = spans(store, context, stride)
-        objective, compute = loaded.objective, loaded.compute
-        found = evaluate_spans(loaded.model, store, wanted, objective.collate_spans, _unseen, compute, world, report)
-        unseen = round(found.total)
-    return Measured(result, loaded, limit(sources, data), unseen)
+    tokenized = TokenizedText(store, loaded.tokenizer, context, stride)
+    with loaded.computing() as compute:
+        result = tokenized.perplexity(lm, objective, compute, report)
+    unseen = tokenized.unseen(lm, objective, loaded.compute, report) if isinstance(lm, NGramModel) else None
+    return Measured(result, loaded, limit(text.sources, data), unseen)
 
 
 def _unseen(model: LanguageModel, batch: Batch) -> Loss:

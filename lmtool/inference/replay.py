@@ -14,8 +14,8 @@ from lmtool.compute.device import InferenceName
 from lmtool.decoding.settings import Options, Settings, from_record, options_from_record, to_record, within
 from lmtool.decoding.text import Completion
 from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.inference.generator import NGRAM, Drafter, TextGenerator
 from lmtool.inference.load import Loaded
-from lmtool.inference.writing import NGRAM, Writer, open_drafter, writer_of
 from lmtool.records import FileModel, check
 from lmtool.run.directory import CHECKPOINTS
 
@@ -52,13 +52,17 @@ class _Recorded(FileModel, extra="ignore"):
     draft: _RecordedDraft | None = None
 
 
-def record(writer: Writer, completion: Completion, settings: Settings, options: Options) -> dict[str, Any]:
+def record(generator: TextGenerator, completion: Completion, settings: Settings, options: Options) -> dict[str, Any]:
     """All that is needed to reproduce a completion, as JSON values."""
-    loaded = writer.loaded
+    loaded = generator.loaded
     details = {"ranks": completion.ranks, "removed": completion.removed} if options.details else {}
     drafted: dict[str, Any] = {}
-    if writer.drafter is not None:
-        drafted = {"draft": writer.drafter.record(), "proposed": completion.proposed, "accepted": completion.accepted}
+    if generator.drafter is not None:
+        drafted = {
+            "draft": generator.drafter.record(),
+            "proposed": completion.proposed,
+            "accepted": completion.accepted,
+        }
     return {
         "prompt": completion.prompt,
         "sample": completion.sample,
@@ -73,12 +77,10 @@ def record(writer: Writer, completion: Completion, settings: Settings, options: 
         "steps": completion.steps,
         "settings": to_record(settings),
         "options": {name: getattr(options, name) for name in _OPTIONS},
-        "run": str(loaded.run_path),
-        "step": loaded.step,
-        "checkpoint": loaded.checkpoint_hash,
+        **loaded.record(),
         "device": loaded.device.type,
         "precision": loaded.compute.precision,
-        "threads": writer.threads or torch.get_num_threads(),
+        "threads": generator.threads or torch.get_num_threads(),
         "version": lmtool.__version__,
         "torch": torch.__version__,
         **drafted,
@@ -131,7 +133,7 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
 
     Raises CheckpointError when the weights are missing or have changed.
     """
-    peers: dict[tuple[str, ...], Writer] = {}
+    peers: dict[tuple[str, ...], TextGenerator] = {}
     threads = torch.get_num_threads()
     try:
         for record in records:
@@ -144,18 +146,17 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
         torch.set_num_threads(threads)
 
 
-def _load_recorded(record: Mapping[str, Any]) -> Writer:
-    compute = {"device": record["device"], "precision": record["precision"]}
-    writer = writer_of(_checkpoint(record), **compute)
-    _check_same(writer.loaded, record)
+def _load_recorded(record: Mapping[str, Any]) -> TextGenerator:
+    generator = TextGenerator.open(_checkpoint(record), device=record["device"], precision=record["precision"])
+    _check_same(generator.loaded, record)
     draft = record.get("draft")
     if draft is not None:
         reference = NGRAM if draft["run"] is None else _checkpoint(draft)
-        writer.drafter = open_drafter(reference, draft["tokens"], writer.loaded, **compute)
-        if writer.drafter.loaded is not None:
-            _check_same(writer.drafter.loaded, draft)
-    writer.threads = None  # those of the record, which `_repeat` sets
-    return writer
+        generator.drafter = Drafter.open(reference, draft["tokens"], generator.loaded)
+        if generator.drafter.loaded is not None:
+            _check_same(generator.drafter.loaded, draft)
+    generator.threads = None  # those of the record, which `_repeat` sets
+    return generator
 
 
 def _checkpoint(record: Mapping[str, Any]) -> str:
@@ -169,10 +170,10 @@ def _check_same(loaded: Loaded, record: Mapping[str, Any]) -> None:
         )
 
 
-def _repeat(writer: Writer, record: Mapping[str, Any]) -> Replayed:
+def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:
     torch.set_num_threads(record["threads"])
     settings, options = _asked(record)
-    completions = {c.sample: c for c in writer.completions([record["prompt"]], settings, options)}
+    completions = {c.sample: c for c in generator.completions([record["prompt"]], settings, options)}
     # A beam search returns several texts of one sample; other strategies return one, whatever its number.
     completion = completions[record["sample"] if settings.name == "beam" else 0]
     now = {"version": lmtool.__version__, "torch": torch.__version__}

@@ -4,19 +4,20 @@ Shapes: B rows, T positions, V vocabulary, P prompts, A answers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
 import torch
 
 from lmtool.batch import Batch, padded
-from lmtool.compute.processes import World
+from lmtool.data.survey import Report
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import evaluate, not_reported
+from lmtool.inference.evaluation import Items, evaluate, not_reported
 from lmtool.inference.load import Loaded
 from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
-from lmtool.text.survey import Report
+
+Logprobs = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class Scored:
 class _Row:
     """A row to score.
 
-    tokens: inputs. places, targets: position and id of each scored token. source: of an encoder-decoder. prefix: length
-    of that of a prefix LM.
+    tokens: inputs.
+    positions, targets: of each scored token the position that predicts it, and its id.
+    source: of an encoder-decoder.
+    prefix: length of that of a prefix LM.
     """
 
     tokens: list[int]
-    places: list[int]
+    positions: list[int]
     targets: list[int]
     source: list[int] | None = None
     prefix: int | None = None
@@ -66,21 +69,19 @@ def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = 
     """
     if isinstance(loaded.recipe.objective, Embedding) or loaded.model.reads == "words":
         raise UsageError("this model predicts no tokens of a text", fix="name a language model")
-    loaded.refuse_unpredictive()
-    if loaded.framing.answers != (sources is not None):
+    loaded.check_likelihood()
+    if loaded.prompt_format.answers != (sources is not None):
         needed = "scores targets of sources: give sources" if sources is None else "has no sources: give texts alone"
         raise UsageError(f"this model {needed}")
     if sources is not None and len(sources) != len(texts):
         raise UsageError(f"there are {len(texts)} texts, but {len(sources)} sources", fix="give one for each")
     ids = [loaded.tokenizer.encode(text) for text in texts]
-    made = [_rows(loaded, own, None if sources is None else sources[i]) for i, own in enumerate(ids)]
-    flat = [row for rows in made for row in rows]
-    found = iter(_logprobs(loaded, flat))
+    rows = [_rows(loaded, *pair) for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)]
     results = []
-    for text, own, rows in zip(texts, ids, made, strict=True):
-        logprobs = [logprob for _ in rows for logprob in next(found).tolist()]
-        before: list[float | None] = [None] * (len(own) - len(logprobs))
-        results.append(Scored(text, tuple(map(loaded.tokenizer.piece, own)), (*before, *logprobs)))
+    for text, tokens, scored in zip(texts, ids, _logprobs(loaded, rows), strict=True):
+        logprobs = [logprob for part in scored for logprob in part.tolist()]
+        before: list[float | None] = [None] * (len(tokens) - len(logprobs))
+        results.append(Scored(text, tuple(map(loaded.tokenizer.piece, tokens)), (*before, *logprobs)))
     return results
 
 
@@ -96,9 +97,8 @@ def score_answers(
     loaded: Loaded,
     prompts: Sequence[str],
     answers: Sequence[str],
-    places: Sequence[str],
+    origins: Sequence[str],
     report: Report = not_reported,
-    world: World = World(),  # noqa: B008 - it is frozen
 ) -> ScoredAnswers:
     """log p(answer | prompt) of each answer to each prompt, without an end token, by all processes together.
 
@@ -106,7 +106,7 @@ def score_answers(
     target where a model has sources; where it was trained on removed spans, the span removed at the end of the prompt.
     Of tokens that are partly of the prompt and partly of an answer all are scored.
 
-    places: where each prompt is from, for messages. Raises UsageError for a prompt that, with its longest answer, is
+    origins: where each prompt is from, for messages. Raises UsageError for a prompt that, with its longest answer, is
     longer than the context, and for a model that does not generate text.
     """
     if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads in ("words", "both"):
@@ -115,25 +115,21 @@ def score_answers(
             where=str(loaded.run_path),
             fix="name a language model, such as a decoder",
         )
-    made = [_answer_rows(loaded, prompt, answers) for prompt in prompts]
-    flat = [row for rows in made for row in rows]
+    rows = [_answer_rows(loaded, prompt, answers) for prompt in prompts]
     longest = loaded.model.longest or loaded.model.context
     if longest is not None:
-        long = [(max(row.length for row in rows), place) for rows, place in zip(made, places, strict=True)]
-        long = [(length, place) for length, place in long if length > longest]
-        if long:
-            length, place = long[0]
+        lengths = [(max(row.length for row in group), origin) for group, origin in zip(rows, origins, strict=True)]
+        if long := [(length, origin) for length, origin in lengths if length > longest]:
+            length, origin = long[0]
             raise UsageError(
                 f"{len(long):,} of {len(prompts):,} prompts do not fit the context of {longest} tokens",
-                where=f"{place}: {length:,} tokens with an answer",
+                where=f"{origin}: {length:,} tokens with an answer",
                 fix="shorten the prompt or the texts, take fewer --shots, or a model with a longer context",
             )
-    found = iter(_logprobs(loaded, flat, report, world))
     total_PA = np.zeros((len(prompts), len(answers)))
     tokens_PA = np.zeros((len(prompts), len(answers)), dtype=np.int64)
-    for p, rows in enumerate(made):
-        logprobs = [next(found) for _ in rows]
-        parts = logprobs[0][:, None] if len(rows) < len(answers) else logprobs
+    for p, logprobs in enumerate(_logprobs(loaded, rows, report)):
+        parts = logprobs[0][:, None] if len(logprobs) < len(answers) else logprobs
         for a, part in enumerate(parts):
             total_PA[p, a], tokens_PA[p, a] = part.sum(dtype=np.float64), len(part)
     return ScoredAnswers(total_PA, tokens_PA)
@@ -141,66 +137,66 @@ def score_answers(
 
 def _answer_rows(loaded: Loaded, prompt: str, answers: Sequence[str]) -> list[_Row]:
     """The rows that score answers: one for each, or one for all if each has one token."""
-    framing, tokenizer, objective = loaded.framing, loaded.tokenizer, loaded.recipe.objective
+    prompt_format, tokenizer, objective = loaded.prompt_format, loaded.tokenizer, loaded.recipe.objective
     stem = prompt.rstrip()
     gap = prompt[len(stem) :] or " "
     source: list[int] | None = None
-    if framing.answers:
+    if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
-        asked = framing.prompt(stem if continues else prompt)
+        opened = prompt_format.prompt(stem if continues else prompt)
         removed = list(tokenizer.sentinel_ids[:1]) if isinstance(objective, SpanCorruption) else []
-        begun = [*asked.tokens, *removed]
-        source = None if asked.source is None else [*asked.source, *removed]
+        begun = [*opened.tokens, *removed]
+        source = None if opened.source is None else [*opened.source, *removed]
         wholes = [[*begun, *tokenizer.encode(gap * continues + answer)] for answer in answers]
         shared = len(begun)
     else:
-        wholes = [list(framing.prompt(stem + gap + answer).text) for answer in answers]
-        columns = zip(framing.prompt(stem).text, *wholes, strict=False)
+        wholes = [list(prompt_format.prompt(stem + gap + answer).text) for answer in answers]
+        columns = zip(prompt_format.prompt(stem).text, *wholes, strict=False)
         shared = len(list(takewhile(lambda ids: len(set(ids)) == 1, columns)))
         if not shared:
             wholes, shared = [[tokenizer.bos_id, *whole] for whole in wholes], 1
-    prefix = None
-    if framing.shares_row and loaded.model.reads == "source":
-        prefix = shared - 1 if source is None else len(source)
-        wholes = [[*(source or ()), *whole] for whole in wholes]
-        shared, source = shared + len(source or ()), None
-    if all(len(whole) == shared + 1 for whole in wholes):
-        targets = [whole[-1] for whole in wholes]
-        return [_Row(wholes[0][:-1], [shared - 1] * len(wholes), targets, source, prefix)]
-    return [
-        _Row(whole[:-1], list(range(shared - 1, len(whole) - 1)), whole[shared:], source, prefix) for whole in wholes
-    ]
+    rows = [_row(loaded, source, whole, shared) for whole in wholes]
+    if all(len(row.targets) == 1 for row in rows):
+        targets = [row.targets[0] for row in rows]
+        return [replace(rows[0], positions=rows[0].positions * len(rows), targets=targets)]
+    return rows
 
 
 def _rows(loaded: Loaded, ids: list[int], source: str | None) -> list[_Row]:
     """The rows that score a text: one, or one for each token of a bidirectional model."""
-    framing, tokenizer = loaded.framing, loaded.tokenizer
+    prompt_format, tokenizer = loaded.prompt_format, loaded.tokenizer
     if loaded.model.reads == "both":
-        before, after = list(framing.before), list(framing.after)
+        before, after = list(prompt_format.before), list(prompt_format.after)
         whole = [*before, *ids, *after]
         _check(loaded, len(whole))
-        rows = []
-        for place, token in enumerate(ids, len(before)):
-            masked = [*whole[:place], tokenizer.mask_id, *whole[place + 1 :]]
-            rows.append(_Row(masked, [place], [token]))
-        return rows
+        return [
+            _Row([*whole[:position], tokenizer.mask_id, *whole[position + 1 :]], [position], [token])
+            for position, token in enumerate(ids, len(before))
+        ]
     read: list[int] = []
     if source is not None:
-        prompt = framing.prompt(source)
+        prompt = prompt_format.prompt(source)
         opening, read = list(prompt.tokens), list(prompt.source or ())
     else:
-        opening = list(framing.opening) or [tokenizer.bos_id] * (tokenizer.published is not None)
-    in_row = loaded.model.reads == "source" and framing.shares_row
-    shared = [*read, *opening] if in_row else opening
-    whole = [*shared, *ids]
-    _check(loaded, len(whole) - 1)
-    first = max(1, len(shared))
-    places = list(range(first - 1, len(whole) - 1))
-    if not places:
-        return []
-    return [
-        _Row(whole[:-1], places, whole[first:], read if read and not in_row else None, len(read) if in_row else None)
-    ]
+        opening = list(prompt_format.opening) or [tokenizer.bos_id] * (tokenizer.published is not None)
+    row = _row(loaded, read if read or _in_row(loaded) else None, [*opening, *ids], len(opening))
+    _check(loaded, len(row.tokens))
+    return [row] if row.positions else []
+
+
+def _row(loaded: Loaded, source: list[int] | None, whole: list[int], first: int) -> _Row:
+    """The row that scores a text from its token `first` on, the second one at the earliest."""
+    prefix = None
+    if _in_row(loaded):
+        prefix = first - 1 if source is None else len(source)
+        whole, first, source = [*(source or ()), *whole], first + len(source or ()), None
+    first = max(1, first)
+    return _Row(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
+
+
+def _in_row(loaded: Loaded) -> bool:
+    """Whether a source is the prefix of the row."""
+    return loaded.prompt_format.shares_row and loaded.model.reads == "source"
 
 
 def _check(loaded: Loaded, length: int) -> None:
@@ -209,31 +205,26 @@ def _check(loaded: Loaded, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _logprobs(
-    loaded: Loaded,
-    rows: Sequence[_Row],
-    report: Report = not_reported,
-    world: World = World(),  # noqa: B008 - it is frozen
-) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-    """The log-probabilities of the scored tokens of each row."""
-    pad = loaded.tokenizer.pad_id
+def _logprobs(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Report = not_reported) -> list[list[Logprobs]]:
+    """The log-probabilities of the scored tokens of each row, in the same groups."""
+    rows, pad = [row for group in groups for row in group], loaded.tokenizer.pad_id
 
-    def read(chosen: list[int]) -> tuple[None, list[np.ndarray[tuple[int], np.dtype[np.float32]]]]:
+    def read(chosen: list[int]) -> tuple[None, list[Logprobs]]:
         group = [rows[i] for i in chosen]
         tokens_BT, keep_BT = padded([np.array(row.tokens, dtype=np.int64) for row in group], pad)
         batch = Batch(tokens_BT, keep_BT=keep_BT)
         if group[0].source is not None:
             source_BS, keep_BS = padded([np.array(row.source, dtype=np.int64) for row in group], pad)
-            batch = Batch(tokens_BT, keep_BT=keep_BT, source_BS=source_BS, source_keep_BS=keep_BS)
+            batch = replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
         elif group[0].prefix is not None:
-            batch = Batch(tokens_BT, keep_BT=keep_BT, prefix_B=torch.tensor([row.prefix for row in group]))
-        hidden_BTD = loaded.model(batch.to(loaded.device)).hidden_BTD
-        found = []
-        for row, hidden_TD in zip(group, hidden_BTD, strict=True):
-            logits_NV = loaded.model.logits(hidden_TD[row.places]).float()
+            batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
+        logprobs = []
+        for row, hidden_TD in zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True):
+            logits_NV = loaded.model.logits(hidden_TD[row.positions]).float()
             targets_N1 = torch.tensor(row.targets, device=loaded.device)[:, None]
-            found.append(logits_NV.log_softmax(-1).gather(1, targets_N1)[:, 0].cpu().numpy())
-        return None, found
+            logprobs.append(logits_NV.log_softmax(-1).gather(1, targets_N1)[:, 0].cpu().numpy())
+        return None, logprobs
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
-    return evaluate(loaded.model, lengths, read, loaded.compute, world, dtype=np.float32, report=report).found
+    arrays = iter(evaluate(loaded.model, Items(lengths, read, dtype=np.float32), loaded.compute, report).arrays)
+    return [[next(arrays) for _ in group] for group in groups]

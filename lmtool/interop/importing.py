@@ -4,8 +4,6 @@ Weights go from file to file, one tensor at a time. What a RUN argument names is
 again there by the content of its files.
 """
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -19,28 +17,29 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer as Inner
 from torch import Tensor
 
+from lmtool.checksum import sha256_of_json
+from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
 from lmtool.errors import CheckpointError
-from lmtool.inference.load import with_head
 from lmtool.interop.families import FAMILIES
-from lmtool.interop.families.config import Config
-from lmtool.interop.families.family import Described, Family
+from lmtool.interop.families.config import Config, read_labels
+from lmtool.interop.families.family import BODY, Described, Family
 from lmtool.interop.families.layouts import Weight
-from lmtool.interop.forms import BODY
-from lmtool.interop.notes import read_note
-from lmtool.interop.reference import HUB, imports_folder, known_run, noted, parse_hub, pointer_of
+from lmtool.interop.names import HUB, NOTE, imports_folder, known_run, noted, parse_hub, pointer_of
 from lmtool.interop.sources import Source, digest, download, open_source
+from lmtool.model import with_head
 from lmtool.model.size import outline
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec.objective import Masked
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.directory import Run, check_folder, unused_folder
-from lmtool.run.places import INFO, remember
+from lmtool.run.creation import NewRun, check_folder, create_run, unused_folder
+from lmtool.run.paths import INFO, remember
+from lmtool.run.saving import Snapshot
 from lmtool.run.tensors import Deferred
-from lmtool.text.disk import filling, locked, refuse_used, refusing_disk, write_file
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
 
+COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
+_HEADS = ("classification", "tagging", "question-answering")
 VERSION = 1
 """Part of the key of the cache: incremented when the same files would give another run."""
 
@@ -70,7 +69,7 @@ def import_run(reference: str, output: Path | None, report: Report) -> Path:
     path = Path(reference)
     if reference.startswith(HUB):
         path, commit = download(reference)
-        with refusing_disk(imports_folder()):
+        with writing(imports_folder()):
             pointer_of(reference).unlink(missing_ok=True)  # what was downloaded may be newer
     run = output or unused_folder(_name(reference))
     refuse_used(run)
@@ -90,7 +89,7 @@ def _name(reference: str) -> str:
 def _cached(source: Source, reference: str, commit: str | None) -> Path:
     """The run of these files in the cache."""
     digests = _digests(source)
-    key = hashlib.sha256(json.dumps([VERSION, sorted(digests.items())]).encode()).hexdigest()
+    key = sha256_of_json([VERSION, sorted(digests.items())])
     run = imports_folder() / f"{_name(reference)}-{key[:12]}"
     with locked(imports_folder() / "locks" / key):
         if not (run / INFO).exists():
@@ -101,28 +100,24 @@ def _cached(source: Source, reference: str, commit: str | None) -> Path:
 
 def _digests(source: Source) -> dict[str, str]:
     """SHA-256 of each file of a model; from the cache where a file has not changed since."""
-    found = {}
+    digests = {}
     for file in source.files:
         real = Path(os.path.realpath(file))  # resolve() raises what is no OSError for a link to itself
-        try:
+        with refusing("cannot read a file of the model", file, "download or copy it again", CheckpointError):
             entry = real.stat()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot read a file of the model: {error.strerror}", where=str(file), fix="download or copy it again"
-            ) from error
         state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
-        note = imports_folder() / "digests" / hashlib.sha256(json.dumps(state).encode()).hexdigest()
+        note = imports_folder() / "digests" / sha256_of_json(state)
         sha = noted(note)
         if re.fullmatch("[0-9a-f]{64}", sha) is None:
             sha = digest(real)
             _note(note, sha)
-        found[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
-    return found
+        digests[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
+    return digests
 
 
 def _note(file: Path, line: str) -> None:
     """Write what `noted` reads, atomically."""
-    with refusing_disk(file):
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     with locked(imports_folder() / "locks" / file.name):  # several commands may note the same
         write_file(file, line.encode("ascii"))
@@ -137,17 +132,19 @@ def _write(
     recipe = _recipe(source, described, tokenizer, reference)
     weights = _deferred(source, _weights(source, family, described, recipe), family, recipe, report)
     with filling(folder) as new:
-        run = Run.create(
+        run = create_run(
             new,
-            name=_name(reference),
-            summary=_summary(recipe),
-            recipe=dump(recipe),
-            tokenizer=tokenizer.files(),
-            fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
-            origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
+            NewRun(
+                name=_name(reference),
+                summary=_summary(recipe),
+                recipe=dump(recipe),
+                tokenizer=tokenizer.files(),
+                fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
+                origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
+            ),
         )
         with run:
-            run.save(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}, best_step=None, keep_last=1)
+            run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
 def describe(source: Source) -> tuple[Family, Described]:
@@ -155,14 +152,11 @@ def describe(source: Source) -> tuple[Family, Described]:
     config = Config(source.config, str(source.path))
     kind = config.take("model_type", str)
     if kind not in FAMILIES:
-        raise CheckpointError(
-            f"the model_type {plain(kind)[:60]!r} cannot be imported",
-            where=str(source.path),
-            fix=f"those that can: {', '.join(FAMILIES)}",
-        )
+        fix = f"those that can: {', '.join(FAMILIES)}"
+        raise _refusal(source, f"the model_type {plain(kind)[:60]!r} cannot be imported", fix)
     family = FAMILIES[kind]
     described = family.describe(config, _prefixed(family, source.names()).keys())
-    described = read_note(config, described, has_head=bool(source.head_names()))
+    described = _noted(config, described, has_head=bool(source.head_names()))
     config.check_all_read()
     if (embedding := source.embedding()) and not described.beside:
         described.objective.clear()
@@ -172,16 +166,38 @@ def describe(source: Source) -> tuple[Family, Described]:
     return family, described
 
 
+def _noted(config: Config, described: Described, *, has_head: bool) -> Described:
+    """What a published model is, as far as it is `described` and a note says more.
+
+    What Transformers reads stands, since it may have changed: labels, and the kind of the head that there is. has_head:
+    there is a file HEAD. Raises CheckpointError for a note of other types.
+    """
+    note = config.section(NOTE)
+    context = min(described.model["context"], note.positive("context", int, described.model["context"]))
+    described = replace(described, model={**described.model, "context": context})
+    objective = note.take("objective", dict, {})
+    data = {key: value for key, value in note.take("data", dict, {}).items() if key in (*COLUMNS, "tasks")}
+    kind, published = objective.get("kind"), described.objective
+    if has_head and kind in _HEADS:
+        labels = {"labels": read_labels(config)} if objective.get("labels") else {}
+        return replace(described, objective={**objective, **labels}, data=data, beside=True)
+    if kind == "seq2seq" and published["kind"] == "causal":
+        return replace(described, objective=objective, data=data)
+    return (
+        replace(described, objective={**objective, **published}, data=data) if kind == published["kind"] else described
+    )
+
+
 def _prefixed(family: Family, names: Sequence[str]) -> dict[str, str]:
     """The names in the files by those of a model with a head, with today's names of norms."""
     is_bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
-    found = {}
+    by_name = {}
     for name in names:
         shown = name
         for old, new in family.renamed:
             shown = shown.replace(old, new)
-        found[family.prefix + shown if is_bare else shown] = name
-    return found
+        by_name[family.prefix + shown if is_bare else shown] = name
+    return by_name
 
 
 def _tokenizer(source: Source, described: Described) -> Tokenizer:
@@ -201,27 +217,17 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
                 named[key] = [name for name in names if name is not None]
         tokenizer = Tokenizer(inner, named)
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(
-            f"the tokenizer cannot be used: {plain(str(error))[:120]}",
-            where=str(source.path),
-            fix="download the model again, or name another",
-        ) from error
-    if (
-        described.objective["kind"] == Masked.model_fields["kind"].default
-        and published.config.get("mask_token") is None
-    ):
-        raise CheckpointError("the tokenizer has no mask_token", where=str(source.path), fix="name another model")
+        raise _refusal(source, f"the tokenizer cannot be used: {plain(str(error))[:120]}") from error
+    if described.objective["kind"] == "masked" and published.config.get("mask_token") is None:
+        raise _refusal(source, "the tokenizer has no mask_token", "name another model")
     return tokenizer
 
 
 def _recipe(source: Source, described: Described, tokenizer: Tokenizer, reference: str) -> Recipe:
     rows = described.model.get("vocab_size")
     if isinstance(rows, int) and rows < tokenizer.vocab_size:
-        raise CheckpointError(
-            f"the tokenizer has {tokenizer.vocab_size} entries, but the embedding has {rows} rows",
-            where=str(source.path),
-            fix="name a model with its own tokenizer",
-        )
+        what = f"the tokenizer has {tokenizer.vocab_size} entries, but the embedding has {rows} rows"
+        raise _refusal(source, what, "name a model with its own tokenizer")
     try:
         return Recipe.model_validate(
             {
@@ -236,11 +242,8 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise CheckpointError(
-            f"its configuration is of no model: {plain(f'{key}: ' * bool(key) + first['msg'])[:160]}",
-            where=str(source.path),
-            fix="download the model again, or name another",
-        ) from error
+        told = plain(f"{key}: " * bool(key) + first["msg"])[:160]
+        raise _refusal(source, f"its configuration is of no model: {told}") from error
 
 
 def _weights(source: Source, family: Family, described: Described, recipe: Recipe) -> list[Weight]:
@@ -261,34 +264,34 @@ def _deferred(
 
     Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
-    there = {**_prefixed(family, source.names()), **{name: name for name in source.head_names()}}
-    own = _outline(recipe)
-    missing = [name for weight in weights for name in weight.theirs if name not in there]
+    stored = {**_prefixed(family, source.names()), **{name: name for name in source.head_names()}}
+    outlines = _outline(recipe)
+    missing = [name for weight in weights for name in weight.theirs if name not in stored]
     if missing:
         raise _unfit(source, f"{plain(missing[0])[:100]} is missing")
     used = {name for weight in weights for name in weight.theirs}
     (embedding,) = next(weight.theirs for weight in weights if weight.ours.endswith("inputs.tokens.weight"))
-    for name in (name for name in there if name not in used):
+    for name in (name for name in stored if name not in used):
         if not any(re.fullmatch(rule, name) for rule in family.redundant):
             raise _unfit(source, f"{plain(name)[:100]} has no place in it")
-        is_copy = name.endswith("weight") and source.shape(there[name]) == source.shape(there[embedding])
-        if is_copy and not torch.equal(source.read(there[name]), source.read(there[embedding])):
+        is_copy = name.endswith("weight") and source.shape(stored[name]) == source.shape(stored[embedding])
+        if is_copy and not torch.equal(source.read(stored[name]), source.read(stored[embedding])):
             raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
-    if odd := own.keys() ^ {weight.ours for weight in weights}:
+    if odd := outlines.keys() ^ {weight.ours for weight in weights}:
         if not source.head_names():
             raise AssertionError(f"{family.model_type}: {odd}")
         raise _unfit(source, f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
-    total = sum(4 * own[weight.ours].numel() for weight in weights)
+    total = sum(4 * outlines[weight.ours].numel() for weight in weights)
     done = 0
 
     def read(weight: Weight) -> Tensor:
         nonlocal done
-        tensors = [source.read(there[name]) for name in weight.theirs]
+        tensors = [source.read(stored[name]) for name in weight.theirs]
         try:
             made = weight.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
             raise _unfit(source, f"{plain(weight.theirs[0])[:100]}: {plain(str(error))[:80]}") from error
-        shape, wanted = tuple(made.shape), tuple(own[weight.ours].shape)
+        shape, wanted = tuple(made.shape), tuple(outlines[weight.ours].shape)
         if shape != wanted:
             named = plain(", ".join(weight.theirs))[:100]
             raise _unfit(source, f"{named} is {_by(shape)}, not {_by(wanted)}")
@@ -299,7 +302,8 @@ def _deferred(
         return made.float().contiguous()
 
     return {
-        weight.ours: Deferred(torch.float32, tuple(own[weight.ours].shape), partial(read, weight)) for weight in weights
+        weight.ours: Deferred(torch.float32, tuple(outlines[weight.ours].shape), partial(read, weight))
+        for weight in weights
     }
 
 
@@ -324,8 +328,8 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def _unfit(source: Source, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"the weights do not fit the configuration: {what}",
-        where=str(source.path),
-        fix="download the model again, or name another",
-    )
+    return _refusal(source, f"the weights do not fit the configuration: {what}")
+
+
+def _refusal(source: Source, what: str, fix: str = "download the model again, or name another") -> CheckpointError:
+    return CheckpointError(what, where=str(source.path), fix=fix)

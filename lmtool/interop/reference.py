@@ -1,52 +1,21 @@
 """Names of models, in arguments and in recipes, that name a published model instead of a run."""
 
-import hashlib
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar, cast
 
-from lmtool import durable
 from lmtool.errors import CheckpointError
-from lmtool.printable import plain
+from lmtool.interop.names import HUB, is_published, known_run
 from lmtool.recipe.grammar import value_at
 from lmtool.recipe.load import Resolved, Setting, lay_over
 from lmtool.recipe.pretraining import DefaultRecipe
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import TOKENIZER
-from lmtool.run.find import find
-from lmtool.run.places import INFO
-
-HUB = "hf:"
-CONFIG, MODULES = "config.json", "modules.json"
+from lmtool.run.find import Found
+from lmtool.run.find import find as find_run
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Resolved | DefaultRecipe)
-
-
-def is_published(reference: str) -> bool:
-    """Whether a RUN argument names a published model instead of a run. Reads no file."""
-    if reference.startswith(HUB):
-        return True
-    if os.path.isdir(reference):
-        has_run = os.path.exists(os.path.join(reference, INFO))
-        return not has_run and any(os.path.exists(os.path.join(reference, name)) for name in (CONFIG, MODULES))
-    return reference.lower().endswith(".gguf") and os.path.isfile(reference)
-
-
-def parse_hub(reference: str) -> tuple[str, str | None]:
-    """Name and revision of hf:ORG/NAME[@REVISION]. Raises CheckpointError."""
-    name, _, revision = reference.removeprefix(HUB).partition("@")
-    if re.fullmatch(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*", name) is None or (
-        "@" in reference and not revision
-    ):
-        raise CheckpointError(
-            f"no model is named by {plain(reference)[:80]}",
-            where="RUN",
-            fix="write hf:ORG/NAME, or hf:ORG/NAME@REVISION for a branch, tag or commit",
-        )
-    return name, revision or None
 
 
 def run_of(reference: str) -> str:
@@ -63,13 +32,22 @@ def run_of(reference: str) -> str:
     return str(imported(reference))
 
 
+def find(reference: str) -> Found:
+    """The run, or the checkpoint, that a RUN argument or a key of a recipe names; a published model is imported first.
+
+    reference: as `run.find.find` takes it, or hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file.
+    Raises CheckpointError as `run.find.find` does, and for a model that cannot be imported.
+    """
+    return find_run(run_of(reference))
+
+
 def tokenizer_path(reference: str) -> str:
     """A tokenizer.json, or a folder with one, as named, or of the model that is named. Raises CheckpointError."""
     is_file = os.path.isfile(reference) and not is_published(reference)
     if is_file or os.path.isfile(os.path.join(reference, TOKENIZER)):
         return reference
     try:
-        return str(find(run_of(reference)).run.tokenizer_path)
+        return str(find(reference).run.tokenizer_path)
     except CheckpointError as error:
         fix = "name a tokenizer.json, or a folder, run or model with one"
         raise CheckpointError(f"there is no tokenizer: {error.what}", where=error.where, fix=fix) from error
@@ -97,34 +75,6 @@ def _named_models(recipe: Recipe) -> dict[str, str]:
     """The keys of a recipe that name a model, and its names."""
     tree = recipe.model_dump()
     return {key: value for key in RESOLVED if isinstance(value := value_at(tree, tuple(key.split("."))), str)}
-
-
-def imports_folder() -> Path:
-    """The folder of the cache with the runs of published models."""
-    from lmtool.text.prepare import default_cache
-
-    return default_cache() / "imports"
-
-
-def pointer_of(reference: str) -> Path:
-    """The file that names the run of a name of the Hub. Raises CheckpointError for a wrong name."""
-    name = "@".join(filter(None, parse_hub(reference)))
-    return imports_folder() / "hub" / hashlib.sha256(name.encode()).hexdigest()
-
-
-def known_run(reference: str) -> Path | None:
-    """The run of a name of the Hub that was imported before; None when it was not."""
-    name = noted(pointer_of(reference))
-    run = imports_folder() / name
-    return run if name and (run / INFO).exists() else None
-
-
-def noted(file: Path) -> str:
-    """The line of a file of the cache; empty when it cannot be read."""
-    try:
-        return durable.read(file).decode("ascii")
-    except (OSError, ValueError):
-        return ""
 
 
 RESOLVED: Mapping[str, Callable[[str], str]] = {

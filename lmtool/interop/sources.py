@@ -1,25 +1,27 @@
 """Where published models lie: a Hugging Face directory, a GGUF file, or a repository of the Hugging Face Hub."""
 
-import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.errors import CheckpointError, ResourceError
-from lmtool.interop.gguf.files import open_gguf
-from lmtool.interop.notes import HEAD
-from lmtool.interop.reference import CONFIG, MODULES, parse_hub
+from lmtool.checksum import sha256_of_file
+from lmtool.errors import CheckpointError
+from lmtool.interop.gguf.configs import describe
+from lmtool.interop.gguf.container import Container
+from lmtool.interop.gguf.vocabulary import describe_tokenizer
+from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE, parse_hub
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
 from lmtool.printable import plain
-from lmtool.text.tokenizer import LARGEST_FILE
+from lmtool.tokenization.tokenizer import LARGEST_FILE
 
 GENERATION = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -40,47 +42,55 @@ POOLING = {
 }
 """Keys of sentence-transformers, and the pooling that each sets."""
 _FIX = "download it again, or name another model"
+_LISTED = "docs/interop.md lists what can be imported"
 
 
-class Source(Protocol):
+def _refusal(what: str, where: Path | str, fix: str = _FIX) -> CheckpointError:
+    return CheckpointError(what, where=str(where), fix=fix)
+
+
+class Source(ABC):
     """A published model on disk.
 
-    path: its directory or file. config: of config.json. generation: of generation_config.json. files: everything that
-    the model is made of.
+    path: its directory or file.
+    config: of config.json.
+    generation: of generation_config.json.
+    files: everything that the model is made of.
     """
 
-    @property
-    def path(self) -> Path: ...
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: dict[str, Any] = {}
+        self.generation: dict[str, Any] = {}
+        self.files = [path]
 
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-    @property
-    def generation(self) -> Mapping[str, Any]: ...
-
-    @property
-    def files(self) -> Sequence[Path]: ...
-
+    @abstractmethod
     def names(self) -> Sequence[str]:
         """Names of the tensors."""
 
     def head_names(self) -> Sequence[str]:
         """Names of those of a head beside the body, which `names` are not."""
+        return ()
 
+    @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
 
+    @abstractmethod
     def read(self, name: str) -> Tensor:
         """A tensor, in CPU memory. Raises CheckpointError when it is damaged."""
 
+    @abstractmethod
     def tokenizer(self) -> PublishedTokenizer:
         """The tokenizer. Raises CheckpointError."""
 
     def embedding(self) -> dict[str, Any]:
         """Keys of the objective of a sentence-transformers model; empty for others."""
+        return {}
 
     def context(self) -> int | None:
         """Tokens that a sentence-transformers model reads; None for others."""
+        return None
 
 
 def open_source(path: Path) -> Source:
@@ -90,24 +100,19 @@ def open_source(path: Path) -> Source:
     return GgufFile(path)
 
 
-class HuggingFaceDirectory:
+class HuggingFaceDirectory(Source):
     """A directory as `save_pretrained` of Transformers writes it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._opened: dict[str, Any] = {}
-        try:
+        with durable.refusing("cannot list the model's files", path, kind=CheckpointError):
             here = sorted(entry.name for entry in os.scandir(path))
-        except OSError as error:
-            raise CheckpointError(f"cannot list the model's files: {error.strerror}", where=str(path)) from error
         if CONFIG not in here:
-            raise CheckpointError(
-                f"this is no model: it has no {CONFIG}",
-                where=str(path),
-                fix="name a directory, a .gguf file or hf:NAME",
-            )
+            raise _refusal(f"this is no model: it has no {CONFIG}", path, "name a directory, a .gguf file or hf:NAME")
         self.config = read_json(path / CONFIG)
-        self.generation = read_json(path / GENERATION) if GENERATION in here else {}
+        if GENERATION in here:
+            self.generation = read_json(path / GENERATION)
         self._pooling = self._find_pooling(here)
         self._shards = self._find_shards(here)
         self._head = dict.fromkeys(self._open(HEAD).keys(), HEAD) if HEAD in here else {}
@@ -128,26 +133,20 @@ class HuggingFaceDirectory:
             return dict.fromkeys(self._open(WEIGHTS).keys(), WEIGHTS)
         shards = read_json(self.path / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-            raise CheckpointError("the index names no files", where=str(self.path / INDEX), fix=_FIX)
+            raise _refusal("the index names no files", self.path / INDEX)
         for file in sorted(set(shards.values())):
             if file not in here:
-                raise CheckpointError(
-                    f"the index names {plain(file)[:80]}, which is not there", where=str(self.path / INDEX), fix=_FIX
-                )
+                raise _refusal(f"the index names {plain(file)[:80]}, which is not there", self.path / INDEX)
             inside = set(self._open(file).keys())
             lost = next((name for name, its in shards.items() if its == file and name not in inside), None)
             if lost is not None:
-                raise CheckpointError(
-                    f"the index names {plain(lost)[:80]}, which this file does not have",
-                    where=str(self.path / file),
-                    fix=_FIX,
-                )
+                raise _refusal(f"the index names {plain(lost)[:80]}, which this file does not have", self.path / file)
         return shards
 
     def _no_weights(self, here: Sequence[str]) -> CheckpointError:
         if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in here):
             return _pickled(str(self.path))
-        return CheckpointError(f"there is no {WEIGHTS}", where=str(self.path), fix=_FIX)
+        return _refusal(f"there is no {WEIGHTS}", self.path)
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:
@@ -160,7 +159,7 @@ class HuggingFaceDirectory:
 
     def _damaged(self, file: str, error: Exception) -> CheckpointError:
         told = plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
-        return CheckpointError(f"{file} cannot be read: {told}", where=str(self.path / file), fix=_FIX)
+        return _refusal(f"{file} cannot be read: {told}", self.path / file)
 
     def names(self) -> Sequence[str]:
         return list(self._shards)
@@ -181,11 +180,8 @@ class HuggingFaceDirectory:
         except (SafetensorError, OSError) as error:
             raise self._damaged(file, error) from error
         if not tensor.is_floating_point():
-            raise CheckpointError(
-                f"{plain(name)[:80]} is of type {tensor.dtype}, a quantization that is not known",
-                where=str(self.path / file),
-                fix="name the original model, or a .gguf file of it",
-            )
+            what = f"{plain(name)[:80]} is of type {tensor.dtype}, a quantization that is not known"
+            raise _refusal(what, self.path / file, "name the original model, or a .gguf file of it")
         return tensor
 
     def tokenizer(self) -> PublishedTokenizer:
@@ -198,15 +194,15 @@ class HuggingFaceDirectory:
         modules = read_json(self.path / MODULES, list)
         kinds = [str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "?" for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-            raise CheckpointError(
+            raise _refusal(
                 f"this sentence-transformers model has the modules {plain(', '.join(kinds))[:80]}; those that can be "
                 "imported have Transformer, Pooling and maybe Normalize",
-                where=str(self.path / MODULES),
-                fix="docs/interop.md lists what can be imported",
+                self.path / MODULES,
+                _LISTED,
             )
         folder = str(modules[1].get("path"))
         if re.fullmatch(r"[0-9]+_Pooling", folder) is None or folder not in here:
-            raise CheckpointError("its pooling is not there", where=str(self.path / MODULES), fix=_FIX)
+            raise _refusal("its pooling is not there", self.path / MODULES)
         self._normalizes = len(kinds) == 3
         return self.path / folder / CONFIG
 
@@ -219,11 +215,8 @@ class HuggingFaceDirectory:
             chosen = [f"pooling_mode_{mode}"]
         known = {**POOLING, "pooling_mode_cls": "first", "pooling_mode_mean": "mean", "pooling_mode_max": "max"}
         if len(chosen) != 1 or chosen[0] not in known:
-            raise CheckpointError(
-                f"its pooling is {plain(', '.join(chosen))[:80] or 'none'}; first, last, mean and max are known",
-                where=str(self._pooling),
-                fix="docs/interop.md lists what can be imported",
-            )
+            told = plain(", ".join(chosen))[:80] or "none"
+            raise _refusal(f"its pooling is {told}; first, last, mean and max are known", self._pooling, _LISTED)
         return {"kind": "embedding", "pool": known[chosen[0]], "normalize": self._normalizes}
 
     def context(self) -> int | None:
@@ -232,60 +225,59 @@ class HuggingFaceDirectory:
         return length if isinstance(length, int) and length > 0 else None
 
 
-class GgufFile:
-    """A GGUF file, in the names of a Hugging Face directory."""
+class GgufFile(Source):
+    """A GGUF file, in the names of a Hugging Face directory; it stays on disk."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.files = [path]
-        self._model = open_gguf(path)
-        self.config: Mapping[str, Any] = self._model.config
-        self.generation: Mapping[str, Any] = {}
+        """Raises CheckpointError for what is damaged, unknown or would compute something else."""
+        super().__init__(path)
+        self._container = Container(path)
+        self.config, pairs = describe(self._container)
+        architecture = self._container.values["general.architecture"]
+        self._tokenizer, ids = describe_tokenizer(self._container, architecture, self.config["vocab_size"])
+        self.config |= ids | self._note()
+        self._pairs = {pair.published: pair for pair in pairs}
+
+    def _note(self) -> dict[str, Any]:
+        """The note of an export, by its key in config.json, if there is one. Raises CheckpointError when it is none."""
+        written = self._container.values.get(NOTE)
+        try:
+            return {} if written is None else {NOTE: json.loads(written)}
+        except (TypeError, ValueError, RecursionError):
+            raise self._container.damage(f"{NOTE} is not the note of an export") from None
 
     def names(self) -> Sequence[str]:
-        return list(self._model.names())
-
-    def head_names(self) -> Sequence[str]:
-        return ()
+        return list(self._pairs)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._model.shape(name)
-        return shape
+        return self._pairs[name].published_shape
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._model.read(name)
-        return tensor
+        pair = self._pairs[name]
+        (tensor,) = pair.layout.split(self._container.read(pair.stored))
+        return tensor.contiguous()
 
     def tokenizer(self) -> PublishedTokenizer:
-        return PublishedTokenizer(self._model.tokenizer_json, self._model.tokenizer_config)
-
-    def embedding(self) -> dict[str, Any]:
-        return {}
-
-    def context(self) -> int | None:
-        return None
+        return self._tokenizer
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
     """The object, or the list, in a JSON file. Raises CheckpointError."""
+    with durable.refusing(f"{path.name} cannot be read", path, _FIX, CheckpointError):
+        raw = durable.read(path)
     try:
-        content = json.loads(durable.read(path))
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}", where=str(path), fix=_FIX) from error
+        content = json.loads(raw)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, kind):
-        raise CheckpointError(f"{path.name} is not a JSON {kind.__name__}", where=str(path), fix=_FIX)
+        raise _refusal(f"{path.name} is not a JSON {kind.__name__}", path)
     return content
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal. Raises ResourceError."""
-    try:
-        with durable.open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ResourceError(f"cannot read: {error.strerror}", where=str(path), fix="check its permissions") from error
+    with durable.refusing("cannot read", path, "check its permissions"):
+        return sha256_of_file(path)
 
 
 def download(reference: str) -> tuple[Path, str]:
@@ -302,18 +294,12 @@ def download(reference: str) -> tuple[Path, str]:
     try:
         path = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(_READ)))
     except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"the Hub has no model {name}, or it is not public",
-            where=where,
-            fix="check its name; for a private or gated one, log in with `hf auth login`",
-        ) from error
+        fix = "check its name; for a private or gated one, log in with `hf auth login`"
+        raise _refusal(f"the Hub has no model {name}, or it is not public", where, fix) from error
     except Exception as error:  # the library raises whatever its back ends raise
         told = plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
-        raise CheckpointError(
-            f"cannot download the model: {told}",
-            where=where,
-            fix="check name, revision and network; what was downloaded before is used offline",
-        ) from error
+        fix = "check name, revision and network; what was downloaded before is used offline"
+        raise _refusal(f"cannot download the model: {told}", where, fix) from error
     if not any(path.glob("*.safetensors")):
         others: list[str] = []
         with suppress(Exception):  # if the Hub can be reached, to say what it holds instead
@@ -321,16 +307,11 @@ def download(reference: str) -> tuple[Path, str]:
         if any(file.endswith(".bin") for file in others):
             raise _pickled(where)
         if any(file.endswith(".gguf") for file in others):
-            raise CheckpointError(
-                "the repository holds GGUF files", where=where, fix="download one of them, and name the file"
-            )
-        raise CheckpointError(f"the repository has no {WEIGHTS}", where=where, fix="name another model")
+            raise _refusal("the repository holds GGUF files", where, "download one of them, and name the file")
+        raise _refusal(f"the repository has no {WEIGHTS}", where, "name another model")
     return path, path.name
 
 
 def _pickled(where: str) -> CheckpointError:
-    return CheckpointError(
-        "pytorch_model.bin is a pickle, which can run code when it is read: it is not read",
-        where=where,
-        fix="convert it where you trust it: from_pretrained(DIR), then save_pretrained(DIR), with Transformers",
-    )
+    fix = "convert it where you trust it: from_pretrained(DIR), then save_pretrained(DIR), with Transformers"
+    return _refusal("pytorch_model.bin is a pickle, which can run code when it is read: it is not read", where, fix)

@@ -1,41 +1,35 @@
 """Models: tokens to hidden states to logits. Independent of data, training and files."""
 
+from lmtool.model import transformer
 from lmtool.model.averaging import AveragingModel
-from lmtool.model.bidirectional import BidirectionalModel
-from lmtool.model.cooccurrence import PpmiModel
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory, Output
+from lmtool.model.heads import Classifier, SpanReader, Tagger
+from lmtool.model.language_model import DecodeState, LanguageModel, Output
 from lmtool.model.ngram import NGramModel, PlainNGramModel
-from lmtool.model.recurrent import RecurrentDecoder
+from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
-from lmtool.model.skipgram import GloveModel, SkipGramModel
-from lmtool.model.transformer import (
-    TransformerDecoder,
-    TransformerEncoder,
-    TransformerEncoderDecoder,
-    TransformerPrefix,
-    TransformerUnmasked,
-)
-from lmtool.recipe.spec.recipe import Model
+from lmtool.model.word_vectors import GloveModel, PpmiModel, SkipGramModel
+from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
+from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
-__all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "Output", "SkipGramModel", "build"]
+__all__ = ["DecodeState", "LanguageModel", "NGramModel", "Output", "SkipGramModel", "build", "with_head"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:
     """The model that `spec` describes, with fresh weights from torch's global generator."""
     match spec:
         case Transformer(shape="decoder", causal_mask=False):
-            return TransformerUnmasked(spec, vocab_size)
+            return transformer.TransformerUnmasked(spec, vocab_size)
         case Transformer(shape="decoder"):
-            return TransformerDecoder(spec, vocab_size)
+            return transformer.TransformerDecoder(spec, vocab_size)
         case Transformer(shape="prefix"):
-            return TransformerPrefix(spec, vocab_size)
+            return transformer.TransformerPrefix(spec, vocab_size)
         case Transformer(shape="encoder"):
-            return TransformerEncoder(spec, vocab_size)
+            return transformer.TransformerEncoder(spec, vocab_size)
         case Transformer():
-            return TransformerEncoderDecoder(spec, vocab_size)
+            return transformer.TransformerEncoderDecoder(spec, vocab_size)
         case NGram(smoothing="kneser-ney"):
             return NGramModel(spec, vocab_size)
         case NGram():
@@ -54,3 +48,19 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
             return BidirectionalModel(spec, vocab_size)
         case Averaging():
             return AveragingModel(spec, vocab_size)
+
+
+def with_head(recipe: Recipe, built: LanguageModel) -> LanguageModel:
+    """A body, with the head of the recipe's objective if that has one."""
+    match recipe.objective:
+        case Classification() as spec:
+            return Classifier(built, spec, recipe.model)
+        case Tagging() as spec:
+            return Tagger(built, spec, recipe.model)
+        case QuestionAnswering() as spec:
+            return SpanReader(built, spec, recipe.model)
+        case ReplacedTokens() as spec:
+            assert isinstance(built, transformer.TransformerEncoder)
+            assert isinstance(recipe.model, Transformer)
+            return transformer.ReplacedTokenDetector(built, spec, recipe.model)
+    return built

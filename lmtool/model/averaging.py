@@ -5,6 +5,7 @@ Shapes: B texts, T positions, F features of a text, U of a batch, K buckets, D m
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.features import FrozenFeatures
-from lmtool.model.language_model import Output, Parts, SilentModel
+from lmtool.model.language_model import Output, Parts, WithoutNextToken
 from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Averaging
@@ -52,10 +53,10 @@ class RatioHead(nn.Linear):
         totals_F = torch.zeros(counts_CF.shape[1], dtype=torch.float64)
         for batch in batches:
             (features_BF, weight_BF), is_BC = body.features(batch, torch.float64), _members(batch, len(self.bias))
-            found_BF = (weight_BF > 0).double()
-            totals_F.index_add_(0, features_BF.flatten(), found_BF.flatten())
+            has_BF = (weight_BF > 0).double()
+            totals_F.index_add_(0, features_BF.flatten(), has_BF.flatten())
             for count_F, is_B in zip(counts_CF, is_BC.T > 0, strict=True):
-                count_F.index_add_(0, features_BF[is_B].flatten(), found_BF[is_B].flatten())
+                count_F.index_add_(0, features_BF[is_B].flatten(), has_BF[is_B].flatten())
         share_C = counts_CF.sum(1) / totals_F.sum().clamp(min=1)
         ratios_CF = torch.log((counts_CF + 1) / (share_C[:, None] * totals_F + 1))
         squares, n_scores = 0.0, 0
@@ -74,7 +75,7 @@ def _members(batch: Batch, n_classes: int) -> Tensor:
     return batch.values_BC.double()
 
 
-class AveragingModel(SilentModel):
+class AveragingModel(WithoutNextToken):
     """The deep averaging network below its head (Iyyer et al. 2015, Deep Unordered Composition).
 
         x = mean of E[f] over the features f of a text;  h_i = f(W_i h_{i-1} + b_i), h_0 = x
@@ -143,8 +144,8 @@ class AveragingModel(SilentModel):
         for batch in batches:
             for hash_BT, keep_BT in self._hashes(batch):
                 hash_BT, times_BT = _distinct(hash_BT, keep_BT)
-                found, n_found = torch.unique(hash_BT[times_BT > 0], return_counts=True)
-                hashes, counts = torch.cat((hashes, found)), torch.cat((counts, n_found))
+                new_hashes, n_texts = torch.unique(hash_BT[times_BT > 0], return_counts=True)
+                hashes, counts = torch.cat((hashes, new_hashes)), torch.cat((counts, n_texts))
             if len(hashes) > 2 * n_merged:
                 hashes, counts = _merged(hashes, counts)
                 n_merged = len(hashes)
@@ -178,8 +179,7 @@ class AveragingModel(SilentModel):
             x_BD = torch.cat((x_BD, mean_BD), -1) if self.features_of_tokens.beside else mean_BD
         for layer in self.dense:
             x_BD = drop(self.activation(layer(x_BD)), self.dropout, self.training)
-        found: Tensor = head(drop(x_BD, dropout, self.training))
-        return found
+        return cast(Tensor, head(drop(x_BD, dropout, self.training)))
 
     def features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The features of each text, and the weight of each in x; both (B, F)."""
@@ -198,9 +198,7 @@ class AveragingModel(SilentModel):
 
     def _all_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The features of each text, repeated ones too, and False for padding; both (B, F)."""
-        tokens_BT = batch.tokens_BT
-        keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
-        features, keeps = [tokens_BT], [keep_BT]
+        features, keeps = [batch.tokens_BT], [_kept(batch)]
         for hash_BT, known_BT in self._hashes(batch):
             bucket_BT = hash_BT % self.buckets
             if self.owner_K is not None:
@@ -212,9 +210,8 @@ class AveragingModel(SilentModel):
 
     def _hashes(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """The hashes of the n-grams that begin at each position, and False where they do not fit; by order from 2."""
-        tokens_BT = batch.tokens_BT
-        hash_BT = tokens_BT
-        keep_BT = kept_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
+        hash_BT = tokens_BT = batch.tokens_BT
+        keep_BT = kept_BT = _kept(batch)
         for n in range(2, self.ngrams + 1):
             # polynomial hash: a prime multiplier makes it depend on all tokens
             hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
@@ -251,10 +248,15 @@ class AveragingModel(SilentModel):
         return "linear in words" if self.embedding is None else f"mean of words, {len(self.dense)} x {self.width}"
 
 
+def _kept(batch: Batch) -> Tensor:
+    """False at padding (B, T)."""
+    return torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
+
+
 def _merged(numbers: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct numbers, sorted, and the sums of their counts."""
-    distinct, place = torch.unique(numbers, return_inverse=True)
-    return distinct, torch.zeros_like(distinct).index_add_(0, place, counts)
+    distinct, index = torch.unique(numbers, return_inverse=True)
+    return distinct, torch.zeros_like(distinct).index_add_(0, index, counts)
 
 
 def _distinct(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory, RowTokens
+from lmtool.model.state import Change, DecodeState, KeyValue, LayerState, Memory, RowTokens
 
 LEAST_SLOTS = 256
 """Minimum slots of a cache; beyond, powers of two."""
@@ -21,7 +21,7 @@ SOURCE_STEP = 64
 
 
 class FixedKeyValue(KeyValue):
-    """KV cache of fixed size. The newest position has the last slot besides its own, as queries are the last keys.
+    """KV cache of fixed size. The newest position has the last slot too, as queries are the last keys.
 
     newest_1: the newest position, which changes in place.
     """
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedState(DecodeState):
-    """The decoding state of rows with lines of their own, whose tensors have a fixed size and are written in place.
+    """The decoding state of rows with a line each, whose tensors have a fixed size and are written in place.
 
     So it is no value: advancing it, by one token at a time, changes it. Slots that hold no position are masked, and
     positions are read from a tensor, not from `length`.
@@ -71,51 +71,46 @@ class FixedState(DecodeState):
         device = next(tensor for layer in state.layers for tensor in layer).device
         newest_1 = torch.zeros(1, dtype=torch.int64, device=device)
 
-        def empty(layer: LayerState) -> LayerState:
+        def slots(n: int) -> Change:
             # zeros, because masked values may be anything but NaN
-            if isinstance(layer, KeyValue):
-                fixed = FixedKeyValue(*(t.new_zeros(*t.shape[:2], n_slots, t.shape[3]) for t in layer))
-                fixed.newest_1 = newest_1
-                return fixed
-            if isinstance(layer, Memory):
-                return Memory(*(t.new_zeros(*t.shape[:2], n_source, t.shape[3]) for t in layer))
-            return RowTokens(layer.tokens_BS.new_zeros(n_rows, n_slots)) if isinstance(layer, RowTokens) else layer
+            return lambda t: t.new_zeros(*t.shape[:2], n, t.shape[3])
 
-        return cls(
-            0,
-            torch.zeros(n_rows, dtype=torch.int64, device=device),
-            tuple(empty(layer) for layer in state.layers),
-            torch.zeros(n_rows, n_source, dtype=torch.bool, device=device) if n_source else None,
-            newest_1=newest_1,
-        )
+        def fixed(layer: LayerState) -> LayerState:
+            if not isinstance(layer, KeyValue):
+                return layer
+            cache = FixedKeyValue(*layer)
+            cache.newest_1 = newest_1
+            return cache
+
+        layers = state._changed(slots(n_slots), slots(n_source), lambda t: t.new_zeros(n_rows, n_slots))
+        padding_B = torch.zeros(n_rows, dtype=torch.int64, device=device)
+        keep_BS = torch.zeros(n_rows, n_source, dtype=torch.bool, device=device) if n_source else None
+        return cls(0, padding_B, tuple(map(fixed, layers)), keep_BS, newest_1=newest_1)
 
     def load(self, state: DecodeState) -> None:
         """Copy a state of that shape into this one."""
         assert self.padding_B is not None
         self.newest_1.fill_(state.length - 1)
         self.padding_B.copy_(state.padding_B if state.padding_B is not None else torch.zeros_like(self.padding_B))
-        for own, layer in zip(self.layers, state.layers, strict=True):
-            if isinstance(own, RowTokens) and isinstance(layer, RowTokens):
-                own.tokens_BS.copy_(F.pad(layer.tokens_BS, (own.tokens_BS.shape[1] - layer.tokens_BS.shape[1], 0)))
-                continue
-            for kept, t in zip(own, layer, strict=True):
-                kept[:, :, : t.shape[2]] = t
+        for fixed, layer in zip(self.layers, state.layers, strict=True):
+            for kept, t in zip(fixed, layer, strict=True):
+                if isinstance(layer, RowTokens):
+                    kept.copy_(F.pad(t, (kept.shape[1] - t.shape[1], 0)))
+                else:
+                    kept[:, :, : t.shape[2]] = t
         if self.source_keep_BS is not None:
             n = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, Memory))
             self.source_keep_BS[:, n:] = False
             self.source_keep_BS[:, :n] = True if state.source_keep_BS is None else state.source_keep_BS
 
     def growing(self) -> DecodeState:
-        def copied(layer: LayerState) -> LayerState:
-            if isinstance(layer, KeyValue):
-                return KeyValue(*(t[:, :, : self.length].clone() for t in layer))
-            if isinstance(layer, RowTokens):
-                return RowTokens(layer.tokens_BS[:, layer.tokens_BS.shape[1] - self.length :].clone())
-            return Memory(*(t.clone() for t in layer)) if isinstance(layer, Memory) else layer
-
         assert self.padding_B is not None
+        layers = self._changed(
+            lambda t: t[:, :, : self.length].clone(), Tensor.clone, lambda t: t[:, t.shape[1] - self.length :].clone()
+        )
+        layers = tuple(KeyValue(*layer) if isinstance(layer, KeyValue) else layer for layer in layers)
         keep_BS = None if self.source_keep_BS is None else self.source_keep_BS.clone()
-        return DecodeState(self.length, self.padding_B.clone(), tuple(map(copied, self.layers)), keep_BS).trimmed()
+        return DecodeState(self.length, self.padding_B.clone(), layers, keep_BS).trimmed()
 
     def pick(self, rows: Sequence[int], apart: bool = False) -> DecodeState:  # type: ignore[override]  # a value
         return self.growing().pick(rows, apart)
@@ -130,11 +125,11 @@ class FixedState(DecodeState):
         self.newest_1.add_(1)
         return replace(self, length=self.length + 1)
 
-    def places(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def slots(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         assert self.padding_B is not None
         n_slots = next(layer.k_BNSH.shape[2] for layer in self.layers if isinstance(layer, KeyValue))
         slots_1S = torch.arange(n_slots, device=self.newest_1.device)[None]
         is_last = slots_1S == n_slots - 1
-        places_1S = torch.where(is_last, self.newest_1, slots_1S)
-        seen_BS = (is_last | (slots_1S < self.newest_1)) & (places_1S >= self.padding_B[:, None])
-        return (places_1S - self.padding_B[:, None]).clamp(min=0), None, seen_BS[:, None]
+        positions_1S = torch.where(is_last, self.newest_1, slots_1S)
+        seen_BS = (is_last | (slots_1S < self.newest_1)) & (positions_1S >= self.padding_B[:, None])
+        return (positions_1S - self.padding_B[:, None]).clamp(min=0), None, seen_BS[:, None]

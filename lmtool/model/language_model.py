@@ -5,7 +5,7 @@ Shapes: B rows, T new positions, D model width, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ class Output(NamedTuple):
 
 def summed(auxiliaries: Iterable[Tensor | None]) -> Tensor | None:
     """The sum of the auxiliary losses that are not None (B,); None if all are."""
-    found = [auxiliary_B for auxiliary_B in auxiliaries if auxiliary_B is not None]
-    return torch.stack(found).sum(0) if found else None
+    losses = [auxiliary_B for auxiliary_B in auxiliaries if auxiliary_B is not None]
+    return torch.stack(losses).sum(0) if losses else None
 
 
 Parts = list[Sequence[nn.Module | None]]
@@ -45,8 +45,9 @@ class LanguageModel(nn.Module, ABC):
 
     The two are separate so that losses can be computed in chunks, without all logits in memory at once.
 
-    vocab_size: number of logits. context: training context length, or None for no limit. longest: maximum number of
-        positions it can process, or None for no limit.
+    vocab_size: number of logits.
+    context: training context length, or None for no limit.
+    longest: maximum number of positions it can process, or None for no limit.
     reads: what the prediction at a position may depend on. With "source", `start` encodes it; "both" (bidirectional)
         and "words" (bag of words) have no next token, so no `start` and `advance`.
     recurrent: each position is computed from the one before, so token-by-token decoding costs no more.
@@ -116,13 +117,24 @@ class LanguageModel(nn.Module, ABC):
         The layers of a decoder come after those of its encoder.
         """
 
+    def depths(self) -> dict[nn.Parameter, int]:
+        """0 for embeddings and positions, 1 to L for the layers from the bottom up, L + 1 for heads.
+
+        A tied matrix is an embedding.
+        """
+        parts = self.parts()
+        depth_of = dict.fromkeys(self.parameters(), len(parts))
+        for depth, group in enumerate(parts):
+            depth_of |= {p: depth for part in group if part is not None for p in part.parameters()}
+        return depth_of
+
     @abstractmethod
     def describe(self) -> str:
         """A short description for lists: family, layers and width."""
 
 
-class SilentModel(LanguageModel):
-    """A model without a next-token distribution, which cannot generate text."""
+class WithoutNextToken(LanguageModel):
+    """A model without next-token probabilities, which generates no text from left to right."""
 
     @abstractmethod
     def refusal(self) -> UsageError:
@@ -135,8 +147,8 @@ class SilentModel(LanguageModel):
         raise self.refusal()
 
 
-class UnpredictiveModel(SilentModel):
-    """A model without the probability of any token that it has not seen, which cannot score a text either."""
+class WithoutLikelihood(WithoutNextToken):
+    """A model without a likelihood: it gives no probability to a token that it has not read, so it scores no text."""
 
 
 class CountingModel(LanguageModel):
@@ -158,6 +170,13 @@ class CountingModel(LanguageModel):
     @abstractmethod
     def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The `logits` entry of one token (...) at each position (..., D), without computing the others."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Accept tables of any length."""
+        for name in self.any_length & {name.removeprefix(prefix) for name in state_dict}:
+            table: Tensor = getattr(self, name)
+            setattr(self, name, table.new_empty(len(state_dict[prefix + name]), *table.shape[1:]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Wrapper(LanguageModel):

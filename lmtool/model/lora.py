@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.errors import UsageError
-from lmtool.model.classifier import HeadedModel
+from lmtool.model.heads import HeadedModel
 from lmtool.model.layers.attention import JoinedLinear, mixers_of, widths_of
 from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec.training import Lora
@@ -33,9 +33,9 @@ class AdaptedLinear(JoinedLinear):
         self._chosen = [width for width, has in zip(self.widths, adapted, strict=True) if has]
         # drawn on the CPU, so that a seed gives the same on every device; adapters of sharded weights are sharded later
         drawn_RI = torch.randn(len(self._chosen) * spec.rank, linear.in_features) * linear.in_features**-0.5
-        place = drawn_RI.device if linear.weight.is_meta else linear.weight.device
-        self.down_RI = nn.Parameter(drawn_RI.to(place, linear.weight.dtype))
-        self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank, device=place))
+        device = drawn_RI.device if linear.weight.is_meta else linear.weight.device
+        self.down_RI = nn.Parameter(drawn_RI.to(device, linear.weight.dtype))
+        self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(drop(x, self.dropout, self.training), self.down_RI)
@@ -61,9 +61,7 @@ class AdaptedLinear(JoinedLinear):
         parts = []
         for width, has in zip(self.widths, self.adapted, strict=True):
             if not has:
-                shape = list(low.shape)
-                shape[dim] = width
-                parts.append(low.new_zeros(shape))
+                parts.append(low.new_zeros(width, low.shape[1]) if dim == 0 else low.new_zeros(*low.shape[:-1], width))
             elif dim == 0:
                 parts.append(next(ups) @ next(lows))
             else:
@@ -84,11 +82,8 @@ def adapt(model: nn.Module, spec: Lora) -> None:
             if any(adapted):
                 setattr(mixer, name, AdaptedLinear(getattr(mixer, name), adapted, spec))
     if not any(adapters(model)):
-        raise UsageError(
-            f"the model has no matrices of the kind {' or '.join(spec.targets)}",
-            where="tuning.lora.targets",
-            fix="set it to [feed-forward]",
-        )
+        what = f"the model has no matrices of the kind {' or '.join(spec.targets)}"
+        raise UsageError(what, where="tuning.lora.targets", fix="set it to [feed-forward]")
 
 
 def merge(model: nn.Module) -> None:

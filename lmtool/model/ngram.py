@@ -32,9 +32,10 @@ IntArray = NDArray[np.int64]
 class _Order(NamedTuple):
     """The n-grams of one order above 1, sorted by context, then token.
 
-    keys_G: context index times V, plus the token. mass_G: discounted probability of the n-gram given its context.
-        starts_X: offset of each context's first n-gram, plus the end offset. backoff_X: backoff weight of each context;
-        1 for unseen contexts.
+    keys_G: context index times V, plus the token.
+    mass_G: discounted probability of the n-gram given its context.
+    starts_X: offset of each context's first n-gram, plus the end offset.
+    backoff_X: backoff weight of each context; 1 for unseen contexts.
     """
 
     keys_G: Tensor
@@ -78,7 +79,7 @@ class NGramModel(CountingModel):
         self.register_buffer("grams_GN", torch.empty(0, spec.order, dtype=torch.int32))
         self.register_buffer("counts_G", torch.empty(0, dtype=torch.int64))
         self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))
-        self._cached: _Smoothed | None = None
+        self._cached: tuple[Tensor, _Smoothed] | None = None
 
     grams_GN: Tensor
     counts_G: Tensor
@@ -103,37 +104,33 @@ class NGramModel(CountingModel):
         context_MC = hidden.reshape(-1, self.width)
         share_M = torch.ones(len(context_MC), dtype=smoothed.unigram_V.dtype, device=hidden.device)
         parts = []
-        for order, (index_M, seen_M) in zip(
-            reversed(smoothed.orders), reversed(list(self._contexts(context_MC, smoothed.orders))), strict=True
-        ):
+        for order, index_M, seen_M in reversed(list(self._contexts(context_MC))):
             rows, contexts = seen_M.nonzero()[:, 0], index_M[seen_M]
-            rows_of_grams, places, mass = self._following(order, rows, contexts)
-            parts.append((places, share_M[rows_of_grams] * mass))
+            rows_of_grams, cells, mass = self._following(order, rows, contexts)
+            parts.append((cells, share_M[rows_of_grams] * mass))
             share_M[rows] *= order.backoff_X[contexts]
         p_MV = share_M[:, None] * smoothed.unigram_V
-        for places, mass in parts:
-            p_MV.view(-1).index_add_(0, places, mass)
+        for cells, mass in parts:
+            p_MV.view(-1).index_add_(0, cells, mass)
         return p_MV.log_().view(*hidden.shape[:-1], self.vocab_size)
 
     def _following(self, order: _Order, rows: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The n-grams of the contexts of some rows: the row of each, its place in a table of M x V, and its mass."""
+        """The n-grams of the contexts of some rows: the row of each, its cell of a table of M x V, and its mass."""
         starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
         firsts = lengths.cumsum(0) - lengths
         grams = torch.arange(int(lengths.sum()), device=rows.device) + (starts - firsts).repeat_interleave(lengths)
         rows_of_grams = rows.repeat_interleave(lengths)
-        places = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
-        return rows_of_grams, places, order.mass_G[grams]
+        cells = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
+        return rows_of_grams, cells, order.mass_G[grams]
 
     def counted(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Whether each target was ever counted after its context, as far as that reaches."""
-        smoothed = self._smoothed()
         context_MC, target_M = hidden.reshape(-1, self.width), targets.reshape(-1)
         known_M = self._known(context_MC)
         counted_M = torch.isin(target_M, self.grams_GN[:, -1]) & (known_M == 0)
-        pairs = zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True)
-        for n, (order, (index_M, seen_M)) in enumerate(pairs, 1):
-            _, there_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
-            counted_M |= seen_M & there_M & (known_M == n)
+        for n, (order, index_M, seen_M) in enumerate(self._contexts(context_MC), 1):
+            _, has_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
+            counted_M |= seen_M & has_M & (known_M == n)
         return counted_M.view(targets.shape)
 
     def _known(self, context_MC: Tensor) -> Tensor:
@@ -141,12 +138,11 @@ class NGramModel(CountingModel):
         return (context_MC[:, self.width - (self.order - 1) :] != NONE).sum(1)
 
     def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        smoothed = self._smoothed()
         context_MC, target_M = hidden.reshape(-1, self.width), targets.reshape(-1)
-        p_M = smoothed.unigram_V[target_M]
-        for order, (index_M, seen_M) in zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True):
-            place_M, there_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
-            mass_M = order.mass_G[place_M].where(there_M, 0)
+        p_M = self._smoothed().unigram_V[target_M]
+        for order, index_M, seen_M in self._contexts(context_MC):
+            gram_M, has_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
+            mass_M = order.mass_G[gram_M].where(has_M, 0)
             p_M = torch.where(seen_M, mass_M + order.backoff_X[index_M] * p_M, p_M)
         return p_M.log().view(targets.shape)
 
@@ -163,18 +159,17 @@ class NGramModel(CountingModel):
 
     def count(self, batches: Iterable[Batch], n_tokens: int) -> None:
         # in text order, so that no n-gram is counted before its own prefix
-        own = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
+        merged = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
         for batch in batches:
             new.append(_merge([self._grams(batch)], self.vocab_size))
             n_new += len(new[-1][0])
-            if n_new > max(MERGE_ROWS, len(own[0])):
-                own, new, n_new = _merge([own, *new], self.vocab_size), [], 0
-        grams_GN, counts_G = _merge([own, *new], self.vocab_size)
+            if n_new > max(MERGE_ROWS, len(merged[0])):
+                merged, new, n_new = _merge([merged, *new], self.vocab_size), [], 0
+        grams_GN, counts_G = _merge([merged, *new], self.vocab_size)
         self.grams_GN = torch.from_numpy(grams_GN).to(self.grams_GN.device)
         self.counts_G = torch.from_numpy(counts_G).to(self.counts_G.device)
         self.n_read = self.n_read + n_tokens
-        self._cached = None
 
     def _windows(self, tokens_BT: Tensor, documents_BT: Tensor | None, past_BC: Tensor | None = None) -> Tensor:
         """The last C tokens at each position, continuing `past_BC`: (B, T, C)."""
@@ -195,22 +190,23 @@ class NGramModel(CountingModel):
         grams_MN = torch.cat((context_BTC, batch.targets_BT[..., None]), -1)[batch.targets_BT != IGNORE]
         return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
 
-    def _contexts(self, context_MC: Tensor, orders: tuple[_Order, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each order from 2 on, the context index of each row, 0 if unseen, and whether it was seen."""
-        C = self.width
-        for n in range(2, len(orders) + 2):
+    def _contexts(self, context_MC: Tensor) -> Iterator[tuple[_Order, Tensor, Tensor]]:
+        """For each order from 2 on its table, the context index of each row, 0 if unseen, and whether it was seen."""
+        C, orders = self.width, self._smoothed().orders
+        for n, table in enumerate(orders, 2):
             index_M = context_MC[:, C - n + 1].contiguous()
             seen_M = index_M != NONE
             for order, token_M in zip(orders, context_MC[:, C - n + 2 :].unbind(1), strict=False):
-                index_M, there_M = _find(order.keys_G, index_M * self.vocab_size + token_M)
-                seen_M = seen_M & there_M
-            yield index_M.where(seen_M, 0), seen_M
+                index_M, has_M = _find(order.keys_G, index_M * self.vocab_size + token_M)
+                seen_M = seen_M & has_M
+            yield table, index_M.where(seen_M, 0), seen_M
 
     def _smoothed(self) -> _Smoothed:
         """The tables for the current counts, on the model's device."""
-        if self._cached is None:
-            self._cached = self._smooth()
-        return self._cached
+        # whatever changes the counts or moves them makes another tensor
+        if self._cached is None or self._cached[0] is not self.counts_G:
+            self._cached = self.counts_G, self._smooth()
+        return self._cached[1]
 
     def _smooth(self) -> _Smoothed:
         device = self.grams_GN.device
@@ -246,25 +242,19 @@ class NGramModel(CountingModel):
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
         """mass_G, starts_X and backoff_X of an order."""
-        return _discounted(context_G, counts_G, n_contexts)
+        discount_G = discounts(counts_G)[np.minimum(counts_G, 3)]
+        total_X = np.bincount(context_G, counts_G, n_contexts)
+        taken_X = np.bincount(context_G, discount_G, n_contexts)
+        backoff_X = np.divide(taken_X, total_X, out=np.ones(n_contexts), where=total_X > 0)
+        return (counts_G - discount_G) / total_X[context_G], _starts(context_G, n_contexts), backoff_X
 
     def _unigrams(self, counts_V: IntArray) -> NDArray[np.float64]:
-        """Unigram probabilities."""
-        return _unigrams(counts_V)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """torch calls this to move a model to another device."""
-        self._cached = None
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Accept tables of any length."""
-        self._cached = None
-        for name in self.any_length:
-            if prefix + name in state_dict:
-                own = getattr(self, name)
-                setattr(self, name, own.new_empty((len(state_dict[prefix + name]), *own.shape[1:])))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        """Unigram probabilities; uniform when nothing was counted."""
+        if not counts_V.any():
+            return np.full(len(counts_V), 1 / len(counts_V))
+        discount_V = discounts(counts_V)[np.minimum(counts_V, 3)]
+        p_V: NDArray[np.float64] = (counts_V - discount_V + discount_V.sum() / len(counts_V)) / counts_V.sum()
+        return p_V
 
     def parts(self) -> Parts:
         return [(self,)]
@@ -288,32 +278,28 @@ class PlainNGramModel(NGramModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normalised log p of every token, -inf for probability 0. float64, where the device has it."""
-        smoothed = self._smoothed()
         context_MC = hidden.reshape(-1, self.width)
         known_M = self._known(context_MC)
-        count_MV = (known_M == 0)[:, None] * smoothed.unigram_V
+        count_MV = (known_M == 0)[:, None] * self._smoothed().unigram_V
         total_M = count_MV.sum(1)
-        pairs = zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True)
-        for n, (order, (index_M, seen_M)) in enumerate(pairs, 1):
+        for n, (order, index_M, seen_M) in enumerate(self._contexts(context_MC), 1):
             rows = (seen_M & (known_M == n)).nonzero()[:, 0]
-            _, places, counts = self._following(order, rows, index_M[rows])
-            count_MV.view(-1).index_add_(0, places, counts)
+            _, cells, counts = self._following(order, rows, index_M[rows])
+            count_MV.view(-1).index_add_(0, cells, counts)
             total_M[rows] = order.backoff_X[index_M[rows]]
         log_p_MV = self._share(count_MV, total_M[:, None]).log_()
         return log_p_MV.view(*hidden.shape[:-1], self.vocab_size)
 
     def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        smoothed = self._smoothed()
         context_MC, target_M = hidden.reshape(-1, self.width), targets.reshape(-1)
-        known_M = self._known(context_MC)
-        count_M = (known_M == 0) * smoothed.unigram_V[target_M]
-        total_M = (known_M == 0) * smoothed.unigram_V.sum()
-        pairs = zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True)
-        for n, (order, (index_M, seen_M)) in enumerate(pairs, 1):
-            own_M = seen_M & (known_M == n)
-            place_M, there_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
-            count_M = torch.where(own_M & there_M, order.mass_G[place_M], count_M)
-            total_M = torch.where(own_M, order.backoff_X[index_M], total_M)
+        known_M, unigram_V = self._known(context_MC), self._smoothed().unigram_V
+        count_M = (known_M == 0) * unigram_V[target_M]
+        total_M = (known_M == 0) * unigram_V.sum()
+        for n, (order, index_M, seen_M) in enumerate(self._contexts(context_MC), 1):
+            is_context_M = seen_M & (known_M == n)
+            gram_M, has_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
+            count_M = torch.where(is_context_M & has_M, order.mass_G[gram_M], count_M)
+            total_M = torch.where(is_context_M, order.backoff_X[index_M], total_M)
         return self._share(count_M, total_M).log().view(targets.shape)
 
     def _share(self, count: Tensor, total: Tensor) -> Tensor:
@@ -328,8 +314,7 @@ class PlainNGramModel(NGramModel):
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
         total_X = np.bincount(context_G, counts_G, n_contexts).astype(np.float64)
-        starts_X: IntArray = np.searchsorted(context_G, np.arange(n_contexts + 1)).astype(np.int64)
-        return counts_G.astype(np.float64), starts_X, total_X
+        return counts_G.astype(np.float64), _starts(context_G, n_contexts), total_X
 
     def _unigrams(self, counts_V: IntArray) -> NDArray[np.float64]:
         return counts_V.astype(np.float64)
@@ -347,30 +332,13 @@ def discounts(counts: IntArray) -> NDArray[np.float64]:
     if min(n1, n2, n3, n4) == 0:
         return np.array([0.0, *FALLBACK])
     y = n1 / (n1 + 2 * n2)
-    found = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
-    return found if (found[1:] > 0).all() else np.array([0.0, *FALLBACK])
+    discount = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
+    return discount if (discount[1:] > 0).all() else np.array([0.0, *FALLBACK])
 
 
-def _discounted(
-    context_G: IntArray, counts_G: IntArray, n_contexts: int
-) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
-    """mass_G, starts_X and backoff_X of an order."""
-    discount_G = discounts(counts_G)[np.minimum(counts_G, 3)]
-    total_X = np.bincount(context_G, counts_G, n_contexts)
-    taken_X = np.bincount(context_G, discount_G, n_contexts)
-    backoff_X = np.divide(taken_X, total_X, out=np.ones(n_contexts), where=total_X > 0)
-    starts_X = np.searchsorted(context_G, np.arange(n_contexts + 1))
-    return (counts_G - discount_G) / total_X[context_G], starts_X, backoff_X
-
-
-def _unigrams(counts_V: IntArray) -> NDArray[np.float64]:
-    """Unigram probabilities; uniform when nothing was counted."""
-    V = len(counts_V)
-    if not counts_V.any():
-        return np.full(V, 1 / V)
-    discount_V = discounts(counts_V)[np.minimum(counts_V, 3)]
-    p_V: NDArray[np.float64] = (counts_V - discount_V + discount_V.sum() / V) / counts_V.sum()
-    return p_V
+def _starts(context_G: IntArray, n_contexts: int) -> IntArray:
+    """Offset of each context's first n-gram, plus the end offset."""
+    return np.searchsorted(context_G, np.arange(n_contexts + 1)).astype(np.int64)
 
 
 def _merge(parts: list[tuple[NDArray[np.int32], IntArray]], vocab_size: int) -> tuple[NDArray[np.int32], IntArray]:
@@ -401,5 +369,5 @@ def _pack(grams_GN: NDArray[np.int32], base: int) -> list[IntArray]:
 
 def _find(keys_G: Tensor, wanted_M: Tensor) -> tuple[Tensor, Tensor]:
     """Index of each wanted key among the sorted keys, arbitrary if absent, and whether it is present."""
-    place_M = torch.searchsorted(keys_G, wanted_M).clamp_(max=len(keys_G) - 1)
-    return place_M, keys_G[place_M] == wanted_M
+    index_M = torch.searchsorted(keys_G, wanted_M).clamp_(max=len(keys_G) - 1)
+    return index_M, keys_G[index_M] == wanted_M

@@ -4,7 +4,7 @@ Shapes: I input width, O output width, R rows of a product.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,10 +72,9 @@ def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
         return _Int8(weight)
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
     if device.type != "cpu" or dtype == torch.float16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return _Plain(weight.to(dtype))
-    if dtype == torch.bfloat16 and not multiplies_bfloat16(device):
-        return _Widened(weight.to(dtype))
-    return _OneDnn(weight.to(dtype))
+        return _plain(weight.to(dtype))
+    is_widened = dtype == torch.bfloat16 and not multiplies_bfloat16(device)
+    return _widened(weight.to(dtype)) if is_widened else _by_onednn(weight.to(dtype))
 
 
 def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
@@ -83,57 +82,49 @@ def _head_product(weight: Tensor, precision: str, device: torch.device) -> Produ
         return _product(weight, precision, device)
     by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
     if device.type == "cpu" and by_fbgemm and hasattr(torch.ops.quantized, "linear_prepack_fp16"):
-        return _Half(weight)
+        return _in_half(weight)
     return _product(weight, "float32", device)
 
 
-class _Plain:
+def _plain(weight: Tensor) -> Product:
     """A product in the weight's dtype."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = self.weight.dtype
-        return F.linear(x.to(dtype), self.weight, None if bias is None else bias.to(dtype))
+    dtype = weight.dtype
+    return lambda x, bias: F.linear(x.to(dtype), weight, None if bias is None else bias.to(dtype))
 
 
-class _Widened:
+def _widened(weight: Tensor) -> Product:
     """A product of values in the weight's dtype, computed in float32 and rounded to that dtype."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        bias = None if bias is None else bias.to(weight.dtype).float()
+        return F.linear(x.to(weight.dtype).float(), weight.float(), bias).to(weight.dtype)
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = self.weight.dtype
-        bias = None if bias is None else bias.to(dtype).float()
-        return F.linear(x.to(dtype).float(), self.weight.float(), bias).to(dtype)
+    return product
 
 
-class _OneDnn:
-    """The same by oneDNN, with a weight in its blocked layout."""
+def _by_onednn(weight: Tensor) -> Product:
+    """A product in the weight's dtype by oneDNN, with a weight in its blocked layout."""
+    dtype = weight.dtype
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+    # the overload by name, as resolving it takes as long as a small product
+    multiply = torch.ops.mkldnn._linear_pointwise.default
 
-    def __init__(self, weight: Tensor) -> None:
-        self.dtype = weight.dtype
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        bias = None if bias is None else bias.to(dtype)
+        return cast(Tensor, multiply(x.to(dtype), packed, bias, "none", [], ""))
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        bias = None if bias is None else bias.to(self.dtype)
-        # the overload by name, as resolving it takes as long as a small product
-        multiply = torch.ops.mkldnn._linear_pointwise.default
-        product: Tensor = multiply(x.to(self.dtype), self.weight, bias, "none", [], "")
-        return product
+    return product
 
 
-class _Half:
+def _in_half(weight: Tensor) -> Product:
     """A float16 weight with float32 inputs, accumulation and outputs."""
+    packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), None)
 
-    def __init__(self, weight: Tensor) -> None:
-        self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), None)
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), packed)
         return product if bias is None else product + bias
+
+    return product
 
 
 def quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:

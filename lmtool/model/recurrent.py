@@ -1,5 +1,5 @@
-"""The base of recurrent language models, and the decoder: an RNN language model, optionally with attention to past
-states.
+"""The base of recurrent language models, and those that read a text alone: left to right, optionally with attention to
+past states; or in both directions, as ELMo.
 
 Shapes: B rows, T positions, S positions so far, D model width, V vocabulary; G cache lines of rows with a common
 prefix, Q new positions of all rows of a line.
@@ -21,7 +21,6 @@ from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, La
 from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.memory_attention import MemoryAttention, earlier
-from lmtool.model.layers.observing import observed
 from lmtool.recipe.spec.recurrent import Recurrent
 
 
@@ -128,24 +127,10 @@ class RecurrentModel(LanguageModel):
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         if self.features is not None:
-            raise UsageError(
-                "a model with features of another one reads whole texts, and has no next token",
-                fix="classify texts with lmtool predict",
-            )
+            what = "a model with features of another one reads whole texts, and has no next token"
+            raise UsageError(what, fix="classify texts with lmtool predict")
         hidden, layers = self._read(Batch(tokens_BT), state)
         return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
-
-    def alignments(self, batch: Batch) -> Tensor:
-        """Attention weights (B, T, S) of each position over the memory.
-
-        The memory is the past states (S = T), or the source. Raises ValueError when the model has no attention.
-        """
-        with observed(self) as found:
-            self._read(batch, self.start(batch))
-        if not found:
-            raise ValueError("a model without attention has no attention weights")
-        (weights_BNTS,) = found.values()
-        return weights_BNTS[:, 0]
 
     @abstractmethod
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
@@ -191,7 +176,7 @@ class RecurrentDecoder(RecurrentModel):
         after = state.longer(h_BTD.shape[1])
         h_GQD = after.on_lines(h_BTD)
         memory = cast(KeyValue, state.layers[-1]).plus(self.attention.keys(h_GQD), h_GQD[:, None])
-        _, keep_GS, seen_GQS = after.places(h_BTD.shape[1])
+        _, keep_GS, seen_GQS = after.slots(h_BTD.shape[1])
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
         n_queries, n_states = h_GQD.shape[1], memory.v_BNSH.shape[2]
         allowed = earlier(n_queries, n_states, keep_GS, batch.documents_BT, h_BTD.device, self.present)
@@ -216,3 +201,36 @@ def input_width(spec: Recurrent) -> int:
 def find_texts(batch: Batch) -> Texts | None:
     """The layout of the batch's texts; None when each fills its row."""
     return Texts.find(batch.tokens_BT, batch.keep_BT, batch.documents_BT)
+
+
+class BidirectionalModel(RecurrentModel):
+    """Two language models that share embedding and head (Peters et al. 2018, Deep contextualized word representations).
+
+    As a language model it is its forward half, so evaluation and generation are those of any other. `backward` gives
+    the other half, and `layers` the contextual embeddings of both.
+    """
+
+    def __init__(self, spec: Recurrent, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.forth, self.back = Layers(spec), Layers(spec, backwards=True)
+
+    def backward(self, batch: Batch) -> Output:
+        """Right-to-left hidden states (B, T, D), which predict the token before each position."""
+        return Output(self.hidden(self.back.read(self.inputs(batch), find_texts(batch))[-1], None))
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The embeddings, concatenated with themselves, and both halves' states of each layer; (B, T, 2 D) each."""
+        read, texts = self.inputs(batch), find_texts(batch)
+        embedded = read if self.features is None else self.embed(batch.tokens_BT)
+        halves = [half.read(read, texts) for half in (self.forth, self.back)]
+        return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]]
+
+    def start(self, batch: Batch) -> DecodeState:
+        return DecodeState(0, None, self.forth.start(len(batch.tokens_BT)))
+
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+        outs, states = self.forth(self.inputs(batch), state.layers, find_texts(batch))
+        return self.hidden(outs[-1], None), states
+
+    def parts(self) -> Parts:
+        return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

@@ -9,14 +9,12 @@ from torch.overrides import TorchFunctionMode
 
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
-from lmtool.model.parameters import layer_matrices
+from lmtool.model.layers.attention import layer_matrices
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.objective import ReplacedTokens
 from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
-from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.recipe.spec.words import Averaging
 
 USUAL = {
     "model.context": 1024,
@@ -51,17 +49,13 @@ class Size(NamedTuple):
         """All parameters."""
         return self.matrices + self.rest
 
-    def plus(self, other: "Size") -> "Size":
-        """Both together."""
-        return Size(self.matrices + other.matrices, self.rest + other.rest)
-
 
 class Held(NamedTuple):
     """What a model in training holds from step to step, in bytes of float32, and its number of parameters.
 
-    gradients: without those of an n-gram table, of which a step on one CPU has a few rows. table_gradients: all rows of
-    the table, as on accelerators and with several processes. spared: gradients that frozen weights do not have, without
-    those of a table.
+    gradients: without those of an n-gram table, of which a step on one CPU has a few rows.
+    table_gradients: all rows of the table, as on accelerators and with several processes.
+    spared: gradients that frozen weights do not have, without those of a table.
     """
 
     parameters: int
@@ -103,7 +97,7 @@ def size_of(spec: Model, vocab_size: int) -> Size:
     """
     n_layers = dict(spec).get("n_layers", 0)
     if n_layers > 2:
-        one, two = (size_of(spec.model_copy(update={"n_layers": n}), vocab_size) for n in (1, 2))
+        one, two = (size_of(spec.with_values({"n_layers": n}), vocab_size) for n in (1, 2))
         matrices, rest = (first + (n_layers - 1) * (second - first) for first, second in zip(one, two, strict=True))
         return Size(matrices, rest)
     try:
@@ -124,7 +118,8 @@ def held_in_training(recipe: Recipe, rows: int) -> Held:
     """
     size = size_of(recipe.model, rows)
     if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
-        size = size.plus(size_of(generator_of(recipe.model, recipe.objective), rows))
+        generator = size_of(generator_of(recipe.model, recipe.objective), rows)
+        size = Size(size.matrices + generator.matrices, size.rest + generator.rest)
     model, tuning = recipe.model, recipe.tuning
     table = model.ngram_embedding if isinstance(model, Transformer) else None
     entries, trained = 0 if table is None else table.entries, size
@@ -135,7 +130,7 @@ def held_in_training(recipe: Recipe, rows: int) -> Held:
     elif tuning.freeze == "embeddings":
         rest = size.rest - rows * model.d_model - in_table
         trained, entries, in_table = Size(size.matrices, max(0, rest)), 0, 0
-    elif _freezes(model):
+    elif dict(model).get("freeze_embeddings"):
         trained = Size(size.matrices, max(0, size.rest - rows * model.d_model))
     # one for each entry of the table
     moments = recipe.optimizer.moments(trained.matrices, trained.rest - in_table) + entries
@@ -167,11 +162,11 @@ def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | N
     sizes = [(key, value) for key, value in _whole_numbers(recipe) if key in USUAL and value]
     key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL[size[0]]))
     origin = (origins or {}).get(key, "default")
-    place = key if origin == "default" else f"{origin}: {key}"
+    where = key if origin == "default" else f"{origin}: {key}"
     size = size_of(recipe.model, _rows(recipe))
     parameters = "over 10^18" if size == BEYOND else _number(size.parameters)
     take = f"{parameters} parameters take at least {_bytes(needed)} of memory to train"
-    raise RecipeError([f"{place}: {_number(value)} is too much: {take}, and there is {_bytes(memory_bytes)}"])
+    raise RecipeError([f"{where}: {_number(value)} is too much: {take}, and there is {_bytes(memory_bytes)}"])
 
 
 def _whole_numbers(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
@@ -199,7 +194,3 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{_number(count // size) if count >= 100 * size else f'{count / size:.1f}'} {unit}"
     return f"{count} bytes"
-
-
-def _freezes(model: Model) -> bool:
-    return isinstance(model, Transformer | Recurrent | Averaging) and model.freeze_embeddings

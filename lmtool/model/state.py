@@ -4,7 +4,7 @@ Shapes: B rows, G cache lines, W rows of a line, T new positions of a row, S slo
 new slots of a line, N heads, H head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import gcd
@@ -96,6 +96,10 @@ LayerState = KeyValue | Memory | RowTokens | tuple[Tensor, ...]
 """Cache of one sublayer between calls of `advance`; plain tuples hold fixed-size states, such as (h_BD, c_BD)."""
 
 
+Change = Callable[[Tensor], Tensor] | None
+"""What becomes of each tensor of a layer's state; nothing for None."""
+
+
 @dataclass(frozen=True)
 class Branches:
     """How rows with a common prefix share it: they have one line of keys and values in the KV cache.
@@ -105,22 +109,22 @@ class Branches:
 
     width: rows of a line; row i has line i // width.
     seen_BS: bool, the slots that a row attends to, in text order.
-    places_PS: int64, position of each slot, counted as in `length`; for all lines, or for each.
+    positions_PS: int64, position of each slot, counted as in `length`; for all lines, or for each.
     """
 
     width: int
     seen_BS: Tensor
-    places_PS: Tensor
+    positions_PS: Tensor
 
     def longer(self, n: int, length: int) -> "Branches":
         """With n more slots per row, after `length` positions."""
         device = self.seen_BS.device
-        own_WQ = torch.eye(self.width, dtype=torch.bool, device=device).repeat_interleave(n, 1)
-        places_Q = torch.arange(length, length + n, device=device).repeat(self.width)
+        turn_WQ = torch.eye(self.width, dtype=torch.bool, device=device).repeat_interleave(n, 1)
+        positions_Q = torch.arange(length, length + n, device=device).repeat(self.width)
         return Branches(
             self.width,
-            torch.cat((self.seen_BS, own_WQ.repeat(len(self.seen_BS) // self.width, 1)), 1),
-            torch.cat((self.places_PS, places_Q.expand(len(self.places_PS), -1)), 1),
+            torch.cat((self.seen_BS, turn_WQ.repeat(len(self.seen_BS) // self.width, 1)), 1),
+            torch.cat((self.positions_PS, positions_Q.expand(len(self.positions_PS), -1)), 1),
         )
 
 
@@ -170,28 +174,27 @@ class DecodeState:
         same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
         lines_G = torch.tensor(lines, dtype=torch.int64, device=device)
 
-        def chosen(layer: LayerState) -> LayerState:
-            if isinstance(layer, RowTokens):
-                return RowTokens(layer.tokens_BS[rows_B])
-            if not isinstance(layer, KeyValue | Memory):
-                return tuple(t[rows_B] for t in layer)
-            return layer if same_lines else type(layer)(*(t[lines_G] for t in layer))
+        def of_row(t: Tensor) -> Tensor:
+            return t[rows_B]
 
+        of_line = None if same_lines else lambda t: t[lines_G]
         picked = replace(
             self,
             padding_B=None if self.padding_B is None else self.padding_B[rows_B],
-            layers=tuple(chosen(layer) for layer in self.layers),
+            layers=self._changed(of_line, of_line, of_row, of_row),
             source_keep_BS=None if self.source_keep_BS is None else self.source_keep_BS[lines_G],
         )
         if self.branches is None and width == 1:
             return picked
         if self.branches is None:
-            places_1S = torch.arange(self.length, device=device)[None]
-            seen_BS = places_1S.expand(len(rows), -1) >= (0 if picked.padding_B is None else picked.padding_B[:, None])
+            positions_1S = torch.arange(self.length, device=device)[None]
+            seen_BS = positions_1S.expand(len(rows), -1) >= (
+                0 if picked.padding_B is None else picked.padding_B[:, None]
+            )
         else:
-            seen_BS, places_1S = self.branches.seen_BS[rows_B], self.branches.places_PS
-            places_1S = places_1S if len(places_1S) == 1 else places_1S[lines_G]
-        return replace(picked, branches=Branches(width, seen_BS, places_1S))._tidy()
+            seen_BS, positions_1S = self.branches.seen_BS[rows_B], self.branches.positions_PS
+            positions_1S = positions_1S if len(positions_1S) == 1 else positions_1S[lines_G]
+        return replace(picked, branches=Branches(width, seen_BS, positions_1S))._tidy()
 
     def _tidy(self) -> Self:
         """Drops slots that no row attends to, if they are half of all; and branches, if no rows share a line."""
@@ -211,15 +214,12 @@ class DecodeState:
         def gathered(t_BNSH: Tensor) -> Tensor:
             return t_BNSH.gather(2, slots_GS[:, None, :, None].expand(-1, t_BNSH.shape[1], -1, t_BNSH.shape[3]))
 
-        layers = tuple(
-            KeyValue(gathered(layer.k_BNSH), gathered(layer.v_BNSH)) if isinstance(layer, KeyValue) else layer
-            for layer in self.layers
-        )
+        layers = self._changed(cache=gathered)
         if width == 1:
             return replace(self, layers=layers, branches=None)
         seen_BS = seen_GWS.gather(2, slots_GS[:, None].expand(-1, width, -1)).flatten(0, 1)
-        places_GS = self.branches.places_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
-        return replace(self, layers=layers, branches=Branches(width, seen_BS, places_GS))
+        positions_GS = self.branches.positions_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
+        return replace(self, layers=layers, branches=Branches(width, seen_BS, positions_GS))
 
     def trimmed(self) -> Self:
         """The same state without the left padding common to all rows."""
@@ -230,19 +230,10 @@ class DecodeState:
         state = replace(self, length=self.length - n, padding_B=padding_B if padding_B.any() else None)
         if not n:
             return state
-        in_branches = self.branches is not None
-
-        def shorter(layer: LayerState) -> LayerState:
-            if isinstance(layer, RowTokens):
-                return RowTokens(layer.tokens_BS[:, n:])
-            if isinstance(layer, KeyValue) and not in_branches:
-                return KeyValue(*(t[:, :, n:] for t in layer))
-            return layer
-
-        state = replace(state, layers=tuple(shorter(layer) for layer in self.layers))
         if self.branches is None:
-            return state
-        return replace(state, branches=replace(self.branches, places_PS=self.branches.places_PS - n))
+            return replace(state, layers=self._changed(cache=lambda t: t[:, :, n:], tokens=lambda t: t[:, n:]))
+        branches = replace(self.branches, positions_PS=self.branches.positions_PS - n)
+        return replace(state, layers=self._changed(tokens=lambda t: t[:, n:]), branches=branches)
 
     @property
     def goes_back(self) -> bool:
@@ -257,13 +248,9 @@ class DecodeState:
             return self
         if not self.goes_back or self.branches is not None:
             return None
-
-        def kept(layer: LayerState) -> LayerState:
-            if isinstance(layer, RowTokens):
-                return RowTokens(layer.tokens_BS[:, :n])
-            return layer.upto(n) if isinstance(layer, KeyValue) else layer
-
-        return replace(self, length=n, layers=tuple(kept(layer) for layer in self.layers))
+        layers = self._changed(tokens=lambda t: t[:, :n])
+        layers = tuple(layer.upto(n) if isinstance(layer, KeyValue) else layer for layer in layers)
+        return replace(self, length=n, layers=layers)
 
     def reclaimed(self) -> Self:
         """The same state, which continues in the slots of the states that have continued it, so without a copy; those
@@ -291,7 +278,7 @@ class DecodeState:
         """Slots of lines (G, Q, ...) as positions of their rows (B, T, ...)."""
         return x_GQ if self.branches is None else x_GQ.reshape(len(x_GQ) * self.width, -1, *x_GQ.shape[2:])
 
-    def places(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def slots(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Position of each slot in its text (1 or G, S), the padding mask (G, S), and the slots visible to the last n
         positions of each row (G, Q, S), apart from causality; None for those that are trivial."""
         if self.branches is None:
@@ -299,7 +286,7 @@ class DecodeState:
             if self.padding_B is None:
                 return slots_1S, None, None
             return (slots_1S - self.padding_B[:, None]).clamp(min=0), slots_1S >= self.padding_B[:, None], None
-        positions_PS = self.branches.places_PS
+        positions_PS = self.branches.positions_PS
         if self.padding_B is not None:
             positions_PS = positions_PS - self.padding_B[:: self.width, None]
         seen_GQS = self.on_lines(self.branches.seen_BS[:, None].expand(-1, n, -1))
@@ -318,73 +305,77 @@ class DecodeState:
             states = [state.pick(range(state.n_rows), apart=True) for state in states]
         length = max(state.length for state in states)
         layers = tuple(_join_layer(parts) for parts in zip(*(state.layers for state in states), strict=True))
-        source_keep_BS = _join_keep([state._n_source() for state in states], [state.source_keep_BS for state in states])
         padding_B = None
         if any(state.length < length or state.padding_B is not None for state in states):
-            padding_B = torch.cat([state._n_padding() + length - state.length for state in states])
-        return DecodeState(length, padding_B, layers, source_keep_BS, _join_branches(states, length))
+            none_B = torch.zeros(max(state.n_rows for state in states), dtype=torch.int64, device=states[0]._device)
+            paddings = (none_B[: state.n_rows] if state.padding_B is None else state.padding_B for state in states)
+            padding_B = torch.cat([p_B + length - state.length for p_B, state in zip(paddings, states, strict=True)])
+        return DecodeState(length, padding_B, layers, _join_keep(states), _join_branches(states, length))
+
+    def _changed(
+        self, cache: Change = None, memory: Change = None, tokens: Change = None, others: Change = None
+    ) -> tuple[LayerState, ...]:
+        """The layers with each tensor changed by the function for its kind: `KeyValue`, `Memory`, `RowTokens`, others.
+
+        Without one it stays.
+        """
+
+        def changed(layer: LayerState) -> LayerState:
+            match layer:
+                case KeyValue():
+                    return layer if cache is None else type(layer)(*map(cache, layer))
+                case Memory():
+                    return layer if memory is None else Memory(*map(memory, layer))
+                case RowTokens():
+                    return layer if tokens is None else RowTokens(*map(tokens, layer))
+                case _:
+                    return layer if others is None else tuple(map(others, layer))
+
+        return tuple(map(changed, self.layers))
 
     @property
     def _device(self) -> torch.device:
         return next(tensor for layer in self.layers for tensor in layer).device
 
-    def _n_padding(self) -> Tensor:
-        if self.padding_B is not None:
-            return self.padding_B
-        return torch.zeros(self.n_rows, dtype=torch.int64, device=self._device)
-
-    def _n_source(self) -> tuple[int, int, torch.device] | None:
-        """Lines, source positions and device; None without a source."""
-        for layer in self.layers:
-            if isinstance(layer, Memory):
-                return len(layer.k_BNSH), layer.k_BNSH.shape[2], layer.k_BNSH.device
-        return None
-
 
 def _join_layer(parts: Sequence[LayerState]) -> LayerState:
-    first = parts[0]
-    columns: list[list[Tensor]] = [list(column) for column in zip(*parts, strict=True)]
-    if isinstance(first, KeyValue):
-        return KeyValue(*(_padded(tensors, front=True) for tensors in columns))
-    if isinstance(first, Memory):
-        return Memory(*(_padded(tensors, front=False) for tensors in columns))
-    if isinstance(first, RowTokens):
-        longest = max(tokens_BS.shape[1] for tokens_BS in columns[0])
-        return RowTokens(torch.cat([F.pad(tokens_BS, (longest - tokens_BS.shape[1], 0)) for tokens_BS in columns[0]]))
-    return tuple(torch.cat(tensors) for tensors in columns)
+    columns = [list(column) for column in zip(*parts, strict=True)]
+    match parts[0]:
+        case KeyValue():
+            return KeyValue(*(_padded(tensors, 2, front=True) for tensors in columns))
+        case Memory():
+            return Memory(*(_padded(tensors, 2, front=False) for tensors in columns))
+        case RowTokens():
+            return RowTokens(*(_padded(tensors, 1, front=True) for tensors in columns))
+        case _:
+            return tuple(torch.cat(tensors) for tensors in columns)
 
 
-def _padded(tensors: Sequence[Tensor], front: bool) -> Tensor:
-    """All rows, zero-padded before or after the slots of shorter ones."""
-    longest = max(tensor.shape[2] for tensor in tensors)
-    missing = [longest - tensor.shape[2] for tensor in tensors]
-    return torch.cat(
-        [F.pad(t, (0, 0, n, 0) if front else (0, 0, 0, n)) if n else t for t, n in zip(tensors, missing, strict=True)]
-    )
+def _padded(tensors: Sequence[Tensor], dim: int, *, front: bool) -> Tensor:
+    """All rows, zero-padded before or after what shorter ones have along a dimension."""
+    longest = max(tensor.shape[dim] for tensor in tensors)
+    behind = (0, 0) * (tensors[0].ndim - 1 - dim)
+    missing = [longest - tensor.shape[dim] for tensor in tensors]
+    pads = [behind + ((n, 0) if front else (0, n)) for n in missing]
+    return torch.cat([F.pad(t, pad) if n else t for t, pad, n in zip(tensors, pads, missing, strict=True)])
 
 
 def _join_branches(states: Sequence[DecodeState], length: int) -> Branches | None:
-    known = [(state, state.branches) for state in states if state.branches is not None]
-    if not known:
+    branches = [(one.branches, length - one.length) for one in states if one.branches is not None]
+    if not branches:
         return None
-    n_slots = max(branches.seen_BS.shape[1] for _, branches in known)
-    seen, places = [], []
-    for state, branches in known:
-        missing = n_slots - branches.seen_BS.shape[1]
-        seen.append(F.pad(branches.seen_BS, (missing, 0), value=False))
-        n_lines = len(branches.seen_BS) // branches.width
-        places.append(F.pad(branches.places_PS + length - state.length, (missing, 0)).expand(n_lines, -1))
-    return Branches(known[0][1].width, torch.cat(seen), torch.cat(places))
+    positions = [(one.positions_PS + n).expand(len(one.seen_BS) // one.width, -1) for one, n in branches]
+    seen_BS = _padded([one.seen_BS for one, _ in branches], 1, front=True)
+    return Branches(branches[0][0].width, seen_BS, _padded(positions, 1, front=True))
 
 
-def _join_keep(sizes: Sequence[tuple[int, int, torch.device] | None], keeps: Sequence[Tensor | None]) -> Tensor | None:
+def _join_keep(states: Sequence[DecodeState]) -> Tensor | None:
     """Padding mask of all rows' sources, padded to one length; None without padding."""
-    known = [size for size in sizes if size is not None]
-    if not known or (len({n for _, n, _ in known}) == 1 and all(keep is None for keep in keeps)):
+    memories = [next((layer for layer in state.layers if isinstance(layer, Memory)), None) for state in states]
+    keys = [memory.k_BNSH for memory in memories if memory is not None]
+    keeps = [state.source_keep_BS for state in states]
+    if not keys or (len({k_BNSH.shape[2] for k_BNSH in keys}) == 1 and all(keep_BS is None for keep_BS in keeps)):
         return None
-    longest = max(n for _, n, _ in known)
-    rows = []
-    for (n_rows, n, device), keep_BS in zip(known, keeps, strict=True):
-        own = torch.ones(n_rows, n, dtype=torch.bool, device=device) if keep_BS is None else keep_BS
-        rows.append(F.pad(own, (0, longest - n), value=False))
-    return torch.cat(rows)
+    pairs = zip(keys, keeps, strict=True)
+    known = [k.new_ones(len(k), k.shape[2], dtype=torch.bool) if keep is None else keep for k, keep in pairs]
+    return _padded(known, 1, front=False)

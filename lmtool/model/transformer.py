@@ -1,4 +1,4 @@
-"""The Transformers: decoder (GPT), prefix LM, encoder (BERT), encoder-decoder (Vaswani et al. 2017, T5).
+"""The Transformers: decoder (GPT), prefix LM, encoder (BERT, ELECTRA), encoder-decoder (Vaswani et al. 2017, T5).
 
 Shapes: B rows, T positions, S positions so far or of a source, D model width, V vocabulary; G cache lines of rows with
 a common prefix, Q new positions of all rows of a line.
@@ -14,21 +14,22 @@ from torch.nn import functional as F
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
 from lmtool.model.language_model import (
-    DecodeState,
     LanguageModel,
-    LayerState,
     Output,
     Parts,
-    RowTokens,
-    SilentModel,
-    UnpredictiveModel,
+    WithoutLikelihood,
+    WithoutNextToken,
+    Wrapper,
     summed,
 )
 from lmtool.model.layers.ngrams import NgramEmbedding
-from lmtool.model.layers.parts import Head, Inputs, initialise
+from lmtool.model.layers.parts import GATES, Head, Inputs, SharedInputs, activate, initialise
 from lmtool.model.layers.positions import longest
 from lmtool.model.layers.stack import Stack
+from lmtool.model.state import DecodeState, LayerState, RowTokens
 from lmtool.recipe.spec.model import Reads
+from lmtool.recipe.spec.objective import ReplacedTokens
+from lmtool.recipe.spec.recipe import generator_of
 from lmtool.recipe.spec.transformer import Transformer
 
 
@@ -90,7 +91,7 @@ class TransformerModel(LanguageModel):
         positions_PT = positions_in_text(batch)
         ngrams_BTD = None if self.ngrams is None else self.ngrams.across(batch, positions_PT)
         x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
-        mask = stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
+        mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         output: Output
         output, _ = stack(x_BTD, positions_PT, mask, past, source_mask, seen)
         return output
@@ -105,8 +106,8 @@ class TransformerModel(LanguageModel):
     ) -> tuple[Tensor, DecodeState]:
         """See `advance`. prefix_B: number of prefix positions of each row, with bidirectional attention."""
         after = state.longer(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
-        mask = stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
+        positions_PS, keep_BS, seen_BQS = after.slots(tokens_BT.shape[1])
+        mask = replace(stack.mask, prefix_B=prefix_B, keep_BS=keep_BS, seen_BQS=seen_BQS, width=after.width)
         tokens_GQ = after.on_lines(tokens_BT)
         positions_PQ = positions_PS[:, -tokens_GQ.shape[1] :]
         past, ngrams_GQD = state.layers, None
@@ -120,7 +121,7 @@ class TransformerModel(LanguageModel):
             history = (RowTokens(torch.cat((before_BS, tokens_BT), 1)),)
         x_GQD = self.inputs_of(stack)(tokens_GQ, positions_PQ, None, ngrams_GQD)
         output: Output
-        output, layers = stack(x_GQD, positions_PS, mask, past, source_mask, width=after.width)
+        output, layers = stack(x_GQD, positions_PS, mask, past, source_mask)
         return after.on_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
     def parts(self) -> Parts:
@@ -150,7 +151,7 @@ class TransformerDecoder(TransformerModel):
         return self._advance(self.stack, tokens_BT, state)
 
 
-class TransformerUnmasked(UnpredictiveModel, TransformerModel):
+class TransformerUnmasked(WithoutLikelihood, TransformerModel):
     """A decoder without its mask: each position sees the tokens that it and all others are to predict."""
 
     reads: Reads = "both"
@@ -185,7 +186,7 @@ class TransformerPrefix(TransformerDecoder):
         return state
 
 
-class TransformerEncoder(SilentModel, TransformerModel):
+class TransformerEncoder(WithoutNextToken, TransformerModel):
     """A bidirectional Stack: BERT (Devlin et al. 2019)."""
 
     reads: Reads = "both"
@@ -264,3 +265,39 @@ def positions_in_text(batch: Batch) -> Tensor:
         return index
     first_BT = F.pad(batch.documents_BT[:, 1:] != batch.documents_BT[:, :-1], (1, 0), value=True)
     return index - torch.where(first_BT, index, 0).cummax(1).values
+
+
+class ReplacedTokenDetector(WithoutLikelihood, Wrapper):
+    """ELECTRA (Clark et al. 2020): an encoder that detects the tokens which a small generator has replaced.
+
+    It is the discriminator, the body that is fine-tuned, a score for each of its states, and the generator.
+
+    generator: a narrower encoder that fills masks, by default on the embeddings of the discriminator, which a dense
+        layer maps to its width.
+    """
+
+    def __init__(self, body: TransformerEncoder, spec: ReplacedTokens, model: Transformer) -> None:
+        super().__init__(body)
+        small = generator_of(model, spec)
+        inputs = SharedInputs(body.inputs, small) if spec.share_embeddings else None
+        self.generator = TransformerEncoder(small, body.vocab_size, inputs)
+        self.activation = GATES.get(model.activation, model.activation)
+        self.dense = nn.Linear(model.d_model, model.d_model)
+        self.detector = nn.Linear(model.d_model, 1)
+        for part in (self.dense, self.detector):
+            initialise(part, model)
+
+    def detections(self, hidden_BTD: Tensor) -> Tensor:
+        """v' f(W h_t + c) + b at each position (B, T), of which the sigmoid is p(token t was replaced)."""
+        scores_BT1: Tensor = self.detector(activate(self.dense(hidden_BTD), self.activation))
+        return scores_BT1[..., 0]
+
+    def untrained(self) -> list[nn.Parameter]:
+        """Heads of the discriminator for other objectives."""
+        assert isinstance(self.body, TransformerEncoder)
+        heads = (self.body.head, self.body.pooler, self.body.next_sentence)
+        return [parameter for head in heads if head is not None for parameter in head.parameters()]
+
+    def refusal(self) -> UsageError:
+        what = "this model detects replaced tokens, and predicts none"
+        return UsageError(what, fix="fine-tune it: lmtool finetune TABLE --from RUN")

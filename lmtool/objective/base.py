@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel
+from lmtool.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,12 @@ class Cut:
 class Example:
     """One training example.
 
-    tokens: int64 ids. rng: source of all randomness of this example in this epoch; seeded by the recipe's seed and the
-        sample number, so that it does not depend on how a batch is split.
+    tokens: int64 ids.
+    rng: source of all randomness of this example in this epoch; seeded by the recipe's seed and the sample number, so
+        that it does not depend on how a batch is split.
     label: for table rows, the class index, a 0 or 1 per label, a number, the tag of each word, or the positions of the
         first and the last token of an answer; float64.
-    places: the position of the first token of each word that is tagged.
+    word_starts: the position of the first token of each word that is tagged.
     segments: segment id of each token, for rows of several texts.
     other: for unit "pair", the second part; `follows`: whether it follows the first in its document.
     learned: for unit "pair", which of `tokens` have a loss too, such as earlier answers; None for none.
@@ -51,15 +53,21 @@ class Example:
     label: NDArray[np.float64] | None = None
     segments: NDArray[np.int64] | None = None
     learned: NDArray[np.bool_] | None = None
-    places: NDArray[np.int64] | None = None
+    word_starts: NDArray[np.int64] | None = None
+
+
+def rng_of(tokens: NDArray[np.int64]) -> np.random.Generator:
+    """A source of randomness that is the same for the same tokens."""
+    return np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
 
 
 @dataclass(frozen=True)
 class Loss:
     """Sums over a batch, never means, so that any split of a batch gives the same total.
 
-    total: sum of the losses of all targets. count: number of targets, an int64 scalar on the device. metrics: further
-        metrics in evaluation, by name: a sum, and its number of terms.
+    total: sum of the losses of all targets.
+    count: number of targets, an int64 scalar on the device.
+    metrics: further metrics in evaluation, by name: a sum, and its number of terms.
     """
 
     total: Tensor
@@ -71,9 +79,11 @@ class Loss:
 class Vocabulary:
     """The vocabulary size and special token ids.
 
-    size: entries of the tokenizer. bos, eos: start and end a document; where they are one token, it is between
-    documents. starts: the tokens before a target. specials: the ids of special tokens, sentinels included. counts:
-    count of each id in the training text, for objectives that need it, else None.
+    size: entries of the tokenizer.
+    bos, eos: start and end a document; where they are one token, it is between documents.
+    starts: the tokens before a target.
+    specials: the ids of special tokens, sentinels included.
+    counts: count of each id in the training text, for objectives that need it, else None.
     """
 
     size: int
@@ -87,6 +97,13 @@ class Vocabulary:
     sentinels: tuple[int, ...]
     specials: frozenset[int]
     counts: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "Vocabulary":
+        """That of a tokenizer."""
+        ids = (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id, tokenizer.sep_id)
+        others = tokenizer.roles.starts, tokenizer.sentinel_ids, tokenizer.special_ids
+        return cls(tokenizer.vocab_size, *ids, tokenizer.cls_id, *others, counts)
 
     @cached_property
     def is_word_V(self) -> NDArray[np.bool_]:
@@ -104,7 +121,8 @@ class Vocabulary:
 class Objective(ABC):
     """A training objective; stateless, the same for all steps and processes.
 
-    unit: what a model is trained on and measured in. metrics: names of further metrics of `score`.
+    unit: what a model is trained on and measured in.
+    metrics: names of further metrics of `score`.
     measures_in_one_pass: `measure` takes one pass through the model whatever the batch, as `score` always does.
     """
 

@@ -1,4 +1,4 @@
-"""Causal language modelling: predict each token from those before it, all positions at once.
+"""Causal language modelling: predict each token from those before it, all positions at once; or also backwards (ELMo).
 
 Inputs are the true tokens (teacher forcing), or with scheduled sampling partly the model's own.
 
@@ -11,21 +11,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
-from lmtool.objective.base import Cut, Example, Loss, Objective
-from lmtool.objective.cross_entropy import summed_loss, training_loss
-from lmtool.objective.scheduled import draws, mixed
+from lmtool.model.recurrent import BidirectionalModel
+from lmtool.objective.base import Cut, Example, Loss
+from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
+from lmtool.objective.scheduled import TokenObjective, draws
 from lmtool.recipe.spec.objective import Causal
 
 
 @dataclass(frozen=True)
-class CausalObjective(Objective):
+class CausalObjective(TokenObjective):
     """Mean over tokens of -log p(w_{i+1} | w_1..w_i).
 
-    bos_id: the token that starts a document. isolate_documents: mask attention across documents in a row. predicts_bos:
-        bos_id also ends the document before, as in GPT-2, and so is predicted; else it is never a target.
+    bos_id: the token that starts a document.
+    isolate_documents: mask attention across documents in a row.
+    predicts_bos: bos_id also ends the document before, as in GPT-2, and so is predicted; else it is never a target.
     """
 
     spec: Causal
@@ -59,8 +62,30 @@ class CausalObjective(Objective):
             targets_BT[row, first - 1 : len(tokens) - 1] = torch.from_numpy(tokens[first:])
         return Batch(tokens_BT, targets_BT)
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return training_loss(model, mixed(model, batch), self.spec.label_smoothing)
 
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
+@dataclass(frozen=True)
+class BidirectionalObjective(CausalObjective):
+    """Mean over tokens of -log p(w_i | w_1..w_{i-1}) - log p(w_i | w_{i+1}..w_n), halved (Peters et al. 2018).
+
+    Halved, so that the loss is comparable to that of a causal model. Evaluation uses the forward half alone, which is a
+    language model like any other.
+    """
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        if not isinstance(model, BidirectionalModel):
+            raise ValueError("only a bidirectional model is trained in both directions")
+        forward = super().loss(model, batch)
+        hidden_BTD, auxiliary_B = model.backward(batch)
+        targets_BT = self.targets_before(batch)
+        backward = loss_of_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
+        backward = with_auxiliary(backward, auxiliary_B, targets_BT)
+        return Loss((forward.total + backward.total) / 2, forward.count)
+
+    def targets_before(self, batch: Batch) -> Tensor:
+        """Targets of the backward half (B, T): the previous token, in the same document.
+
+        The last token of a document is never a target, as the first one is for the forward half.
+        """
+        targets_BT = batch.tokens_BT.roll(1, 1)
+        targets_BT[:, 0] = IGNORE
+        return targets_BT.masked_fill(batch.tokens_BT == self.bos_id, IGNORE)

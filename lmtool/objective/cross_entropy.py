@@ -37,10 +37,8 @@ def smoothed_cross_entropy(
     position; 1 when None.
     """
     scored_M = targets_M != IGNORE
-    total: Tensor = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        logits_MV, targets_M, label_smoothing, scored_M if weights_M is None else scored_M * weights_M
-    )
-    return total
+    apply: Callable[..., Tensor] = _SmoothedCrossEntropy.apply
+    return apply(logits_MV, targets_M, label_smoothing, scored_M if weights_M is None else scored_M * weights_M)
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -74,45 +72,31 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
 
 def chunked_cross_entropy(
-    logits: Callable[[Tensor], Tensor],
-    head_parameters: tuple[Tensor, ...],
-    hidden_MD: Tensor,
-    targets_M: Tensor,
-    vocab_size: int,
-    label_smoothing: float = 0.0,
+    model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """`smoothed_cross_entropy` of logits(hidden), with the logits of one chunk in memory at a time."""
+    """`smoothed_cross_entropy` of the logits of hidden states, with those of one chunk in memory at a time."""
 
     def loss_of(logits_MV: Tensor, part: slice) -> Tensor:
         return smoothed_cross_entropy(logits_MV, targets_M[part], label_smoothing)
 
-    return chunked_loss(logits, head_parameters, hidden_MD, vocab_size, loss_of)
+    return chunked_loss(model, hidden_MD, loss_of)
 
 
-def chunked_loss(
-    logits: Callable[[Tensor], Tensor],
-    head_parameters: tuple[Tensor, ...],
-    hidden_MD: Tensor,
-    vocab_size: int,
-    loss_of: Callable[[Tensor, slice], Tensor],
-) -> Tensor:
-    """A summed loss of logits(hidden), with the logits of one chunk in memory at a time.
+def chunked_loss(model: LanguageModel, hidden_MD: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """A summed loss of the logits of hidden states, with those of one chunk in memory at a time.
 
     loss_of: of the logits of a chunk, and which of the positions it has. Each chunk's gradient is computed while its
-    logits exist, so they are neither kept nor recomputed. head_parameters are the parameters that `logits` uses; frozen
-    ones get no gradient.
+    logits exist, so they are neither kept nor recomputed. Frozen parameters of the head get no gradient.
     """
-    rows = chunk_rows(hidden_MD.device, vocab_size)
+    rows = chunk_rows(hidden_MD.device, model.vocab_size)
     if len(hidden_MD) <= rows:
-        return loss_of(logits(hidden_MD), slice(0, len(hidden_MD)))
+        return loss_of(model.logits(hidden_MD), slice(0, len(hidden_MD)))
     if not torch.is_grad_enabled():
         parts = _slices(len(hidden_MD), rows)
-        return torch.stack([loss_of(logits(hidden_MD[part]), part) for part in parts]).sum()
-    trained = [parameter for parameter in head_parameters if parameter.requires_grad]
-    total: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        logits, rows, loss_of, hidden_MD, *trained
-    )
-    return total
+        return torch.stack([loss_of(model.logits(hidden_MD[part]), part) for part in parts]).sum()
+    trained = [parameter for parameter in model.head_parameters() if parameter.requires_grad]
+    apply: Callable[..., Tensor] = _ChunkedLoss.apply
+    return apply(model.logits, rows, loss_of, hidden_MD, *trained)
 
 
 def _slices(n: int, rows: int) -> list[slice]:
@@ -121,14 +105,7 @@ def _slices(n: int, rows: int) -> list[slice]:
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        logits: Callable[[Tensor], Tensor],
-        rows: int,
-        loss_of: Callable[[Tensor, slice], Tensor],
-        hidden_MD: Tensor,
-        *trained: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Any, rows: int, loss_of: Any, hidden_MD: Tensor, *trained: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grads = []
         head_grads = [torch.zeros_like(p) for p in trained]
@@ -188,12 +165,5 @@ def loss_of_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, l
     if isinstance(model, CountingModel) and not label_smoothing:
         scored_M = targets_M != IGNORE
         return Loss(-model.log_p(hidden_MD[scored_M], targets_M[scored_M]).sum(), scored_M.sum())
-    total = chunked_cross_entropy(
-        model.logits,
-        model.head_parameters(),
-        hidden_MD,
-        targets_M,
-        model.vocab_size,
-        label_smoothing,
-    )
+    total = chunked_cross_entropy(model, hidden_MD, targets_M, label_smoothing)
     return Loss(total, (targets_M != IGNORE).sum())

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel, Output
-from lmtool.model.classifier import Classifier
+from lmtool.model.heads import Classifier
 from lmtool.objective.base import Cut, Example, Loss, Objective
-from lmtool.objective.classification import ClassificationObjective
 from lmtool.objective.cross_entropy import chunked_loss, with_auxiliary
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Distillation
 
@@ -32,8 +32,9 @@ class DistilledObjective(Objective):
     squared error. To this adds cosine x (1 - cos(h, h')) of the last hidden states of both, mean over the positions of
     a row (Sanh et al. 2019, DistilBERT). Batches are those of the student, whose own objective is what is measured.
 
-    teacher: in evaluation mode, never trained. head: of a teacher that predicts labels. size: entries of the tokenizer,
-        which both have; models may have more logits.
+    teacher: in evaluation mode, never trained.
+    head: of a teacher that predicts labels.
+    size: entries of the tokenizer, which both have; models may have more logits.
     """
 
     student: Objective
@@ -74,9 +75,7 @@ class DistilledObjective(Objective):
                 known_MV = self.teacher.logits(known_MD[part])
             return divergence(known_MV[:, : self.size], logits_MV[:, : self.size], self.spec.temperature)
 
-        total = chunked_loss(
-            model.logits, model.head_parameters(), output.hidden_BTD[chosen_BT], model.vocab_size, soft
-        )
+        total = chunked_loss(model, output.hidden_BTD[chosen_BT], soft)
         return self._joined(hard, total, output.hidden_BTD, known_BTD, read)
 
     def _of_labels(self, student: ClassificationObjective, model: LanguageModel, batch: Batch) -> Loss:

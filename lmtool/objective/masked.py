@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE, Batch
+from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel, Output
 from lmtool.model.transformer import TransformerEncoder
-from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary, rng_of
 from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 
@@ -93,11 +93,7 @@ class MaskedObjective(Objective):
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """As in training, but with the same selected tokens each time."""
-        rows = []
-        for tokens, _ in spans:
-            rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
-            rows.append(self._corrupted(tokens, rng))
-        return self._rows(rows)
+        return self._rows([self._corrupted(tokens, rng_of(tokens)) for tokens, _ in spans])
 
     def idle(self, model: LanguageModel) -> list[Parameter]:
         if self.spec.next_sentence or not isinstance(model, TransformerEncoder):
@@ -157,13 +153,13 @@ class MaskedObjective(Objective):
 
     def _corrupted(self, tokens_N: Ints, rng: np.random.Generator) -> _Row:
         """The corrupted tokens, and the targets."""
-        spec, places = self.spec, np.flatnonzero(self.vocabulary.is_word_V[tokens_N])
+        spec, positions = self.spec, np.flatnonzero(self.vocabulary.is_word_V[tokens_N])
         if spec.independent:
-            chosen = rng.permutation(each(places, spec.rate, rng))
+            chosen = rng.permutation(each(positions, spec.rate, rng))
             rest = max(0.0, 1 - spec.mask_share - spec.random_share)
             n_mask, n_random, _ = rng.multinomial(len(chosen), (spec.mask_share, spec.random_share, rest))
         else:
-            chosen = choose(places, spec.rate, spec.spans, rng)
+            chosen = choose(positions, spec.rate, spec.spans, rng)
             if spec.spans is None:
                 chosen = rng.permutation(chosen)
             n_mask = round(spec.mask_share * len(chosen))
@@ -177,53 +173,40 @@ class MaskedObjective(Objective):
 
     def _rows(self, rows: Sequence[_Row]) -> Batch:
         """[CLS] text [SEP], or [CLS] text [SEP] text [SEP], right-padded."""
-        T = max(len(row.tokens) + (2 if row.second is None else 3) for row in rows)
-        tokens_BT, targets_BT = torch.full((len(rows), T), self.vocabulary.pad), torch.full((len(rows), T), IGNORE)
-        segments_BT = torch.zeros(len(rows), T, dtype=torch.int64)
-        keep_BT = torch.zeros(len(rows), T, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            tokens_BT[i, 0] = self.vocabulary.cls
+        tokens, targets, segments = [], [], []
+        for row in rows:
             ends = [len(row.tokens)] if row.second is None else [row.second, len(row.tokens)]
-            first = 0
-            for segment, end in enumerate(ends):
-                # after [CLS] and the [SEP] of each preceding text
-                place, stop = first + segment + 1, end + segment + 1
-                tokens_BT[i, place:stop] = torch.from_numpy(row.tokens[first:end])
-                targets_BT[i, place:stop] = torch.from_numpy(row.targets[first:end])
-                tokens_BT[i, stop] = self.vocabulary.sep
-                segments_BT[i, place : stop + 1] = segment
-                first = end
-            keep_BT[i, : stop + 1] = True
-        return Batch(
-            tokens_BT,
-            targets_BT,
-            None if keep_BT.all() else keep_BT,
-            segments_BT=segments_BT if any(row.second is not None for row in rows) else None,
-        )
+            # [CLS] before the first text and [SEP] after each
+            tokens.append(np.insert(row.tokens, [0, *ends], [self.vocabulary.cls, *[self.vocabulary.sep] * len(ends)]))
+            targets.append(np.insert(row.targets, [0, *ends], IGNORE))
+            segments.append((np.arange(len(tokens[-1])) > ends[0] + 1).astype(np.int64))
+        tokens_BT, keep_BT = padded(tokens, self.vocabulary.pad)
+        segments_BT = padded(segments, 0)[0] if any(row.second is not None for row in rows) else None
+        return Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
 
 
-def each(places: Ints, rate: float, rng: np.random.Generator) -> Ints:
+def each(positions: Ints, rate: float, rng: np.random.Generator) -> Ints:
     """Positions to predict: each with probability `rate`, by itself; one at random where that leaves none."""
-    chosen = places[rng.random(len(places)) < rate]
-    return chosen if len(chosen) else rng.permutation(places)[:1]
+    chosen = positions[rng.random(len(positions)) < rate]
+    return chosen if len(chosen) else rng.permutation(positions)[:1]
 
 
-def choose(places: Ints, rate: float, spans: SpanMasking | None, rng: np.random.Generator) -> Ints:
+def choose(positions: Ints, rate: float, spans: SpanMasking | None, rng: np.random.Generator) -> Ints:
     """Positions to predict: round(rate n) of them, at least one unless there are none.
 
     Single positions at random, or contiguous spans with geometrically distributed lengths, redrawn above max_length,
     until enough are selected (Joshi et al. 2020).
     """
-    wanted = min(len(places), max(1, round(rate * len(places))))
+    wanted = min(len(positions), max(1, round(rate * len(positions))))
     if spans is None:
-        return rng.permutation(places)[:wanted]
+        return rng.permutation(positions)[:wanted]
     chosen: dict[int, None] = {}
     while len(chosen) < wanted:
         length = int(rng.geometric(spans.p))
         if length > spans.max_length:
             continue
-        start = int(rng.integers(len(places)))
-        for place in range(start, min(start + length, len(places))):
+        start = int(rng.integers(len(positions)))
+        for index in range(start, min(start + length, len(positions))):
             if len(chosen) < wanted:
-                chosen[place] = None
-    return places[np.array(list(chosen), dtype=np.int64)]
+                chosen[index] = None
+    return positions[np.array(list(chosen), dtype=np.int64)]

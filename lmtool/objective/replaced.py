@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import summed
-from lmtool.model.replaced import ReplacedTokenDetector
+from lmtool.model.transformer import ReplacedTokenDetector
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 from lmtool.objective.masked import MaskedObjective
@@ -93,18 +93,18 @@ class ReplacedTokensObjective(Objective):
         return model.untrained() if isinstance(model, ReplacedTokenDetector) else []
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        found = self._detect(model, batch)
-        loss = with_auxiliary(found.generator, found.auxiliary_B, batch.targets_BT)
-        return with_auxiliary(loss, self.spec.weight * found.nats_B, batch.targets_BT)
+        detected = self._detect(model, batch)
+        loss = with_auxiliary(detected.generator, detected.auxiliary_B, batch.targets_BT)
+        return with_auxiliary(loss, self.spec.weight * detected.nats_B, batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """The same loss, and how many positions are told rightly."""
-        found = self._detect(model, batch)
-        loss = with_auxiliary(found.generator, self.spec.weight * found.nats_B, batch.targets_BT)
-        right_BT = found.keep_BT & ((found.scores_BT > 0) == found.is_replaced_BT)
+        detected = self._detect(model, batch)
+        loss = with_auxiliary(detected.generator, self.spec.weight * detected.nats_B, batch.targets_BT)
+        right_BT = detected.keep_BT & ((detected.scores_BT > 0) == detected.is_replaced_BT)
         metrics = {
-            ACCURACY: (right_BT.sum(), int(found.keep_BT.sum())),
-            FOUND: ((right_BT & found.is_replaced_BT).sum(), int(found.is_replaced_BT.sum())),
+            ACCURACY: (right_BT.sum(), int(detected.keep_BT.sum())),
+            FOUND: ((right_BT & detected.is_replaced_BT).sum(), int(detected.is_replaced_BT.sum())),
         }
         return replace(loss, metrics=metrics)
 
@@ -130,14 +130,9 @@ class ReplacedTokensObjective(Objective):
         scores_BT = scores_BT.to(torch.promote_types(scores_BT.dtype, torch.float32))
         keep_BT = torch.ones_like(chosen_BT) if batch.keep_BT is None else batch.keep_BT
         nats_BT = F.binary_cross_entropy_with_logits(scores_BT, is_replaced_BT.to(scores_BT.dtype), reduction="none")
-        return _Detection(
-            generator,
-            scores_BT,
-            is_replaced_BT,
-            keep_BT,
-            (nats_BT * keep_BT).sum(1) / keep_BT.sum(1),
-            summed((filled.auxiliary_B, auxiliary_B)),
-        )
+        nats_B = (nats_BT * keep_BT).sum(1) / keep_BT.sum(1)
+        auxiliary_B = summed((filled.auxiliary_B, auxiliary_B))
+        return _Detection(generator, scores_BT, is_replaced_BT, keep_BT, nats_B, auxiliary_B)
 
 
 def _with_draws(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
-from lmtool.objective.base import Example
-from lmtool.objective.cross_entropy import chunk_rows
-from lmtool.recipe.spec.objective import ScheduledSampling
+from lmtool.objective.base import Example, Loss, Objective
+from lmtool.objective.cross_entropy import chunk_rows, summed_loss, training_loss
+from lmtool.recipe.spec.objective import Causal, Prefix, ScheduledSampling, Seq2Seq, SpanCorruption
 
 
 def truth(spec: ScheduledSampling, done: float) -> float:
@@ -130,3 +130,16 @@ def draw(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
         wanted_M1 = numbers[:, None].to(sums_MV.dtype) * sums_MV[:, -1:]
         parts.append(torch.searchsorted(sums_MV, wanted_M1, right=True)[:, 0].clamp(max=model.vocab_size - 1))
     return torch.cat(parts)
+
+
+class TokenObjective(Objective):
+    """Base of objectives whose loss is the cross-entropy of a batch's targets."""
+
+    spec: Causal | Prefix | Seq2Seq | SpanCorruption
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        smoothing = 0.0 if isinstance(self.spec, SpanCorruption) else self.spec.label_smoothing
+        return training_loss(model, mixed(model, batch), smoothing)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return summed_loss(model, batch)

@@ -1,9 +1,10 @@
-"""Skip-gram: predict the context words of each word, by softmax or negative sampling (Mikolov et al. 2013).
+"""Word vectors: predict the context words of each word, by softmax or negative sampling (Mikolov et al. 2013), or how
+often they are near each other (GloVe, Pennington et al. 2014).
 
 Shapes: B centres, N context words of a centre, K noise words, L words of a window of text, D model width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, cast
@@ -18,9 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError
 from lmtool.model import LanguageModel, Output
+from lmtool.model.word_vectors import GloveModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import chunk_rows, with_auxiliary
-from lmtool.recipe.spec.objective import SkipGramWindow
+from lmtool.recipe.spec.objective import SkipGramWindow, WeightedCounts
 
 MEASURING_SEED = 0
 """Seed of window sizes and noise in evaluation, so that scores are reproducible."""
@@ -213,12 +215,36 @@ class CbowObjective(SkipGramObjective):
         return Batch(words_BN, targets_B1, keep_BT=keep_BN, negatives_BK=of_centres.negatives_BK)
 
 
+@dataclass(frozen=True)
+class GloveObjective(SkipGramObjective):
+    """Sum over pairs (i, j) of f(X_ij) (w_i . u_j + b_i + c_j - log X_ij)^2, f(x) = min(1, (x / x_max)^power).
+
+    An example has words i, context words j and their counts X; see `lmtool.training.pairs`. In evaluation, where counts
+    of another text would be of another scale, the loss is that of context words under p(j | i).
+
+    spec: of the pairs of evaluation.
+    """
+
+    weights: WeightedCounts
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        rows = ((one.tokens, one.other, one.label) for one in examples)
+        words_BP, contexts_BP, counts_BP = (torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True))
+        return Batch(words_BP, contexts_BP, values_BC=counts_BP.float())
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        if batch.targets_BT is None or batch.values_BC is None or not isinstance(model, GloveModel):
+            raise ValueError("the loss is of counts, for a GloVe model")
+        scores_BP = model.scores(batch.tokens_BT, batch.targets_BT)
+        weights_BP = (batch.values_BC / self.weights.x_max).clamp(max=1) ** self.weights.power
+        errors_BP = scores_BP - batch.values_BC.log()
+        return Loss((weights_BP * errors_BP.square()).sum(), torch.full_like(batch.targets_BT[0, 0], errors_BP.numel()))
+
+
 def against_noise(hidden_BD: Tensor, table_VD: Tensor, targets_BN: Tensor, negatives_BK: Tensor) -> Tensor:
     """Sum over pairs of -log s(u_o . v_c) - sum_k log s(-u_k . v_c), each row's noise shared by all its pairs."""
-    total: Tensor = _AgainstNoise.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        hidden_BD, table_VD, targets_BN, negatives_BK
-    )
-    return total
+    apply: Callable[..., Tensor] = _AgainstNoise.apply
+    return apply(hidden_BD, table_VD, targets_BN, negatives_BK)
 
 
 class _AgainstNoise(torch.autograd.Function):

@@ -11,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch, padded
-from lmtool.model import LanguageModel
-from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import summed_loss, training_loss
-from lmtool.objective.scheduled import draws, mixed
+from lmtool.objective.base import Cut, Example, Vocabulary, rng_of
+from lmtool.objective.scheduled import TokenObjective, draws
 from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
@@ -24,19 +22,19 @@ Ints = NDArray[np.int64]
 class Pair:
     """A source and its target.
 
-    given: the first inputs of the decoder, which are not predicted. targets: the tokens after them, IGNORE where there
-        is no loss.
+    starts: the first inputs of the decoder, which are not predicted.
+    targets: the tokens after them, IGNORE where there is no loss.
     """
 
     source: Ints
-    given: tuple[int, ...]
+    starts: tuple[int, ...]
     targets: Ints
 
 
 def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
     """The pairs as a right-padded batch. shares_row: source and target share one row."""
-    rows = [np.concatenate((pair.given, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
-    wanted = [np.concatenate((np.full(len(pair.given) - 1, IGNORE), pair.targets)) for pair in pairs]
+    rows = [np.concatenate((pair.starts, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
+    wanted = [np.concatenate((np.full(len(pair.starts) - 1, IGNORE), pair.targets)) for pair in pairs]
     if not shares_row:
         tokens_BT, keep_BT = padded(rows, pad)
         source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
@@ -50,7 +48,7 @@ def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
 
 
 @dataclass(frozen=True)
-class PrefixObjective(Objective):
+class PrefixObjective(TokenObjective):
     """Mean over the tokens after a prefix of -log p(w_{i+1} | the prefix, w_..w_i) (Raffel et al. 2020).
 
     A prefix LM is given the first token after the prefix; an encoder-decoder predicts it from [BOS]. The token that
@@ -90,15 +88,9 @@ class PrefixObjective(Objective):
             return Pair(tokens[:split], self.vocabulary.starts, targets)
         return Pair(tokens[:split], (int(behind[0]),), targets[1:])
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return training_loss(model, batch, self.spec.label_smoothing)
-
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
-
 
 @dataclass(frozen=True)
-class SpanCorruptionObjective(Objective):
+class SpanCorruptionObjective(TokenObjective):
     """Generate the removed spans, each after its sentinel (Raffel et al. 2020).
 
     "a b c d e" with "b" and "d e" removed: the source is a <0> c <1>, the target <0> b <1> d e <2>. Lengths of spans
@@ -139,10 +131,8 @@ class SpanCorruptionObjective(Objective):
         return n_noise + n_spans + (2 if self.spec.end == "both" else 1)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        pairs = []
-        for example in examples:
-            source, target = self.corrupt(example.tokens, example.rng)
-            pairs.append(Pair(source, self.vocabulary.starts, target))
+        corrupted = (self.corrupt(example.tokens, example.rng) for example in examples)
+        pairs = [Pair(source, self.vocabulary.starts, target) for source, target in corrupted]
         return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -152,12 +142,10 @@ class SpanCorruptionObjective(Objective):
         rest = _partition(len(tokens) - n_noise, n_spans, rng)
         source: list[int] = []
         target: list[int] = []
-        place = 0
-        for i in range(n_spans):
-            source += [*tokens[place : place + rest[i]].tolist(), self.vocabulary.sentinels[i]]
-            place += rest[i]
-            target += [self.vocabulary.sentinels[i], *tokens[place : place + noise[i]].tolist()]
-            place += noise[i]
+        parts = iter(np.split(tokens, np.cumsum([n for pair in zip(rest, noise, strict=True) for n in pair])))
+        for sentinel, kept, removed in zip(self.vocabulary.sentinels[:n_spans], parts, parts, strict=False):
+            source += [*kept.tolist(), sentinel]
+            target += [sentinel, *removed.tolist()]
         if self.spec.end != "eos" and n_spans < len(self.vocabulary.sentinels):
             target.append(self.vocabulary.sentinels[n_spans])
         if self.spec.end != "sentinel" or n_spans == len(self.vocabulary.sentinels):
@@ -172,27 +160,15 @@ class SpanCorruptionObjective(Objective):
             behind = np.where(tokens[first:] == self.vocabulary.start_of_text, IGNORE, tokens[first:])
             source = np.append(tokens[:first], sentinel)
             pairs.append(Pair(source, self.vocabulary.starts, np.concatenate(([IGNORE], behind))))
-        batch = batch_of(pairs, self.shares_row, sentinel)
-        return batch
+        return batch_of(pairs, self.shares_row, sentinel)
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """As in training, but with the same removed spans each time."""
-        pairs = []
-        for tokens, _ in spans:
-            rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
-            source, target = self.corrupt(tokens, rng)
-            pairs.append(Pair(source, self.vocabulary.starts, target))
-        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
-
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return training_loss(model, batch)
-
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
+        return self.collate([Example(tokens, rng_of(tokens)) for tokens, _ in spans])
 
 
 @dataclass(frozen=True)
-class Seq2SeqObjective(Objective):
+class Seq2SeqObjective(TokenObjective):
     """Mean over the tokens of a target, its [EOS] included, of -log p(w_t | w_<t, source) (Sutskever et al. 2014).
 
     is_causal: for a decoder, which reads source and target as one text, from left to right.
@@ -232,12 +208,6 @@ class Seq2SeqObjective(Objective):
         tokens_BT, keep_BT = padded(rows, self.vocabulary.pad)
         targets_BT, _ = padded(wanted, IGNORE)
         return Batch(tokens_BT, targets_BT, keep_BT)
-
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return training_loss(model, mixed(model, batch), self.spec.label_smoothing)
-
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
 
 
 def _target(example: Example) -> Ints:

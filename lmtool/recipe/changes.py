@@ -1,11 +1,12 @@
 """What of a run's recipe may change when it is resumed, and what a change resets; how two recipes differ."""
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import leaves
-from lmtool.recipe.grammar import value_at
+from lmtool.recipe.grammar import keys, value_at
 from lmtool.recipe.spec.recipe import Recipe
 
 Reset = Literal["best", "scores"]
@@ -22,76 +23,38 @@ class Rule(NamedTuple):
     resets: tuple[Reset, ...] = ()
 
 
-_NEW = Rule(False, "start a new run")
-_WEIGHTS = Rule(False, "start a new run from these weights: lmtool pretrain or finetune, --from RUN")
 _LENGTH = Rule(False, "train longer: -s training.steps=+N")
-_MOVED = Rule(True, "the files may have moved; their content must be the same")
+_WEIGHTS = Rule(False, "start a new run from these weights: lmtool pretrain or finetune, --from RUN")
 _ROUNDING = Rule(True, "results differ by rounding")
+_MEMORY = Rule(True, "results differ by rounding; where memory had run out, it is tried again")
+_STRETCHED = Rule(True, "the schedule stretches to the new end, and epochs no longer count")
 _NEXT = Rule(True, "from the next validation on")
-_SAVED = Rule(True, "from the next checkpoint on")
+_AT_END = Rule(True, "at the end")
 
-RESUMING: Mapping[str, Rule] = {
-    "description": Rule(True),
-    "seed": _WEIGHTS,
-    "model": _NEW,
-    "objective": _WEIGHTS,
-    "tokenizer": _NEW,
-    "data.train": _MOVED,
-    "data.mixture": _WEIGHTS,
-    "data.valid": _MOVED,
-    "data.column": _WEIGHTS,
-    "data.source_column": _WEIGHTS,
-    "data.target_column": _WEIGHTS,
-    "data.input_column": _WEIGHTS,
-    "data.messages_column": _WEIGHTS,
-    "data.text_columns": _WEIGHTS,
-    "data.label_column": _WEIGHTS,
-    "data.test": _MOVED,
-    "data.tasks": _WEIGHTS,
-    "data.task_tests": _MOVED,
-    "data.encoding": _WEIGHTS,
-    "data.delimiter": _WEIGHTS,
-    "data.skip_bad_rows": _WEIGHTS,
-    "data.documents": _WEIGHTS,
-    "data.split": _WEIGHTS,
-    "data.valid_fraction": _WEIGHTS,
-    "data.isolate_documents": _WEIGHTS,
-    "data.stream": _WEIGHTS,
-    "training.steps": Rule(True, "the schedule stretches to the new end, and epochs no longer count"),
-    "training.epochs": _LENGTH,
-    "training.min_steps": _LENGTH,
-    "training.tokens": _LENGTH,
-    "training.minutes": _LENGTH,
-    "training.batch_size": _WEIGHTS,
-    "training.micro_batch": Rule(True, "results differ by rounding; where memory had run out, it is tried again"),
-    "training.device": _ROUNDING,
-    "training.precision": _ROUNDING,
-    "training.clip_norm": _WEIGHTS,
-    "training.micro_tokens": _ROUNDING,
-    "training.carry_state": _WEIGHTS,
-    "training.recompute": Rule(True),
-    "training.shard": _ROUNDING,
-    "training.compile": _ROUNDING,
-    "tuning": _WEIGHTS,
-    "distillation": _WEIGHTS,
-    "optimizer": _WEIGHTS,
-    "schedule": _WEIGHTS,
-    "evaluation.every": _NEXT,
-    "evaluation.epochs": _NEXT,
-    "evaluation.tokens": Rule(True, _NEXT.note, ("best", "scores")),
-    "evaluation.metric": Rule(True, _NEXT.note, ("best", "scores")),
-    "evaluation.baseline": Rule(True, "at the end"),
-    "evaluation.gradient_norms": _NEXT,
-    "evaluation.num_beams": Rule(True, "at the end", ("scores",)),
-    "evaluation.patience": Rule(True, "validations since the best one count"),
-    "evaluation.prompts": _NEXT,
-    "evaluation.sample_tokens": _NEXT,
-    "checkpoint.every": _SAVED,
-    "checkpoint.keep_last": _SAVED,
-    "checkpoint.keep_optimizer": Rule(True, "at the end"),
-    "checkpoint.background": _SAVED,
-    "logging": Rule(True),
-}
+_RULES = (
+    (Rule(True), "description training.recompute logging"),
+    (Rule(False, "start a new run"), "model tokenizer"),
+    (_WEIGHTS, "seed objective tuning distillation optimizer schedule"),
+    (Rule(True, "the files may have moved; their content must be the same"), "data.train data.valid data.test"),
+    (Rule(True, "the files may have moved; their content must be the same"), "data.task_tests"),
+    (_WEIGHTS, "data.mixture data.column data.source_column data.target_column data.input_column data.messages_column"),
+    (_WEIGHTS, "data.text_columns data.label_column data.tasks data.encoding data.delimiter data.skip_bad_rows"),
+    (_WEIGHTS, "data.documents data.split data.valid_fraction data.isolate_documents data.stream"),
+    (_STRETCHED, "training.steps"),
+    (_LENGTH, "training.epochs training.min_steps training.tokens training.minutes"),
+    (_WEIGHTS, "training.batch_size training.clip_norm training.carry_state"),
+    (_MEMORY, "training.micro_batch"),
+    (_ROUNDING, "training.device training.precision training.micro_tokens training.shard training.compile"),
+    (_NEXT, "evaluation.every evaluation.epochs evaluation.gradient_norms evaluation.prompts evaluation.sample_tokens"),
+    (Rule(True, _NEXT.note, ("best", "scores")), "evaluation.tokens evaluation.metric"),
+    (_AT_END, "evaluation.baseline checkpoint.keep_optimizer"),
+    (Rule(True, _AT_END.note, ("scores",)), "evaluation.num_beams"),
+    (Rule(True, "validations since the best one count"), "evaluation.patience"),
+    (Rule(True, "from the next checkpoint on"), "checkpoint.every checkpoint.keep_last checkpoint.background"),
+)
+_OF_KEYS = {key: rule for rule, listed in _RULES for key in listed.split()}
+
+RESUMING: Mapping[str, Rule] = {key: _OF_KEYS[key] for key in keys(Recipe) if key in _OF_KEYS}
 """Of each key, or of all keys of a part, in the order of the recipe.
 
 What determines the steps that are done may not change, and what is to come must follow from one recipe: so neither may
@@ -106,22 +69,17 @@ def rule_of(key: str) -> Rule:
 
 def changes(before: Recipe, after: Recipe) -> dict[str, str]:
     """The differences between two recipes, by dotted key: `KEY OLD -> NEW`."""
-    values = [{dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after)]
-    keys = dict.fromkeys([*values[0], *values[1]])
+    old, new = ({dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after))
+    differing = [key for key in old | new if old.get(key) != new.get(key)]
     if after.training.epochs is None is after.training.min_steps:
         # steps take their place when a run is trained longer
-        for key in ("training.epochs", "training.min_steps"):
-            keys.pop(key)
-    return {
-        key: f"{key} {values[0].get(key)} -> {values[1].get(key)}"
-        for key in keys
-        if values[0].get(key) != values[1].get(key)
-    }
+        differing = [key for key in differing if key not in ("training.epochs", "training.min_steps")]
+    return {key: f"{key} {old.get(key)} -> {new.get(key)}" for key in differing}
 
 
-def unchangeable(keys: Iterable[str]) -> list[str]:
+def unchangeable(changed: Iterable[str]) -> list[str]:
     """Those of the keys that no run may change."""
-    return [key for key in keys if not rule_of(key).may_change]
+    return [key for key in changed if not rule_of(key).may_change]
 
 
 def yardstick(recipe: Mapping[str, object]) -> dict[str, Any]:
@@ -130,7 +88,4 @@ def yardstick(recipe: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _value(recipe: Recipe, path: KeyPath) -> object:
-    value: object = recipe
-    for name in path:
-        value = getattr(value, str(name))
-    return value
+    return reduce(lambda part, name: getattr(part, str(name)), path, recipe)

@@ -18,7 +18,7 @@ Locate = Callable[[KeyPath], Origin]
 """Origin of the value at a path, or of its nearest ancestor."""
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """Location of a pydantic error: a path of the recipe, its spec, and its field if any."""
 
     path: KeyPath
@@ -34,42 +34,42 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
         return Recipe.model_validate(tree), []
     except ValidationError as invalid:
         errors = invalid.errors(include_url=False)
-    unknown = [_place(error["loc"]) for error in errors if error["type"] == "extra_forbidden"]
+    unknown = [_locate(error["loc"]) for error in errors if error["type"] == "extra_forbidden"]
     if unknown:
         # Unknown keys keep pydantic from running multi-field validators: validate again without them.
         try:
-            Recipe.model_validate(_without(tree, (), {place.path for place in unknown}))
+            Recipe.model_validate(_without(tree, (), {location.path for location in unknown}))
         except ValidationError as invalid:
             errors += [error for error in invalid.errors(include_url=False) if error["type"] == "value_error"]
     slips = unknown[:SUGGESTED]
-    meant = {(*place.path[:-1], nearest(str(place.path[-1]), place.spec.model_fields)) for place in slips}
-    guessed = {place.path for place in slips}
-    found: dict[tuple[KeyPath, str], Mistake] = {}
+    meant = {(*location.path[:-1], nearest(str(location.path[-1]), location.spec.model_fields)) for location in slips}
+    guessed = {location.path for location in slips}
+    mistakes_by_text: dict[tuple[KeyPath, str], Mistake] = {}
     for error in errors:
-        place = _place(error["loc"])
-        if error["type"] == "missing" and place.path in meant:
+        location = _locate(error["loc"])
+        if error["type"] == "missing" and location.path in meant:
             continue
         told: Iterable[tuple[KeyPath, str, Origin]]
         if error["type"] == "value_error":
-            told = _misfits(str(error["ctx"]["error"]), place.path, tree, locate)
+            told = _misfits(str(error["ctx"]["error"]), location.path, tree, locate)
         else:
-            is_one_of_many = error["type"] == "extra_forbidden" and place.path not in guessed
-            path, what = (place.path, "unknown key") if is_one_of_many else _explain(error["type"], place, tree)
+            is_one_of_many = error["type"] == "extra_forbidden" and location.path not in guessed
+            path, what = (location.path, "unknown key") if is_one_of_many else _explain(error["type"], location, tree)
             told = [(path, what, locate(path))]
         for path, what, origin in told:
             text = f"{dotted(path)}: {what}" if path else what
-            found.setdefault((path, text), Mistake(origin, text))
-    return None, list(found.values())
+            mistakes_by_text.setdefault((path, text), Mistake(origin, text))
+    return None, list(mistakes_by_text.values())
 
 
-def _place(loc: KeyPath) -> _Place:
+def _locate(loc: KeyPath) -> _Location:
     """Resolve a pydantic location in the specs; it also contains the kind in a union, and branches of plain values."""
     spec: type[Spec] = Recipe
-    place = _Place((), spec, None)
+    location = _Location((), spec, None)
     steps = iter(loc)
     for step in steps:
         field = spec.model_fields.get(str(step))
-        place = _Place((*place.path, step), spec, field)
+        location = _Location((*location.path, step), spec, field)
         options = parts(field) if field else {}
         if not options:
             break
@@ -77,7 +77,7 @@ def _place(loc: KeyPath) -> _Place:
         if kind is None:
             break
         spec = options[str(kind)]
-    return place
+    return location
 
 
 def _misfits(text: str, part: KeyPath, tree: Any, locate: Locate) -> Iterator[tuple[KeyPath, str, Origin]]:
@@ -99,9 +99,9 @@ def _get(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-def _explain(error: str, place: _Place, tree: Any) -> tuple[KeyPath, str]:
+def _explain(error: str, location: _Location, tree: Any) -> tuple[KeyPath, str]:
     """The path and the sentence for a pydantic error of the type `error`."""
-    path, spec, field = place
+    path, spec, field = location
     if field is None:
         return path, _unknown(path, spec)
     options = parts(field)

@@ -4,8 +4,16 @@ import math
 from typing import Literal
 
 from lmtool.errors import UsageError
-from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
-from lmtool.recipe.spec.recipe import Model, Recipe, objectives_of
+from lmtool.recipe.spec.objective import (
+    Classification,
+    Embedding,
+    HeadSpec,
+    QuestionAnswering,
+    Seq2Seq,
+    Tagging,
+    objectives_of,
+)
+from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from lmtool.recipe.spec.training import AdamW, Checkpointing, Evaluation, Linear, Training, Tuning
@@ -84,11 +92,14 @@ def recipe_for_tables(
 
     `with_choices` sets those that depend on others.
 
-    base: the run's own recipe. name: the run's. n_rows: of the tables. writes: the targets are text, not labels; always
-        so for a model with a source. published: the weights are those of a published model, maybe fine-tuned. head:
-        what labels train.
-        ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An averaging model is trained
-        as it was before. Raises UsageError for a model that cannot generate targets.
+    base: the run's own recipe.
+    name: the run's.
+    n_rows: of the tables.
+    writes: the targets are text, not labels; always so for a model with a source.
+    published: the weights are those of a published model, maybe fine-tuned.
+    head: what labels train. ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An
+        averaging model is trained as it was before.
+    Raises UsageError for a model that cannot generate targets.
     """
     model = base.model
     epochs, batch_size, data = passes(n_rows, published), BATCH_ROWS, Data()
@@ -116,7 +127,7 @@ def recipe_for_tables(
     )
     if isinstance(model, Averaging):
         kept = {"training": base.training, "optimizer": base.optimizer, "schedule": base.schedule}
-        recipe = recipe.model_copy(update=kept)
+        recipe = recipe.with_values(kept)
     return recipe
 
 
@@ -131,19 +142,15 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
     if training.epochs is not None:
         steps = math.ceil(training.epochs * n_train / training.batch_size)
     every = min(VALIDATION_STEPS, max(1, n_train // training.batch_size))
-    update: dict[str, object] = {
-        "evaluation": recipe.evaluation.model_copy(update={"every": every}),
-        "checkpoint": recipe.checkpoint.model_copy(update={"every": every}),
-    }
+    values: dict[str, float] = {"evaluation.every": every, "checkpoint.every": every}
     if not isinstance(recipe.model, Averaging):
-        rate = _rate(recipe.model, published, tuning.lora is not None or tuning.freeze == "body")
-        update["optimizer"] = recipe.optimizer.model_copy(update={"lr": rate})
-        schedule: dict[str, object] = {"warmup_steps": math.ceil(steps / 10)}
+        is_part = tuning.lora is not None or tuning.freeze == "body"
+        values["optimizer.lr"] = _rate(recipe.model, published, is_part)
+        values["schedule.warmup_steps"] = math.ceil(steps / 10)
         if training.minutes is not None:
             # before the rate decays the number of steps can follow the speed
-            schedule["decay_fraction"] = DECAY
-        update["schedule"] = recipe.schedule.model_copy(update=schedule)
-    return recipe.model_copy(update=update)
+            values["schedule.decay_fraction"] = DECAY
+    return recipe.with_values(values)
 
 
 def _rate(model: Model, published: bool, is_part: bool) -> float:
@@ -166,8 +173,8 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     """The recipe for continued training of a run on another text: its model and tokenizer, all else from `other`."""
     tokenizer = base.tokenizer
     if isinstance(tokenizer, BpeTokenizer):
-        tokenizer = tokenizer.model_copy(update={"dropout": 0.0})  # for pairs only
-    return other.model_copy(update={"model": base.model, "tokenizer": tokenizer})
+        tokenizer = tokenizer.with_values({"dropout": 0.0})  # for pairs only
+    return other.with_values({"model": base.model, "tokenizer": tokenizer})
 
 
 def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq:
@@ -176,11 +183,9 @@ def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq
     layers: Literal["last", "mix"] = "mix" if _gives_features(model) else "last"
     if head != "classification" and not writes:
         if head not in learns:
-            raise UsageError(
-                f"a {model.title} has no state for each word that a head for {head} could read",
-                where="--from",
-                fix="name an encoder, a decoder or a bidirectional recurrent model",
-            )
+            what = f"a {model.title} has no state for each word that a head for {head} could read"
+            fix = "name an encoder, a decoder or a bidirectional recurrent model"
+            raise UsageError(what, where="--from", fix=fix)
         if head == "tagging":
             return Tagging(kind="tagging", layers=layers)
         return QuestionAnswering(kind="question-answering", layers=layers)
@@ -188,11 +193,8 @@ def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq
         return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
     if writes or "classification" not in learns:
         needed = "an encoder-decoder, a prefix LM or a decoder" if writes else "another run"
-        raise UsageError(
-            f"a {model.title} does not {'generate targets' if writes else 'learn labels'}",
-            where="--from",
-            fix=f"name {needed} with --from, or a recipe with --recipe",
-        )
+        what = f"a {model.title} does not {'generate targets' if writes else 'learn labels'}"
+        raise UsageError(what, where="--from", fix=f"name {needed} with --from, or a recipe with --recipe")
     if isinstance(base.objective, Embedding):
         # the vector that the model has learnt to give
         return Classification(kind="classification", pool=base.objective.pool)

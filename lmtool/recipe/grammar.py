@@ -74,8 +74,8 @@ def value_at(tree: Any, path: KeyPath) -> Any:
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """The closest match of `word` in `words`, if any."""
     folded = {w.lower().replace("-", "_"): w for w in words}
-    found = get_close_matches(word.lower().replace("-", "_"), folded, n=1)
-    return folded[found[0]] if found else None
+    matches = get_close_matches(word.lower().replace("-", "_"), folded, n=1)
+    return folded[matches[0]] if matches else None
 
 
 def did_you_mean(*words: str | None) -> str:

@@ -84,9 +84,8 @@ def find(name: str | Path) -> Path:
         if path.is_file():
             return path
         if path.is_dir():
-            raise UsageError(
-                f"{shown(str(name))} is a folder, not a recipe", fix="give a YAML file or a shipped recipe"
-            )
+            what = f"{shown(str(name))} is a folder, not a recipe"
+            raise UsageError(what, fix="give a YAML file or a shipped recipe")
         beside = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
     except OSError:  # a folder that is missing or not readable, or a name too long for a file
         beside = {}
@@ -97,7 +96,7 @@ def find(name: str | Path) -> Path:
 
 
 Assignments = Sequence[str | Setting]
-"""Arguments of `-s`, as typed or as `settings_of` parses them."""
+"""`KEY=VALUE` texts, or settings that `settings_of` made of them."""
 
 
 def settings_of(overrides: Assignments, flags: Sequence[Setting] = ()) -> list[Setting]:
@@ -106,27 +105,22 @@ def settings_of(overrides: Assignments, flags: Sequence[Setting] = ()) -> list[S
     return [*chain.from_iterable(parsed), *flags]
 
 
-def load(
-    name: str | Path,
-    overrides: Assignments = (),
-    flags: Sequence[Setting] = (),
-    chosen: Sequence[Setting] = (),
-) -> Resolved:
-    """Read a recipe and apply overrides and flags.
+def load(name: str | Path, settings: Assignments = (), *, chosen: Sequence[Setting] = ()) -> Resolved:
+    """Read a recipe and apply settings, the later over the earlier.
 
-    name: a shipped recipe or a path. overrides: VALUE is YAML; `KEY=+N` adds to a number.
+    name: a shipped recipe or a path. settings: in texts VALUE is YAML; `KEY=+N` adds to a number.
     chosen: values that follow from the data, in place of the recipe's.
     Raises: UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
     """
     file, source, document = _opened(name)
     _find_beside(document.value, file.parent)
-    return _laid_over(document, source, file.stem, overrides, flags, chosen)
+    return _laid_over(document, source, file.stem, settings_of(settings), chosen)
 
 
 def load_of_run(path: Path) -> Recipe:
     """The recipe.yaml of a run, as it was written. Raises as `load` does."""
     _, source, document = _opened(path)
-    return _laid_over(document, source, path.stem, (), (), ()).recipe
+    return _laid_over(document, source, path.stem, ()).recipe
 
 
 def _opened(name: str | Path) -> tuple[Path, str, Document]:
@@ -152,25 +146,18 @@ def _find_beside(tree: dict[str, Any], folder: Path) -> None:
         tokenizer["path"] = beside if os.path.exists(beside) else path
 
 
-def lay_over(
-    recipe: Recipe, source: str, name: str, overrides: Assignments = (), flags: Sequence[Setting] = ()
-) -> Resolved:
+def lay_over(recipe: Recipe, source: str, name: str, settings: Sequence[Setting]) -> Resolved:
     """`load` for a recipe that is already parsed. source: its name in messages. name: the recipe's."""
     origins = {path: Origin(source, -1) for path in leaves(recipe)}
-    return _laid_over(Document(recipe.model_dump(mode="json"), origins), source, name, overrides, flags)
+    return _laid_over(Document(recipe.model_dump(mode="json"), origins), source, name, settings)
 
 
 def _laid_over(
-    document: Document,
-    source: str,
-    name: str,
-    overrides: Assignments,
-    flags: Sequence[Setting],
-    chosen: Sequence[Setting] = (),
+    document: Document, source: str, name: str, settings: Sequence[Setting], chosen: Sequence[Setting] = ()
 ) -> Resolved:
     layers = _Layers(document.value, document.origins, source)
     layers.write(chosen)
-    for setting in settings_of(overrides, flags):
+    for setting in settings:
         layers.apply(setting)
     _fill_kinds(layers.tree, Recipe)
     recipe, mistakes = check(layers.tree, layers.nearest_origin)
@@ -182,13 +169,7 @@ def _laid_over(
     return Resolved(recipe, name, origins)
 
 
-_KINDS: Mapping[type, str] = {
-    list: "a list",
-    str: "a text",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-}
+_KINDS: Mapping[type, str] = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 """What the whole of a file may be instead of a mapping."""
 
 
@@ -299,23 +280,19 @@ def _parsed(argument: str) -> Iterator[Setting]:
     key, equals, text = argument.partition("=")
     if key.endswith(" "):  # `KEY = TEXT`, whose spaces are around the sign
         text = text.strip()
-    path: KeyPath = tuple(key.strip().split("."))
-    if not equals or not key.strip():
+    key = key.strip()
+    path: KeyPath = tuple(key.split("."))
+    if not equals or not key:
         yield Setting("", None, flag, mistake="write KEY=VALUE, such as training.steps=500")
-        return
-    if not _fields(path):
-        yield Setting(key.strip(), None, flag, mistake=f"unknown key{_nearest_key(path)}")
-        return
-    if _holds_text(path) and not (text.strip() == "null" and _holds_null(path)):
-        yield Setting(key.strip(), _text_value(text), flag)
-        return
-    document = parse(text, flag)
-    for mistake in document.mistakes:
-        yield Setting(key.strip(), None, flag, mistake=mistake.what)
-    addend = plain(text.strip()) if _RELATIVE.fullmatch(text.strip()) else None
-    if isinstance(addend, int | float):
-        yield Setting(key.strip(), addend, flag, adds=True)
-    elif not document.mistakes:
+    elif not _fields(path):
+        yield Setting(key, None, flag, mistake=f"unknown key{_nearest_key(path)}")
+    elif _holds_text(path) and not (text.strip() == "null" and _holds_null(path)):
+        yield Setting(key, _text_value(text), flag)
+    elif _RELATIVE.fullmatch(text.strip()) and isinstance(addend := plain(text.strip()), int | float):
+        yield Setting(key, addend, flag, adds=True)
+    elif mistakes := (document := parse(text, flag)).mistakes:
+        yield from (Setting(key, None, flag, mistake=mistake.what) for mistake in mistakes)
+    else:
         yield from _of_keys(path, document.value, flag)
 
 

@@ -6,7 +6,7 @@ All rules are here; docs/pretrain.md has them as a table.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmtool.recipe.load import Assignments, Resolved, Setting, load, settings_of
+from lmtool.recipe.load import Resolved, Setting, load
 from lmtool.recipe.spec.objective import Causal, HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -57,8 +57,11 @@ LEAST_CLOSED = 300_000
 class TextShape:
     """What the default recipe depends on: counts of the training text, in characters unless named otherwise.
 
-    is_list: a document a line. is_stream: one text, without documents. longest: of a document. alphabet: distinct
-    characters. new_words: share of the words in the last tenth of the text that are not in the text before it.
+    is_list: a document a line.
+    is_stream: one text, without documents.
+    longest: of a document.
+    alphabet: distinct characters.
+    new_words: share of the words in the last tenth of the text that are not in the text before it.
     is_streamed: these are counts of its beginning.
     """
 
@@ -87,29 +90,32 @@ class TextShape:
 class Inferred:
     """Settings that follow from the text.
 
-    values: by dotted key. topic, reason: what is told of them; nothing without a reason. owned: who sets one of these
-    keys, or a part of them, makes this choice; the first one by default.
+    values: by dotted key.
+    topic, reason: what is told of them; nothing without a reason.
+    decided_by: who sets one of these keys, or a part of them, makes this choice; the first one by default.
     """
 
     topic: str
     reason: str
     values: Mapping[str, object]
-    owned: frozenset[str] = frozenset()
+    decided_by: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
         """The setting that chooses otherwise."""
         return next(iter(self.values))
 
-    def is_made(self, given: Sequence[str]) -> bool:
-        """Whether a person has made this choice with the keys that are given."""
-        owned = self.owned or {self.key}
-        return any(
-            own == key or own.startswith(f"{key}.") or key.startswith(f"{own}.") for key in given for own in owned
-        )
+    def is_made(self, keys: Sequence[str]) -> bool:
+        """Whether a person has made this choice with the keys that are set."""
+        return any(_overlap(key, deciding) for key in keys for deciding in self.decided_by or {self.key})
 
     def __str__(self) -> str:
         return f"{self.topic}: {self.reason} (-s {self.key})"
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two dotted keys are the same, or one is a part of the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 @dataclass(frozen=True)
@@ -123,29 +129,28 @@ class DefaultRecipe:
     recipe: Recipe
 
     @classmethod
-    def of(cls, overrides: Assignments, flags: Sequence[Setting] = ()) -> "DefaultRecipe":
+    def of(cls, settings: Sequence[Setting]) -> "DefaultRecipe":
         """Raises RecipeError for settings that are mistakes whatever the text."""
-        settings = settings_of(overrides, flags)
         layers = _of_width(_width_in(settings) or USUAL_WIDTH)
         return cls(settings, load(NAME, settings, chosen=_settings([layers], _keys(settings))).recipe)
 
-    def settle(self, shape: TextShape) -> tuple[Resolved, tuple[str, ...]]:
+    def resolve(self, shape: TextShape) -> tuple[Resolved, tuple[str, ...]]:
         """The recipe for a text, and a line for each setting that follows from it, without those that a person made."""
         model, objective = self.recipe.model, self.recipe.objective
-        given = _keys(self.settings)
+        keys = _keys(self.settings)
         if model.counts or isinstance(objective, HeadSpec | Seq2Seq):
-            given += LENGTHS
+            keys += LENGTHS
         if shape.is_closed:
             reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"
             told: tuple[str, ...] = (f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)",)
             name, settings = CLOSED, []
         else:
             is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
-            found = infer(shape, _width_in(self.settings), is_decoder)
-            inferred = [one for one in found if not one.is_made(given)]
+            choices = infer(shape, _width_in(self.settings), is_decoder)
+            inferred = [choice for choice in choices if not choice.is_made(keys)]
             told = tuple(str(one) for one in inferred if one.reason)
-            name, settings = NAME, _settings(inferred, given)
-        if isinstance(objective, Causal) and not model.counts and COMPARISON not in given:
+            name, settings = NAME, _settings(inferred, keys)
+        if isinstance(objective, Causal) and not model.counts and COMPARISON not in keys:
             settings = [*settings, Setting(COMPARISON, True, INFERRED)]
         return load(name, self.settings, chosen=settings), told
 
@@ -226,5 +231,5 @@ def _keys(settings: Sequence[Setting]) -> list[str]:
     return [setting.key for setting in settings]
 
 
-def _settings(inferred: Sequence[Inferred], given: Sequence[str]) -> list[Setting]:
-    return [Setting(key, value, INFERRED) for one in inferred for key, value in one.values.items() if key not in given]
+def _settings(inferred: Sequence[Inferred], keys: Sequence[str]) -> list[Setting]:
+    return [Setting(key, value, INFERRED) for one in inferred for key, value in one.values.items() if key not in keys]

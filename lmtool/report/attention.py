@@ -5,18 +5,17 @@ Shapes: L layers, N heads, T queries, S keys.
 
 import base64
 from collections.abc import Iterable, Iterator
-from importlib.resources import files
 
 import numpy as np
 from markupsafe import Markup
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from lmtool.analysis.attention import AttentionKind, AttentionWeights, TextAttention
+from lmtool.analysis.attribution import Attribution
 from lmtool.errors import UsageError
-from lmtool.inference.attention import AttentionKind, AttentionWeights, TextAttention
-from lmtool.inference.attribution import Attribution
 from lmtool.printable import plain
-from lmtool.report.page import Section, embed, page, render, table
+from lmtool.report.page import Section, asset, embed, page, render, table
 
 PAGE_WEIGHTS = 8_000_000
 """Most weights of a page, 21 MB; browsers become slow beyond."""
@@ -48,10 +47,8 @@ def attention_page(
     """
     n_weights = sum(part.weights_LNTS.size for part in attended.parts)
     if n_weights > PAGE_WEIGHTS:
-        raise UsageError(
-            f"a page of {n_weights:,} weights is too large; {PAGE_WEIGHTS:,} fit",
-            fix="write them with --npz FILE, or shorten the text",
-        )
+        what = f"a page of {n_weights:,} weights is too large; {PAGE_WEIGHTS:,} fit"
+        raise UsageError(what, fix="write them with --npz FILE, or shorten the text")
     first = attended.part(kind)
     first.head(layer, head)
     n_layers, n_heads = first.weights_LNTS.shape[:2]
@@ -64,14 +61,8 @@ def attention_page(
     sections = [Section("Weights", Markup("\n").join((render("attention.html"), embed("attention-data", data))))]
     if decided is not None:
         sections.append(Section("Words that decided", _words(decided)))
-    templates = files("lmtool.report") / "templates"
-    return page(
-        "Attention",
-        sections,
-        lead=plain(f"{attended.run}, step {attended.step}"),
-        styles=[(templates / "attention.css").read_text(encoding="utf-8")],
-        scripts=[(templates / "attention.js").read_text(encoding="utf-8")],
-    )
+    lead = plain(f"{attended.run}, step {attended.step}")
+    return page("Attention", sections, lead=lead, styles=[asset("attention.css")], scripts=[asset("attention.js")])
 
 
 def _packed(part: AttentionWeights) -> dict[str, object]:

@@ -4,13 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 
 from markupsafe import Markup
 from rich.cells import cell_len
 
 from lmtool.report.numbers import short, span, ticks
-from lmtool.report.page import clean, render, table
+from lmtool.report.page import TableCell, asset, clean, figure, render, table
 
 SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
 """Pixels of a line chart below the legend: where a page is wide, where it is narrow, and by itself."""
@@ -66,7 +65,8 @@ class Mark:
 class LineChart:
     """Lines over numbers. x, y: names of the axes. label: what the picture shows, for those who do not see it.
 
-    column: of the figure's table, the one that holds x. y_range: by default what the points, marks and levels span.
+    column: of the figure's table, the one that holds x.
+    y_range: by default what the points, marks and levels span.
     diagonal: draw y = x too.
     """
 
@@ -109,21 +109,18 @@ class LineChart:
 
         return render(
             "lines.svg",
+            chart=self,
             size=size,
-            label=self.label,
             width=width,
             height=bottom + BOTTOM,
             left=LEFT,
             right=width - RIGHT,
             top=top,
             bottom=bottom,
-            column=self.column,
             low=low_x,
             high=high_x,
             x_ticks=[(at(tick, low_y)[0], short(tick)) for tick in x_ticks],
             y_ticks=[(at(low_x, tick)[1], short(tick)) for tick in ticks(low_y, high_y, 8)],
-            x=self.x,
-            y=self.y,
             legend=legend,
             levels=[(level.colour % COLOURS, at(low_x, level.y)[1]) for level in self.levels],
             paths=[
@@ -136,63 +133,67 @@ class LineChart:
         )
 
 
-def heat_map(
-    values: Sequence[Sequence[float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    label: str,
-    high: float | None = None,
-    cell: int = 18,
-    x: str = "",
-    y: str = "",
-    labelled: bool = True,
-) -> Markup:
-    """A matrix of numbers not below zero as shaded cells; `high`, by default the largest of them, is the darkest.
+@dataclass(frozen=True)
+class HeatMap:
+    """A matrix of numbers not below zero as shaded cells.
 
-    cell: its pixels. x, y: names of the axes. labelled: with the names of rows and columns, those shortened that are
-    long. The figure's table is `heat_table` of the same numbers.
+    values: by row.
+    rows, columns: their names.
+    label: what the picture shows, for those who do not see it.
+    high: the darkest; by default the largest value.
+    cell: pixels of a cell.
+    x, y: names of the axes.
+    labelled: with the names of rows and columns, those shortened that are long.
     """
-    most = high if high is not None else max((value for row in values for value in row), default=0.0)
-    shown_rows = [_shortened(name, 18) for name in rows] if labelled else []
-    shown_columns = [_shortened(name, 18) for name in columns] if labelled else []
-    left = 8 + (18 if y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
-    top = 8 + (18 if x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
-    return render(
-        "heat.svg",
-        label=label,
-        width=left + cell * len(columns) + 4,
-        height=top + cell * len(rows) + 4,
-        left=left,
-        top=top,
-        cell=cell,
-        n_columns=len(columns),
-        n_rows=len(rows),
-        rows=shown_rows,
-        columns=shown_columns,
-        x=x,
-        y=y,
-        shades=[
-            [(i, _shade(value / most)) for i, value in enumerate(row) if most > 0 and value / most >= 0.005]
-            for row in values
-        ],
-    )
 
+    values: Sequence[Sequence[float]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    label: str
+    high: float | None = None
+    cell: int = 18
+    x: str = ""
+    y: str = ""
+    labelled: bool = True
 
-def heat_table(
-    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], *, corner: str = ""
-) -> Markup:
-    """The table of a `heat_map`: a row for each row, the names first."""
-    return table([corner, *columns], [[name, *row] for name, row in zip(rows, values, strict=True)], headed=True)
+    def svg(self) -> Markup:
+        """The picture."""
+        most = self.high if self.high is not None else max((value for row in self.values for value in row), default=0.0)
+        shown_rows = [_shortened(name, 18) for name in self.rows] if self.labelled else []
+        shown_columns = [_shortened(name, 18) for name in self.columns] if self.labelled else []
+        left = 8 + (18 if self.y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
+        top = 8 + (18 if self.x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
+        return render(
+            "heat.svg",
+            chart=self,
+            width=left + self.cell * len(self.columns) + 4,
+            height=top + self.cell * len(self.rows) + 4,
+            left=left,
+            top=top,
+            rows=shown_rows,
+            columns=shown_columns,
+            shades=[
+                [(i, _shade(value / most)) for i, value in enumerate(row) if most > 0 and value / most >= 0.005]
+                for row in self.values
+            ],
+        )
+
+    def figure(self, caption: str, corner: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
+        """The picture, and its numbers as a table: a row for each row, the names first, below the name `corner`.
+
+        numbers: what the table has in place of the values.
+        """
+        rows: list[list[TableCell]]
+        rows = [[name, *row] for name, row in zip(self.rows, numbers or self.values, strict=True)]
+        return figure(self.svg(), caption, table([corner, *self.columns], rows, headed=True))
 
 
 def standalone(picture: str) -> str:
     """A chart as an SVG file of its own, with the styles that it needs."""
     head, mark, rest = str(picture).partition(">")
-    style = (files("lmtool.report") / "templates" / "charts.css").read_text(encoding="utf-8")
     size = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     # it may be shown on a page whose background is not of the reader's colour scheme
-    style += "svg.picture { background: var(--paper); }\n"
+    style = asset("charts.css") + "svg.picture { background: var(--paper); }\n"
     return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}\n"
 
 

@@ -10,30 +10,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Mask
+from lmtool.cost.summary import ModelPart, layer_mask, model_summary
 from lmtool.errors import RecipeError
-from lmtool.model.anatomy import ModelPart, anatomy, layer_mask
 from lmtool.model.layers.memory_attention import earlier
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
 from lmtool.model.size import BEYOND, size_of
 from lmtool.printable import plain
+from lmtool.recipe.spec import position as positions
 from lmtool.recipe.spec.objective import HeadSpec
-from lmtool.recipe.spec.position import (
-    AlibiPosition,
-    LearnedPosition,
-    NoPosition,
-    RelativePosition,
-    RotaryPosition,
-    SinusoidalPosition,
-)
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
-from lmtool.report.blocks import shaded
-from lmtool.report.charts import Line, LineChart, heat_map, heat_table
+from lmtool.report.charts import HeatMap, Line, LineChart
 from lmtool.report.numbers import shown
-from lmtool.report.page import Section, figure, page, table
-from lmtool.report.terminal import plot
-from lmtool.text.tokenizer import vocabulary_of
+from lmtool.report.page import Section, TableCell, figure, page, table
+from lmtool.report.terminal import plot, shaded
+from lmtool.tokenization.tokenizer import vocabulary_of
 
 CHARACTERS = 128
 """Vocabulary that is assumed where only the text knows it: the characters of ASCII."""
@@ -68,8 +60,9 @@ class MaskPicture:
 class Signal:
     """What tells a model the order of its tokens: a sentence, and numbers if there are any.
 
-    rows: begin with a position, distance, head or pair. picture: how they are drawn. x, y: names of the axes of lines,
-    whose points are the first column and one of the others each.
+    rows: begin with a position, distance, head or pair.
+    picture: how they are drawn.
+    x, y: names of the axes of lines, whose points are the first column and one of the others each.
     """
 
     sentence: str
@@ -108,7 +101,7 @@ def draw(recipe: Recipe, name: str) -> Drawing:
         notes.append("a table of counts: the text decides on its size, and there are no weights")
     if isinstance(spec, Transformer) and spec.shape == "prefix":
         notes.append("of a row the first half is the prefix")
-    tree = anatomy(spec, vocab_size, spec.context)
+    tree = model_summary(spec, vocab_size, spec.context)
     return Drawing(f"{plain(name)}: {spec.title}", tree, spec.context, notes, list(_masks(recipe)), _signal(recipe))
 
 
@@ -136,11 +129,9 @@ def _masks(recipe: Recipe) -> Iterator[MaskPicture]:
 
 def _row_length(spec: Transformer) -> int:
     """Long enough to see where a window ends, and two tokens beyond global ones."""
-    match spec.pattern:
-        case WindowPattern(size=size, dilation=dilation, global_tokens=n_global):
-            return min(spec.context, max(ROW, 5 * (size * dilation + n_global) // 2), LONGEST_ROW)
-        case _:
-            return min(spec.context, ROW)
+    if not isinstance(pattern := spec.pattern, WindowPattern):
+        return min(spec.context, ROW)
+    return min(spec.context, max(ROW, 5 * (pattern.size * pattern.dilation + pattern.global_tokens) // 2), LONGEST_ROW)
 
 
 def _kinds_of_layers(spec: Transformer) -> list[tuple[str, int]]:
@@ -183,19 +174,19 @@ def _signal(recipe: Recipe) -> Signal:
     if not isinstance(spec, Transformer):
         return Signal("The order of tokens within a context is that of an n-gram." if spec.counts else "There is none.")
     match spec.position:
-        case LearnedPosition(size=size, offset=offset):
+        case positions.LearnedPosition(size=size, offset=offset):
             rows = size or spec.context + offset
             return Signal(f"A learned vector for each of {rows - offset:,} positions, added to the embeddings.")
-        case NoPosition():
+        case positions.NoPosition():
             alone = "; a causal mask alone tells positions apart" if spec.reads != "both" else ""
             return Signal(f"None is given{alone}.")
-        case SinusoidalPosition():
+        case positions.SinusoidalPosition():
             return _sinusoids(spec)
-        case AlibiPosition():
+        case positions.AlibiPosition():
             return _alibi(spec)
-        case RelativePosition():
+        case positions.RelativePosition():
             return _relative(spec, spec.position)
-        case RotaryPosition():
+        case positions.RotaryPosition():
             return _rotary(spec, spec.position)
 
 
@@ -221,44 +212,29 @@ def _alibi(spec: Transformer) -> Signal:
         Line(f"head {head}", [(distance, -slope * distance) for distance in distances], head)
         for head, slope in list(enumerate(slopes))[:8]
     ]
-    return Signal(
-        "Each head subtracts its slope times the distance from the scores.",
-        ["head", "slope"],
-        list(enumerate(slopes)),
-        "lines",
-        lines,
-        "distance",
-        "added to the score",
-    )
+    sentence = "Each head subtracts its slope times the distance from the scores."
+    rows = list(enumerate(slopes))
+    return Signal(sentence, ["head", "slope"], rows, "lines", lines, "distance", "added to the score")
 
 
-def _relative(spec: Transformer, position: RelativePosition) -> Signal:
+def _relative(spec: Transformer, position: positions.RelativePosition) -> Signal:
     both_sides = spec.reads != "past"
     rule = RelativePositions(1, position.buckets, position.max_distance, both_sides)
     most = min(spec.context - 1, position.max_distance + 1)
     away = torch.arange(-most, most + 1 if both_sides else 1)
     rows = list(zip(away.tolist(), rule.bucket(away).tolist(), strict=True))
     side = ", in a decoder all of them for keys before the query" if spec.shape == "encoder-decoder" else ""
-    return Signal(
-        f"Each head adds a learned number to the scores, for each of {position.buckets} buckets of distances{side}.",
-        ["key's distance from the query", "bucket"],
-        rows,
-        "lines",
-        [Line("bucket", rows)],
-        "distance",
-        "bucket",
-    )
+    sentence = f"Each head adds a learned number to the scores, for each of {position.buckets} buckets of distances"
+    columns = ["key's distance from the query", "bucket"]
+    return Signal(f"{sentence}{side}.", columns, rows, "lines", [Line("bucket", rows)], "distance", "bucket")
 
 
-def _rotary(spec: Transformer, position: RotaryPosition) -> Signal:
+def _rotary(spec: Transformer, position: positions.RotaryPosition) -> Signal:
     """Angle and wavelength of each pair of components; also of windowed layers where they have others."""
     width = spec.head_width or spec.d_model // spec.n_heads
     rules = {"": RotaryPositions(position.theta, position.share, position.scaling)}
     if position.window_theta is not None:
-        rules = {
-            " in full layers": rules[""],
-            " in windows": RotaryPositions(position.window_theta, position.share),
-        }
+        rules = {" in full layers": rules[""], " in windows": RotaryPositions(position.window_theta, position.share)}
     columns, values = ["pair"], []
     lines = []
     for colour, (where, rule) in enumerate(rules.items()):
@@ -267,15 +243,9 @@ def _rotary(spec: Transformer, position: RotaryPosition) -> Signal:
         lengths = [2 * math.pi / angle for angle in angles]
         values.append([[a, w, spec.context / w] for a, w in zip(angles, lengths, strict=True)])
         lines.append(Line(f"wavelength{where}", [(i, math.log10(w)) for i, w in enumerate(lengths)], colour))
-    return Signal(
-        "Pairs of components of queries and keys are rotated in proportion to the position.",
-        columns,
-        [[i, *(one for part in parts for one in part)] for i, parts in enumerate(zip(*values, strict=True))],
-        "lines",
-        lines,
-        "pair",
-        "log10 of the wavelength in positions",
-    )
+    sentence = "Pairs of components of queries and keys are rotated in proportion to the position."
+    rows = [[i, *(one for part in parts for one in part)] for i, parts in enumerate(zip(*values, strict=True))]
+    return Signal(sentence, columns, rows, "lines", lines, "pair", "log10 of the wavelength in positions")
 
 
 def tree_rows(drawing: Drawing) -> Iterator[tuple[str, str, int, float, float]]:
@@ -335,31 +305,18 @@ def _signal_lines(signal: Signal, width: int, ascii_only: bool) -> Iterator[str 
 def as_page(drawing: Drawing) -> str:
     """The drawing as an HTML page that stands alone."""
     columns = ["part", "shape", "parameters", "FLOPs per token", "share of parameters, %"]
-    tree = table(
-        columns,
-        [
-            [name.translate(UNBROKEN), shape, parameters, round(flops), round(100 * share, 1)]
-            for name, shape, parameters, flops, share in tree_rows(drawing)
-        ],
-        caption=f"{_counted(drawing)}.",
-    )
-    sections = [Section("Parts", tree)]
+    rows: list[list[TableCell]] = [
+        [name.translate(UNBROKEN), shape, parameters, round(flops), round(100 * share, 1)]
+        for name, shape, parameters, flops, share in tree_rows(drawing)
+    ]
+    sections = [Section("Parts", table(columns, rows, caption=f"{_counted(drawing)}."))]
     for i, mask in enumerate(drawing.masks):
-        names = [str(place * mask.cell) for place in range(len(mask.shares))]
-        picture = heat_map(
-            mask.shares,
-            names,
-            names,
-            label=f"Attention mask: {mask.title}",
-            high=1.0,
-            x="keys",
-            y="queries",
-            labelled=len(names) <= ROW,
-        )
+        names = [str(cell * mask.cell) for cell in range(len(mask.shares))]
+        label = f"Attention mask: {mask.title}"
+        picture = HeatMap(mask.shares, names, names, label, 1.0, x="keys", y="queries", labelled=len(names) <= ROW)
         caption = f"{mask.title}. Rows are queries, columns the keys that they attend to{_scale(mask)}."
-        numbers = heat_table(mask.shares, names, names, corner="query")
         title = f"Attention mask {i + 1}" if len(drawing.masks) > 1 else "Attention mask"
-        sections.append(Section(title, figure(picture, caption[0].upper() + caption[1:], numbers)))
+        sections.append(Section(title, picture.figure(caption[0].upper() + caption[1:], "query")))
     sections.append(Section("Position", _signal_html(drawing.signal)))
     return page(drawing.title, sections, lead="; ".join(drawing.notes))
 
@@ -367,20 +324,11 @@ def as_page(drawing: Drawing) -> str:
 def _signal_html(signal: Signal) -> str:
     if signal.picture == "heat":
         values = [row[1:] for row in signal.rows]
-        positions, components = [str(row[0]) for row in signal.rows], list(signal.columns[1:])
-        picture = heat_map(
-            [[value + 1 for value in row] for row in values],
-            positions,
-            components,
-            label=signal.sentence,
-            high=2.0,
-            cell=12,
-            x="components",
-            y="positions",
-            labelled=False,
-        )
-        caption = f"{signal.sentence} Blank is -1, dark is 1."
-        return figure(picture, caption, heat_table(values, positions, components, corner="position"))
+        rows, components = [str(row[0]) for row in signal.rows], list(signal.columns[1:])
+        above_zero = [[value + 1 for value in row] for row in values]
+        axes = {"x": "components", "y": "positions"}
+        picture = HeatMap(above_zero, rows, components, signal.sentence, 2.0, 12, labelled=False, **axes)
+        return picture.figure(f"{signal.sentence} Blank is -1, dark is 1.", "position", values)
     if signal.picture == "lines":
         chart = LineChart(signal.lines, x=signal.x, y=signal.y, label=signal.sentence)
         return figure(chart.for_page(), signal.sentence, table(signal.columns, signal.rows))

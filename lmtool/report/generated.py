@@ -1,7 +1,6 @@
 """Generated texts as a page: tokens shaded by probability, what else was probable, the tree of a beam search."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 from itertools import count
 from math import exp
 from typing import Any
@@ -13,8 +12,8 @@ from lmtool.decoding.request import BeamNode
 from lmtool.decoding.text import Completion
 from lmtool.printable import plain
 from lmtool.report.charts import CHARACTER
-from lmtool.report.page import Section, embed, figure, page, render, table
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.report.page import Section, asset, embed, figure, page, render, table
+from lmtool.tokenization.tokenizer import Tokenizer
 
 SHADES = 10
 """Steps of the shade that stands for a probability."""
@@ -38,16 +37,8 @@ def as_page(completions: Sequence[tuple[str, Completion]], tokenizer: Tokenizer,
         sections.append(Section(title, _text(f"tokens-{number}", prompt, completion, tokenizer)))
         if completion.tree:
             sections.append(Section(f"Search of text {number}", _search(completion.tree, tokenizer)))
-    lead = render(
-        "generated.html",
-        facts=plain(facts),
-        shades=[f"p{shade}" for shade in range(SHADES + 1)],
-    )
-    return page("Generated text", sections, lead=lead, styles=[_file("tokens.css")], scripts=[_file("tokens.js")])
-
-
-def _file(name: str) -> str:
-    return (files("lmtool.report") / "templates" / name).read_text(encoding="utf-8")
+    lead = render("generated.html", facts=plain(facts), shades=[f"p{shade}" for shade in range(SHADES + 1)])
+    return page("Generated text", sections, lead=lead, styles=[asset("tokens.css")], scripts=[asset("tokens.js")])
 
 
 def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Tokenizer) -> Markup:
@@ -57,15 +48,9 @@ def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Token
     assert completion.alternatives is not None
     tokens, known = [], []
     rows: list[Sequence[str | int | float]] = []
-    details = zip(
-        completion.tokens,
-        completion.logprobs,
-        completion.ranks,
-        completion.removed,
-        completion.alternatives,
-        strict=True,
-    )
-    for place, (token, logprob, rank, removed, alternatives) in enumerate(details, 1):
+    chosen = (completion.tokens, completion.logprobs, completion.ranks)
+    details = zip(*chosen, completion.removed, completion.alternatives, strict=True)
+    for number, (token, logprob, rank, removed, alternatives) in enumerate(details, 1):
         p, piece = exp(logprob), tokenizer.piece(token)
         tokens.append({"piece": piece, "shade": round(p * SHADES)})
         others = [
@@ -81,7 +66,7 @@ def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Token
             {"text": f"{piece!r}: p {p:.4f}, rank {rank}, filters removed {removed:.4f}", "alternatives": others}
         )
         listed = [f"{other['piece']!r} {other['p']:.4f}{'' if other['kept'] else ', removed'}" for other in others]
-        rows.append([place, repr(piece), p, rank, removed, "\n".join(listed)])
+        rows.append([number, repr(piece), p, rank, removed, "\n".join(listed)])
     text = render("tokens.html", prompt=plain(prompt, lines=True), tokens=tokens, data=embed(identifier, known))
     columns = ["place", "token", "p", "rank", "removed by filters", "most probable"]
     return text + render("numbers.html", numbers=table(columns, rows))
@@ -112,18 +97,8 @@ def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
             wide = round(CHARACTER * cell_len(nodes[node.parent]["piece"]))
             left, top = 16 + before * COLUMN + wide, 14 + above * LANE
             edges.append((i in best, f"M{left} {top}C{x - 4} {top} {left} {y} {x - 4} {y}"))
-        rows.append(
-            [
-                i + 1,
-                None if node.parent is None else node.parent + 1,
-                step + 1,
-                repr(piece),
-                node.total,
-                node.score,
-                node.finish,
-                None if node.rank is None else node.rank + 1,
-            ]
-        )
+        parent, rank = (None if index is None else index + 1 for index in (node.parent, node.rank))
+        rows.append([i + 1, parent, step + 1, repr(piece), node.total, node.score, node.finish, rank])
     picture = render(
         "beams.svg",
         width=24 + COLUMN * (1 + max(step for step, _ in placed)),
@@ -139,11 +114,11 @@ def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
 
 def _line(tree: Sequence[BeamNode], index: int | None) -> list[int]:
     """A hypothesis and all that it extends, the last first."""
-    found = []
+    line = []
     while index is not None:
-        found.append(index)
+        line.append(index)
         index = tree[index].parent
-    return found
+    return line
 
 
 def lanes(tree: Sequence[BeamNode]) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 from rich.text import Text
 
-from lmtool.inference.gradients import GradientFlow
+from lmtool.analysis.gradients import GradientFlow
 from lmtool.printable import plain
 from lmtool.report.charts import Line, LineChart, Point
 from lmtool.report.page import Section, figure, page, table, views
@@ -28,12 +28,12 @@ def _points(norms: Sequence[float | None]) -> list[Point]:
 
 def _lines(flow: GradientFlow) -> list[Line]:
     """A line for each kind of state."""
-    return [Line(name, _points(norms), colour) for colour, (name, norms) in enumerate(flow.found.norms.items())]
+    return [Line(name, _points(norms), colour) for colour, (name, norms) in enumerate(flow.gradient.norms.items())]
 
 
 def _title(flow: GradientFlow) -> str:
     model = flow.loaded.model.describe()
-    return f"{model}: gradients of the loss of {flow.target!r}, {flow.found.loss:.4f} nats"
+    return f"{model}: gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats"
 
 
 def as_lines(flow: GradientFlow, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
@@ -43,22 +43,22 @@ def as_lines(flow: GradientFlow, width: int, *, ascii_only: bool = False) -> Ite
     yield f"{Y}, by {X}"
     yield from plot([(line.name, line.points) for line in _lines(flow)], width, ascii_only=ascii_only)
     yield ""
-    names = list(flow.found.norms)
+    names = list(flow.gradient.norms)
     pieces = [repr(piece) for piece in reversed(flow.pieces)]
     wide = max(map(len, ["token", *pieces]))
     yield "  ".join([f"{'back':>4}", f"{'token':{wide}}", *(f"{name:>14}" for name in names)])
     for k, piece in enumerate(pieces):
-        norms = [flow.found.norms[name][k] for name in names]
+        norms = [flow.gradient.norms[name][k] for name in names]
         shown = ("not finite" if norm is None else f"{norm:.3e}" for norm in norms)
         yield "  ".join([f"{k:4}", f"{piece:{wide}}", *(f"{text:>14}" for text in shown)])
 
 
 def as_page(flow: GradientFlow) -> str:
     """The curve as an HTML page that stands alone."""
-    names = list(flow.found.norms)
+    names = list(flow.gradient.norms)
     picture = LineChart(_lines(flow), x=X, y=Y, label="Gradient norm by steps back")
     rows = [
-        [k, repr(piece), *(flow.found.norms[name][k] for name in names)]
+        [k, repr(piece), *(flow.gradient.norms[name][k] for name in names)]
         for k, piece in enumerate(reversed(flow.pieces))
     ]
     caption = (

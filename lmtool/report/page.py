@@ -17,7 +17,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lmtool import __version__, durable
-from lmtool.errors import ResourceError
 from lmtool.printable import plain
 from lmtool.report.numbers import shown
 
@@ -49,24 +48,19 @@ def page(
     The Content-Security-Policy allows these styles and scripts, by their SHA-256, and nothing else: no request, no
     inline handler, no `style` attribute. So set `class`, SVG's own attributes, or `element.style` from a script.
     """
-    all_styles = [_file("charts.css"), _file("page.css"), *styles]
-    all_scripts = [_file("page.js"), *scripts]
+    all_styles = [asset("charts.css"), asset("page.css"), *styles]
+    all_scripts = [asset("page.js"), *scripts]
     for source in (*all_styles, *all_scripts):
         if "</" in source:
             raise ValueError("CSS and JavaScript of a page must not contain '</'")
-    policy = [
-        "default-src 'none'",
-        " ".join(["style-src", *map(_hash, all_styles)]),
-        " ".join(["script-src", *map(_hash, all_scripts)]),
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
+    hashes = " ".join(map(_hash, all_styles)), " ".join(map(_hash, all_scripts))
+    sources = "default-src 'none'; style-src {}; script-src {}; base-uri 'none'; form-action 'none'".format(*hashes)
     html = render(
         "page.html",
         title=title,
         lead=lead,
         sections=list(sections),
-        policy=Markup("; ".join(policy)),
+        policy=Markup(sources),
         styles=[Markup(style) for style in all_styles],
         scripts=[Markup(script) for script in all_scripts],
         refresh=refresh,
@@ -77,12 +71,8 @@ def page(
 
 def write_page(path: Path, html: str) -> None:
     """Write a page to a file, replacing it atomically. Raises ResourceError."""
-    try:
+    with durable.refusing("cannot write the page", path, "choose another file with -o"):
         durable.replace(path, html.encode())
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write the page: {error.strerror}", where=str(path), fix="choose another file with -o"
-        ) from error
 
 
 def render(template: str, /, **values: object) -> Markup:
@@ -158,7 +148,8 @@ def _environment() -> Environment:
 
 
 @cache
-def _file(name: str) -> str:
+def asset(name: str) -> str:
+    """A style or a script of `lmtool/report/templates/`."""
     return (files("lmtool.report") / "templates" / name).read_text(encoding="utf-8")
 
 

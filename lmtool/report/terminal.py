@@ -1,7 +1,9 @@
-"""Lines over numbers in the terminal: in braille and colours, or in ASCII where there are neither."""
+"""Pictures in the terminal, with ASCII where there are neither colours nor other characters: lines over numbers, in
+braille, and matrices as shaded cells.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
@@ -15,6 +17,8 @@ MARKS = ".o*+x#"
 
 # Bits of the eight dots of a braille character: two columns of four, from the top.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
 
 Points = Sequence[tuple[float, float]]
 
@@ -54,6 +58,19 @@ def plot(lines: Sequence[tuple[str, Points]], width: int, height: int = 12, *, a
     return [*rows, legend]
 
 
+def shaded(values: Iterable[Sequence[float]], high: float = 1.0, *, ascii_only: bool = False) -> list[str]:
+    """A matrix as lines of cells, two characters wide so that they are about square; `high` is the darkest.
+
+    What is above 0 is never blank.
+    """
+    shades = ASCII_SHADES if ascii_only else SHADES
+    most = len(shades) - 1
+    return [
+        "".join(2 * shades[min(most, max(math.ceil(0.1 * value / high), round(most * value / high)))] for value in row)
+        for row in values
+    ]
+
+
 class _Canvas:
     """Characters of dots: two by four in braille, one by two rows of none in ASCII."""
 
@@ -75,7 +92,7 @@ class _Canvas:
             self._line[row][column] = max(self._line[row][column], index)
 
     def rows(self) -> list[Text]:
-        found = []
+        lines = []
         for dots, indices in zip(self._dots, self._line, strict=True):
             row = Text()
             for bits, index in zip(dots, indices, strict=True):
@@ -85,5 +102,5 @@ class _Canvas:
                     row.append(MARKS[index % len(MARKS)])
                 else:
                     row.append(chr(0x2800 + bits), style=STYLES[index % len(STYLES)])
-            found.append(row)
-        return found
+            lines.append(row)
+        return lines

@@ -1,21 +1,19 @@
 """The pieces of a text in colours, and the merges that lead to them, as a page."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 
 from markupsafe import Markup
 
-from lmtool.report.page import Section, page, render, table
-from lmtool.text.merging import MergedWord, merged_words
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.report.page import Section, asset, page, render, table
+from lmtool.tokenization.merging import MergedWord, merged_words
+from lmtool.tokenization.tokenizer import Tokenizer
 
 
 def as_page(tokenizer: Tokenizer, text: str) -> str:
     """A text as its tokenizer divides it, as an HTML page that stands alone."""
     ids = tokenizer.encode(text)
-    rows: list[Sequence[str | int]] = [
-        [place, token, repr(tokenizer.piece(token))] for place, token in enumerate(ids, 1)
-    ]
+    rows: list[list[str | int]]
+    rows = [[number, token, repr(tokenizer.piece(token))] for number, token in enumerate(ids, 1)]
     pieces = _coloured(tokenizer, ids) + table(["place", "id", "piece"], rows)
     sections = [Section("Pieces", pieces)]
     words = merged_words(tokenizer, text)
@@ -23,8 +21,7 @@ def as_page(tokenizer: Tokenizer, text: str) -> str:
         sections.append(Section("Merges, in order", _merges(tokenizer, words)))
     n_bytes = len(text.encode(errors="replace"))
     lead = f"{tokenizer.kind} tokenizer of {tokenizer.vocab_size:,} entries: {len(ids)} pieces of {n_bytes} bytes"
-    style = (files("lmtool.report") / "templates" / "pieces.css").read_text(encoding="utf-8")
-    return page("Tokenized text", sections, lead=lead, styles=[style])
+    return page("Tokenized text", sections, lead=lead, styles=[asset("pieces.css")])
 
 
 def _coloured(tokenizer: Tokenizer, ids: Sequence[int]) -> Markup:

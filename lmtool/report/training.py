@@ -1,8 +1,8 @@
 """The page about runs: losses, results, samples, recipes and how they were trained."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,18 @@ from typing import Any
 from markupsafe import Markup
 
 from lmtool.printable import plain
-from lmtool.report.charts import Level, Line, LineChart, Mark, heat_map, heat_table
+from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark
 from lmtool.report.gradients import training_figure
-from lmtool.report.history import History, differences, doubts, figures, number, thinned
 from lmtool.report.page import Section, TableCell, clean, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
+from lmtool.run.history import History, differences, doubts, figures, number, thinned
+from lmtool.run.listing import lineage
 from lmtool.run.log import Record
 
 MOST_CLASSES = 30
 """Classes of a confusion matrix that is drawn, those with the most rows."""
+
+LOSSES = ("loss", "valid_loss")
 
 MOST_SAMPLES = 40
 """Samples of a run that are shown, spread over its steps."""
@@ -56,26 +59,42 @@ def training_page(histories: Sequence[History], *, refresh: int | None = None) -
 
 @dataclass(frozen=True)
 class _Drawn:
-    """The records of a run that are drawn, and the number of its colour."""
+    """A run that is drawn.
+
+    records: those that are drawn.
+    colour: its number.
+    factor: of losses, from nats to the unit of the chart.
+    """
 
     history: History
     records: Sequence[Record]
     colour: int
+    factor: float = 1.0
+
+    def value(self, record: Record, name: str) -> float | None:
+        """A number of a record, a loss in the unit of the chart."""
+        value = number(record.get(name))
+        return value if value is None or name not in LOSSES else value * self.factor
+
+    def points(self, x: str, y: str, records: Sequence[Record] | None = None) -> list[tuple[float, float]]:
+        """The points of records that have both numbers."""
+        pairs = ((self.value(one, x), self.value(one, y)) for one in (self.records if records is None else records))
+        return [(left, up) for left, up in pairs if left is not None and up is not None]
 
 
 def _drawn(histories: Sequence[History]) -> list[_Drawn]:
     return [_Drawn(history, thinned(history.records), i) for i, history in enumerate(histories)]
 
 
-def _points(records: Sequence[Record], x: str, y: str, factor: float = 1.0) -> list[tuple[float, float]]:
-    """The points of records that have both numbers."""
-    pairs = ((number(record.get(x)), number(record.get(y))) for record in records)
-    return [(left, up * factor) for left, up in pairs if left is not None and up is not None]
-
-
-def _scaled(record: Record, name: str, factor: float) -> float | None:
-    value = number(record.get(name))
-    return None if value is None else value * factor
+def _numbers(drawn: Sequence[_Drawn], columns: Mapping[str, str]) -> Markup:
+    """The table of a figure, a row for each record. columns: from their names to those in records."""
+    several = len(drawn) > 1
+    rows = [
+        [*([part.history.name] if several else []), *(part.value(record, name) for name in columns.values())]
+        for part in drawn
+        for record in part.records
+    ]
+    return table([*(["run"] if several else []), *columns], rows)
 
 
 def _losses(histories: Sequence[History]) -> Markup:
@@ -84,18 +103,19 @@ def _losses(histories: Sequence[History]) -> Markup:
         return Markup("<p>No step has been logged.</p>")
     factors = [history.bits_per_nat for history in histories]
     in_bits = all(factor is not None for factor in factors)
-    scale = [factor if in_bits and factor is not None else 1.0 for factor in factors]
+    if in_bits:
+        drawn = [replace(part, factor=factor or 1.0) for part, factor in zip(drawn, factors, strict=True)]
     units = {history.unit for history in histories}
     unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
     several = len(histories) > 1
     panels = {
         name: LineChart(
-            [line for part, factor in zip(drawn, scale, strict=True) for line in _loss_lines(part, x, factor, several)],
+            [line for part in drawn for line in _loss_lines(part, x, several)],
             x=axis,
             y=unit,
             label=f"Training and validation loss in {unit} over {axis}",
             levels=_levels(histories) if in_bits else [],
-            marks=_marks(drawn, x, "valid_loss", scale),
+            marks=_marks(drawn, x, "valid_loss"),
             column=column,
         ).for_page()
         for name, x, axis, column in (
@@ -104,18 +124,7 @@ def _losses(histories: Sequence[History]) -> Markup:
             ("Time", "seconds", "seconds of training", several + 2),
         )
     }
-    rows: list[list[TableCell]] = []
-    for part, factor in zip(drawn, scale, strict=True):
-        for record in part.records:
-            rows.append(
-                [
-                    *([part.history.name] if several else []),
-                    *(number(record.get(name)) for name in ("step", "tokens", "seconds")),
-                    _scaled(record, "loss", factor),
-                    _scaled(record, "valid_loss", factor),
-                ]
-            )
-    columns = [*(["run"] if several else []), "step", "tokens", "seconds", "training", "validation"]
+    shown = {name: name for name in ("step", "tokens", "seconds")} | {"training": "loss", "validation": "valid_loss"}
     caption = f"Loss in {unit}: of the steps, before their update, and of the validation part."
     caption += " A ring marks the best checkpoint." if any(history.chosen for history in histories) else ""
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
@@ -123,41 +132,38 @@ def _losses(histories: Sequence[History]) -> Markup:
         caption += " Each point of the training loss is a mean of several steps."
     if in_bits:
         caption += " Bits per byte compare models with different tokenizers."
-    return figure(views("loss", panels), caption, table(columns, rows))
+    return figure(views("loss", panels), caption, _numbers(drawn, shown))
 
 
-def _loss_lines(part: _Drawn, x: str, factor: float, several: bool) -> Iterator[Line]:
-    trained = _points(part.records, x, "loss", factor)
-    valid = _points(part.records, x, "valid_loss", factor)
-    if several:
-        yield Line(f"{part.history.name}, training", trained, part.colour, pale=True)
-        yield Line(part.history.name, valid, part.colour)
-    else:
-        yield Line("training", trained, 0, pale=True)
-        yield Line("validation", valid, 1)
+def _loss_lines(part: _Drawn, x: str, several: bool) -> list[Line]:
+    trained, valid = part.points(x, "loss"), part.points(x, "valid_loss")
+    if not several:
+        return [Line("training", trained, 0, pale=True), Line("validation", valid, 1)]
+    name = part.history.name
+    return [Line(f"{name}, training", trained, part.colour, pale=True), Line(name, valid, part.colour)]
 
 
-def _marks(drawn: Sequence[_Drawn], x: str, y: str, scale: Sequence[float] = ()) -> list[Mark]:
-    """Rings around the best checkpoints, whose steps are named. scale: factors to y."""
+def _marks(drawn: Sequence[_Drawn], x: str, y: str) -> list[Mark]:
+    """Rings around the best checkpoints, whose steps are named."""
     several, marks = len(drawn) > 1, []
-    for i, part in enumerate(drawn):
+    for part in drawn:
         chosen = part.history.chosen or {}
         record = next((record for record in part.records if record.get("step") == chosen.get("step")), chosen)
-        for point in _points([record], x, y, scale[i] if scale else 1.0):
+        for point in part.points(x, y, [record]):
             name = "best checkpoints" if several else f"best checkpoint, step {record['step']:,}"
-            marks.append(Mark(name, point, i if several or y != "valid_loss" else 1))
+            marks.append(Mark(name, point, part.colour if several or y != "valid_loss" else 1))
     return marks
 
 
 def _levels(histories: Sequence[History]) -> list[Level]:
     """The limit and the n-gram models' bits per byte, each once."""
     names = {"limit_bits_per_byte": ("best possible model", 2), "ngram_bits_per_byte": ("5-gram model", 3)}
-    found: dict[tuple[str, float], Level] = {}
+    levels: dict[tuple[str, float], Level] = {}
     for key, (name, colour) in names.items():
         for history in histories:
             if (value := number(history.results.get("", {}).get(key))) is not None:
-                found.setdefault((key, value), Level(f"{name} {value:.3f}", value, colour))
-    return list(found.values())
+                levels.setdefault((key, value), Level(f"{name} {value:.3f}", value, colour))
+    return list(levels.values())
 
 
 def _metrics(histories: Sequence[History]) -> list[Section]:
@@ -165,21 +171,24 @@ def _metrics(histories: Sequence[History]) -> list[Section]:
     names = list(dict.fromkeys(name for history in histories for name in history.metrics))
     if not names:
         return []
-    panels = {}
-    several = len(histories) > 1
-    for name in names:
-        lines = [Line(history.name, _points(history.records, "step", name), i) for i, history in enumerate(histories)]
-        label = f"Validation {name} over steps"
-        marks = _marks([_Drawn(history, history.records, i) for i, history in enumerate(histories)], "step", name)
-        panels[name] = LineChart(lines, "steps", name, label, marks=marks, column=several + 0).for_page()
-    rows = [
-        [*([history.name] if several else []), record["step"], *(number(record.get(name)) for name in names)]
-        for history in histories
-        for record in history.records
-        if any(number(record.get(name)) is not None for name in names)
+    drawn = [
+        _Drawn(
+            history,
+            [record for record in history.records if any(number(record.get(name)) is not None for name in names)],
+            i,
+        )
+        for i, history in enumerate(histories)
     ]
-    numbers = table([*(["run"] if several else []), "step", *names], rows)
-    return [Section("Metrics", figure(views("metric", panels), "Of the validation rows.", numbers))]
+    charts = {name: (name, name, f"Validation {name} over steps") for name in names}
+    return [_over_steps("Metrics", "metric", drawn, charts, {name: name for name in names}, "Of the validation rows.")]
+
+
+PACE = {
+    "lr": ("Learning rate", "learning rate"),
+    "grad_norm": ("Gradient norm", "norm before clipping"),
+    "tokens_per_second": ("Speed", "tokens per second, padding included"),
+}
+"""Numbers of the records that tell how training goes: title of their chart, name of its axis."""
 
 
 def _pace(histories: Sequence[History]) -> list[Section]:
@@ -187,32 +196,31 @@ def _pace(histories: Sequence[History]) -> list[Section]:
     drawn = _drawn(histories)
     if not any(part.records for part in drawn):
         return []
-    several = len(histories) > 1
-    names = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_second": "Speed"}
-    axes = {
-        "lr": "learning rate",
-        "grad_norm": "norm before clipping",
-        "tokens_per_second": "tokens per second, padding included",
-    }
-    panels = {
-        title: LineChart(
-            [Line(part.history.name, _points(part.records, "step", name), part.colour) for part in drawn],
-            x="steps",
-            y=axes[name],
-            label=f"{title} over steps",
-            marks=_marks(drawn, "step", name),
-            column=several + 0,
-        ).for_page()
-        for name, title in names.items()
-    }
-    rows = [
-        [*([part.history.name] if several else []), *(number(record.get(name)) for name in ("step", *names))]
-        for part in drawn
-        for record in part.records
-    ]
-    numbers = table([*(["run"] if several else []), "step", "rate", "norm", "speed"], rows)
+    charts = {name: (title, axis, f"{title} over steps") for name, (title, axis) in PACE.items()}
+    columns = dict(zip(("rate", "norm", "speed"), PACE, strict=True))
     caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
-    return [Section("Rate, gradient and speed", figure(views("pace", panels), caption, numbers))]
+    return [_over_steps("Rate, gradient and speed", "pace", drawn, charts, columns, caption)]
+
+
+def _over_steps(
+    title: str,
+    name: str,
+    drawn: Sequence[_Drawn],
+    charts: Mapping[str, tuple[str, str, str]],
+    columns: Mapping[str, str],
+    caption: str,
+) -> Section:
+    """A chart for each of several numbers of the records. charts: title, name of the axis and label of each."""
+    panels = {
+        shown: LineChart(
+            [Line(part.history.name, part.points("step", key), part.colour) for part in drawn],
+            *("steps", axis, label),
+            marks=_marks(drawn, "step", key),
+            column=int(len(drawn) > 1),
+        ).for_page()
+        for key, (shown, axis, label) in charts.items()
+    }
+    return Section(title, figure(views(name, panels), caption, _numbers(drawn, {"step": "step", **columns})))
 
 
 def _beside(histories: Sequence[History]) -> Markup:
@@ -231,20 +239,20 @@ def _beside(histories: Sequence[History]) -> Markup:
 
 def _results(results: Mapping[str, Any]) -> Markup:
     """The scores of the best checkpoint."""
-    hidden = ("labels", "classes", "entities", "confusion", "calibration", "mistakes", "sentences", "floor", "task")
+    hidden = ("labels", "classes", "entities", "confusion", "calibration", "mistakes", "sentences", "baseline", "task")
     shown = [
         (name.replace("_", " "), _cell(value))
         for name, value in results.items()
         if name not in hidden and value is not None
     ]
-    if floor := results.get("floor"):
-        shown += [(f"floor, {name}", _cell(floor[name])) for name in ("metric", "constant", "linear", "features")]
+    if baseline := results.get("baseline"):
+        shown += [(f"baseline, {name}", _cell(baseline[name])) for name in ("metric", "constant", "linear", "features")]
     parts = [facts(shown)]
     classes = results.get("classes")
     for each, scored in (("class", classes), ("entity", results.get("entities"))):
         if scored:
             scores = ("precision", "recall", "f1", "support")
-            rows = [[name, *(found[score] for score in scores)] for name, found in scored.items()]
+            rows = [[name, *(figures[score] for score in scores)] for name, figures in scored.items()]
             caption = "Classes" if each == "class" else "Entities by type"
             parts.append(table([each, *scores], rows, caption=caption, headed=True))
     if confusion := results.get("confusion"):
@@ -275,16 +283,16 @@ def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Mark
     shares = [[confusion[i][j] / max(1, sum(confusion[i])) for j in shown] for i in shown]
     counts = [[confusion[i][j] for j in shown] for i in shown]
     labels = [names[i] for i in shown]
-    picture = heat_map(shares, labels, labels, label="Confusion matrix", high=1.0, cell=26, x="predicted", y="true")
+    picture = HeatMap(shares, labels, labels, "Confusion matrix", 1.0, 26, x="predicted", y="true")
     caption = "Rows of each true class by the class predicted; the darker, the larger the share of the true class."
     if len(names) > len(shown):
         caption += f" {len(shown)} of {len(names)} classes, those with the most rows."
-    return figure(picture, caption, heat_table(counts, labels, labels, corner="true, predicted"))
+    return picture.figure(caption, "true, predicted", counts)
 
 
 def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
     bins = calibration["bins"]
-    points = [(found["confidence"], found["accuracy"]) for found in bins]
+    points = [(one["confidence"], one["accuracy"]) for one in bins]
     picture = LineChart(
         [Line("accuracy", [(0.0, float("nan")), *points, (1.0, float("nan"))])],
         x="confidence",
@@ -297,7 +305,7 @@ def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
         f"Reliability diagram: {counted} in bins by the probability of their answer. On the diagonal it can be "
         f"believed. Expected calibration error: {calibration['ece']:.3f}"
     )
-    rows = [[found["confidence"], found["accuracy"], found["rows"]] for found in bins]
+    rows = [[one["confidence"], one["accuracy"], one["rows"]] for one in bins]
     return figure(picture, caption, table(["confidence", "accuracy", counted], rows))
 
 
@@ -318,11 +326,7 @@ def _sessions(history: History) -> Markup:
     info = history.run.info
     shown: list[tuple[str, TableCell]] = [("made", _time(info.created)), ("state", history.run.state)]
     shown += [("data", line) for line in (info.data.lines if info.data else ())]
-    shown += [(f"{name} fingerprint", str(value)) for name, value in history.run.fingerprints.items() if value]
-    if base := info.base:
-        shown.append(("initialized from", f"{base.checkpoint} of {base.run}"))
-    if teacher := info.teacher:
-        shown.append(("distilled from", f"{teacher.checkpoint} of {teacher.run}"))
+    shown += lineage(history.run)
     if origin := history.run.origin:
         shown.append(("imported from", origin.reference))
     rows = [

@@ -1,9 +1,8 @@
-"""Checkpoints: written atomically, verified by digest, immutable.
+"""Checkpoints: immutable, and verified by digest.
 
     checkpoints/step-000500/{model.safetensors, optimizer.safetensors, state.json, MANIFEST.json}
 
-MANIFEST.json has the size and SHA-256 of each file, and its own SHA-256. A process may be killed at any moment:
-step-... is always complete; partial writes are named .tmp-... and removed by the next start or save. Only
+MANIFEST.json has the size and SHA-256 of each file, and its own SHA-256; `lmtool.run.saving` writes them. Only
 optimizer.safetensors may go later, when a run is finished; the manifest still names it.
 
 Processes that share a model each write their rows of its tensors: model-1-of-2.safetensors, model-2-of-2.safetensors,
@@ -11,26 +10,22 @@ and so on. A tensor is its rows in these files, in their order; one that is not 
 """
 
 import dataclasses
-import errno
-import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmtool import durable
-from lmtool.errors import CheckpointError, ResourceError
+from lmtool import durable, records
+from lmtool.checksum import sha256, sha256_of_file
+from lmtool.errors import CheckpointError
 
 if TYPE_CHECKING:
     # torch takes seconds to import, and listing runs needs manifests only.
-    from torch import Tensor
-
-    from lmtool.run.tensors import Deferred, SavedTensors
+    from lmtool.run.tensors import SavedTensors
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"
@@ -44,22 +39,22 @@ def shard_names(name: str, n: int) -> tuple[str, ...]:
 
 
 class Peers(Protocol):
-    """The processes that write or verify a checkpoint together."""
+    """The group of processes that write or verify a checkpoint together."""
 
     @property
     def rank(self) -> int:
-        """Number of this process; 0 leads."""
+        """Number of this process; 0 is the main one."""
 
     @property
     def size(self) -> int:
         """Number of processes."""
 
     def texts(self, text: str) -> list[str]:
-        """The texts that all processes give at the same time, in the order of ranks."""
+        """All-gather: the text of each process, in the order of ranks. Every process calls it equally often."""
 
 
-class Alone:
-    """A process by itself."""
+class SingleProcess:
+    """The group of one process."""
 
     rank, size = 0, 1
 
@@ -67,7 +62,7 @@ class Alone:
         return [text]
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 _FIX = "name another checkpoint of the run, or name the run to take the newest whole one"
 
@@ -84,9 +79,11 @@ class FileEntry:
 class Checkpoint:
     """A checkpoint whose files match its manifest.
 
-    path: its directory. step: optimizer steps done. best_step: the step of the best validation when it was saved,
-    None before the first one. digest: SHA-256 of the manifest, and so of all content. verified: the files whose digests
-    were verified; others are verified when read.
+    path: its directory.
+    step: optimizer steps done.
+    best_step: the step of the best validation when it was saved, None before the first one.
+    digest: SHA-256 of the manifest, and so of all content.
+    verified: the files whose digests were verified; others are verified when read.
     """
 
     path: Path
@@ -115,7 +112,7 @@ class Checkpoint:
     def model_digest(self) -> str:
         """SHA-256 of the file of the model's tensors; of several files, that of their SHA-256 in hexadecimal."""
         digests = [self.files[name].sha256 for name in self.model_files]
-        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        return digests[0] if len(digests) == 1 else sha256("".join(digests).encode())
 
     def model(self) -> "SavedTensors":
         """The model's tensors by name. Raises CheckpointError when a file is damaged."""
@@ -133,7 +130,7 @@ class Checkpoint:
     def state(self) -> dict[str, object]:
         """The state passed to `save`. Raises CheckpointError when the file is damaged."""
         self._compare(STATE)
-        return _parse(self.path / STATE, _read(self.path / STATE))
+        return _read_json(self.path / STATE)[1]
 
     def _tensors(self, names: Iterable[str]) -> "SavedTensors":
         from lmtool.run.tensors import SavedTensors
@@ -154,18 +151,14 @@ def step_name(step: int) -> str:
 
 def listed(folder: Path) -> list[tuple[int, Path]]:
     """Step and directory of every checkpoint in `folder`, complete or not, oldest first."""
-    found = []
     try:
         paths = list(folder.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CheckpointError(f"cannot list the checkpoints: {error.strerror}", where=str(folder)) from error
-    for path in paths:
-        match = re.fullmatch(r"step-(\d{6,15})", path.name, re.ASCII)
-        if match and path.name == step_name(int(match[1])):
-            found.append((int(match[1]), path))
-    return sorted(found)
+    steps = ((path, re.fullmatch(r"step-(\d{6,15})", path.name, re.ASCII)) for path in paths)
+    return sorted((int(step[1]), path) for path, step in steps if step and path.name == step_name(int(step[1])))
 
 
 def inspect(path: Path) -> Checkpoint:
@@ -177,14 +170,10 @@ def inspect(path: Path) -> Checkpoint:
         raise _damage(path, "there is no such checkpoint directory")
     checkpoint = _read_manifest(path)
     for name, entry in checkpoint.files.items():
-        try:
+        if name in checkpoint.optimizer_files and not os.path.exists(path / name):
+            continue
+        with durable.reading_part(path / name, _FIX):
             size = (path / name).stat().st_size
-        except FileNotFoundError:
-            if name in checkpoint.optimizer_files:
-                continue
-            raise _damage(path / name, f"{name} is missing") from None
-        except OSError as error:
-            raise _damage(path / name, f"{name} cannot be read: {error.strerror}") from None
         if size < entry.bytes:
             raise _damage(path / name, f"{name} is truncated: {size} of {entry.bytes} bytes")
         if size > entry.bytes:
@@ -192,24 +181,22 @@ def inspect(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def verify(path: Path, *, optimizer: bool = True, peers: Peers = ALONE) -> Checkpoint:
+def verify(path: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> Checkpoint:
     """Verify sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
 
     peers: processes that do so at the same time, each for some of the files.
     Raises CheckpointError that names the first file that is missing or differs, and how; in all processes alike.
     """
-    found: Checkpoint | None = None
-    problem: CheckpointError | None = None
+    checkpoint, problem = None, None
     try:
-        found = _compared(path, optimizer, peers)
+        checkpoint = _compared(path, optimizer, peers)
     except CheckpointError as error:
         problem = error
-    own = None if problem is None else [problem.what, problem.where, problem.fix]
-    for text in peers.texts(json.dumps(own)):
-        if (told := json.loads(text)) is not None:
-            raise CheckpointError(told[0], where=told[1], fix=told[2]) from problem
-    assert found is not None
-    return found
+    for text in peers.texts(json.dumps(problem and [problem.what, problem.where, problem.fix])):
+        if (refusal := json.loads(text)) is not None:
+            raise CheckpointError(refusal[0], where=refusal[1], fix=refusal[2]) from problem
+    assert checkpoint is not None
+    return checkpoint
 
 
 def _compared(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
@@ -223,7 +210,9 @@ def _compared(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
     return dataclasses.replace(checkpoint, verified=frozenset(wanted))
 
 
-def newest_valid(folder: Path, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
+def newest_valid(
+    folder: Path, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint in `folder` that passes `verify`, and a warning for each newer one that does not.
 
     One without optimizer state is found where `optimizer` asks for it and none has it, as after `drop_optimizers`.
@@ -253,300 +242,67 @@ def newest_valid(folder: Path, *, optimizer: bool = True, peers: Peers = ALONE) 
     )
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: "Mapping[str, Tensor | Deferred]",
-    optimizer: "Mapping[str, Tensor | Deferred]",
-    state: Mapping[str, object],
-    *,
-    best_step: int | None,
-    keep_last: int,
-    superseded: int | None = None,
-    peers: Peers = ALONE,
-) -> Checkpoint:
-    """Write a checkpoint, then remove those that are neither among the last `keep_last` nor the best.
-
-    superseded: the step of one that counts no longer, see `prune`.
-
-    The caller holds the lock of the run. An existing complete checkpoint of the step is kept, since training is
-    deterministic. Anything else of that name is set aside. Of tied tensors, pass only one.
-
-    state: JSON-serialisable, without NaN and infinities. peers: processes that write their parts; this is the first
-    of them, and the others call `save_part`.
-    Raises ResourceError when it cannot be written (full disk, permission), by any process, with no partial files and
-    all earlier checkpoints intact; ValueError for tensors or a state that cannot be saved.
-    """
-    from lmtool.run import tensors
-
-    tensors.check(model)
-    tensors.check(optimizer)
-    content = _encode(dict(state))
-    path = folder / step_name(step)
-    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
-    told = False
-    try:
-        saved = None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            sweep(folder)
-            with suppress(CheckpointError):
-                saved = verify(path)
-            if saved is None:
-                set_aside(path)
-                temporary.mkdir()
-                told = True
-                peers.texts(json.dumps(str(temporary.absolute())))
-                saved = _write(path, temporary, step, best_step, model, optimizer, content, peers)
-        finally:
-            if not told:
-                leave(peers)
-    except OSError as error:
-        raise ResourceError(
-            f"cannot save the checkpoint of step {step}: {error.strerror or error}",
-            where=str(folder),
-            fix="free some disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check this folder",
-        ) from error
-    try:
-        prune(folder, {step, best_step}, keep_last, superseded)
-    except OSError as error:
-        raise ResourceError(
-            f"saved step {step}, but cannot remove an older checkpoint: {error.strerror or error}",
-            where=str(error.filename or folder),
-            fix="check this folder",
-        ) from error
-    return saved
-
-
-def save_part(
-    model: "Mapping[str, Tensor | Deferred]", optimizer: "Mapping[str, Tensor | Deferred]", peers: Peers
-) -> None:
-    """Write what this process holds, as part of the `save` of the first one, which reports all errors."""
-    from lmtool.run import tensors
-
-    tensors.check(model)
-    tensors.check(optimizer)
-    place = json.loads(peers.texts(json.dumps(None))[0])
-    if place is not None:
-        with suppress(OSError):
-            _write_part(Path(place), model, optimizer, peers)
-
-
-def leave(peers: Peers) -> None:
-    """Let the others, which wait in `save_part`, go on without a checkpoint."""
-    peers.texts(json.dumps(None))
-
-
-def drop_optimizers(folder: Path) -> None:
-    """Remove the optimizer state of all checkpoints. Raises OSError.
-
-    Oldest first: when killed in the middle, the newest one is still whole.
-    """
-    for _, path in listed(folder):
-        for file in _optimizers(path):
-            file.unlink()
-        durable.sync_directory(path)
-
-
 def has_optimizer(path: Path) -> bool:
     """Whether the optimizer state of a checkpoint is still there: its first file, which is removed first."""
-    found = [file.name for file in _optimizers(path)]
-    return bool(found) and (found[0] == OPTIMIZER or found[0].startswith(f"{Path(OPTIMIZER).stem}-1-"))
+    return any(re.match(r"optimizer(-1-.*)?\.", file.name) for file in optimizer_files(path)[:1])
 
 
-def _optimizers(path: Path) -> list[Path]:
+def optimizer_files(path: Path) -> list[Path]:
     """The files of the optimizer's tensors, the first one first."""
-    stem, _, kind = OPTIMIZER.partition(".")
-    pattern = re.compile(rf"{stem}(-\d+-of-\d+)?\.{kind}", re.ASCII)
+    pattern = re.compile(r"optimizer(-\d+-of-\d+)?\.safetensors", re.ASCII)
     try:
         return sorted(file for file in path.iterdir() if pattern.fullmatch(file.name))
     except OSError:
         return []
 
 
-def set_aside(path: Path) -> None:
-    """Rename a checkpoint so that it is neither used nor removed. Raises OSError."""
-    if not path.is_symlink() and not path.exists():
-        return
-    number = 1
-    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
-        number += 1
-    path.rename(aside)
-    durable.sync_directory(path.parent)
-
-
-def sweep(folder: Path) -> None:
-    """Remove partial files of killed processes. Raises OSError."""
-    for path in folder.glob(f"{durable.TEMPORARY}*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _write(
-    path: Path,
-    temporary: Path,
-    step: int,
-    best_step: int | None,
-    model: "Mapping[str, Tensor | Deferred]",
-    optimizer: "Mapping[str, Tensor | Deferred]",
-    state: bytes,
-    peers: Peers,
-) -> Checkpoint:
-    """Write a checkpoint to the temporary directory, then rename it."""
-    try:
-        files = _write_part(temporary, model, optimizer, peers)
-        files[STATE] = _write_file(temporary / STATE, [state])
-        manifest = _encode_manifest(step, best_step, files)
-        durable.write_new(temporary / MANIFEST, [manifest])
-        durable.sync_directory(temporary)
-        temporary.rename(path)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    durable.sync_directory(path.parent)
-    return Checkpoint(path, step, best_step, files, hashlib.sha256(manifest).hexdigest())
-
-
-def _write_part(
-    place: Path,
-    model: "Mapping[str, Tensor | Deferred]",
-    optimizer: "Mapping[str, Tensor | Deferred]",
-    peers: Peers,
-) -> dict[str, FileEntry]:
-    """Write what this process holds; returns the entries of the files of all processes, once all have written.
-
-    Raises OSError when any of them could not.
-    """
-    from lmtool.run import tensors
-
-    own: dict[str, FileEntry] = {}
-    failed: OSError | None = None
-    try:
-        for kind, content in ((MODEL, model), (OPTIMIZER, optimizer)):
-            name = shard_names(kind, peers.size)[peers.rank]
-            own[name] = _write_file(place / name, tensors.serialise(content))
-    except OSError as error:
-        failed = error
-    entries = {name: dataclasses.asdict(entry) for name, entry in own.items()}
-    problem = None if failed is None else [failed.errno, failed.strerror or str(failed)]
-    found: dict[str, FileEntry] = {}
-    for rank, text in enumerate(peers.texts(json.dumps([entries, problem]))):
-        entries, problem = json.loads(text)
-        if problem is not None:
-            number, what = problem
-            raise OSError(number, what if peers.size == 1 else f"{what} (process {rank})") from failed
-        found |= {name: FileEntry(**entry) for name, entry in entries.items()}
-    return {name: found[name] for kind in (MODEL, OPTIMIZER) for name in shard_names(kind, peers.size)}
-
-
-def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-    meter = _Meter()
-    durable.write_new(path, meter.through(chunks))
-    return FileEntry(meter.bytes, meter.sha256.hexdigest())
-
-
-class _Meter:
-    """Counts and digests the bytes written."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.sha256 = hashlib.sha256()
-
-    def through(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        for chunk in chunks:
-            self.bytes += len(chunk)
-            self.sha256.update(chunk)
-            yield chunk
-
-
-def prune(folder: Path, spared: Collection[int | None], keep_last: int, superseded: int | None = None) -> None:
-    """Remove all checkpoints but the last `keep_last` and those of the steps `spared`. Raises OSError.
-
-    superseded: the step of one that is removed as well, and is none of the last: of an interruption, when training
-    has gone on, so that the same ones are left as without it.
-    """
-    checkpoints = listed(folder)
-    last = [step for step, _ in checkpoints if step != superseded][-keep_last:]
-    for step, path in checkpoints:
-        if step not in last and step not in spared:
-            # Renamed first, atomically: a kill in the middle leaves no partial checkpoint.
-            doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
-            path.rename(doomed)
-            shutil.rmtree(doomed)
-
-
-def _encode(content: object) -> bytes:
-    return json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
-
-
-def _encode_manifest(step: int, best_step: int | None, files: Mapping[str, FileEntry]) -> bytes:
-    content = {
-        "format": FORMAT,
-        "step": step,
-        "best_step": best_step,
-        "files": {name: dataclasses.asdict(entry) for name, entry in files.items()},
-    }
-    return _encode(content | {"sha256": hashlib.sha256(_encode(content)).hexdigest()})
+def encode_manifest(step: int, best_step: int | None, files: Mapping[str, FileEntry]) -> bytes:
+    """The content of MANIFEST.json."""
+    entries = {name: dataclasses.asdict(entry) for name, entry in files.items()}
+    content = {"format": FORMAT, "step": step, "best_step": best_step, "files": entries}
+    return records.sealed(content, "sha256", sha256)
 
 
 def _read_manifest(path: Path) -> Checkpoint:
-    raw = _read(path / MANIFEST)
-    content = _parse(path / MANIFEST, raw)
+    manifest = path / MANIFEST
+    raw, content = _read_json(manifest)
     if content.get("format") != FORMAT:
-        raise _damage(
-            path / MANIFEST, f"{MANIFEST} has format {content.get('format')!r:.20}; this lmtool reads {FORMAT}"
-        )
+        what = f"{MANIFEST} has format {content.get('format')!r:.20}; this lmtool reads {FORMAT}"
+        raise _damage(manifest, what)
     try:
         step, best_step = content["step"], content["best_step"]
         files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
-        if not (
-            isinstance(step, int)
-            and isinstance(best_step, int | None)
-            and all(isinstance(entry.bytes, int) and isinstance(entry.sha256, str) for entry in files.values())
-        ):
+        sound = all(isinstance(entry.bytes, int) and isinstance(entry.sha256, str) for entry in files.values())
+        if not (sound and isinstance(step, int) and isinstance(best_step, int | None)):
             raise TypeError
     except (KeyError, TypeError, AttributeError):
-        raise _damage(path / MANIFEST, f"{MANIFEST} is not a manifest") from None
+        raise _damage(manifest, f"{MANIFEST} is not a manifest") from None
     for name in files:
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise _damage(path / MANIFEST, f"{MANIFEST} names {name!r:.60}, which is outside the checkpoint")
+            raise _damage(manifest, f"{MANIFEST} names {name!r:.60}, which is outside the checkpoint")
     if set(files) != {STATE}.union(*(shard_names(name, max(1, len(files) // 2)) for name in (MODEL, OPTIMIZER))):
-        raise _damage(path / MANIFEST, f"{MANIFEST} should name {', '.join(FILES)}, and nothing else")
+        raise _damage(manifest, f"{MANIFEST} should name {', '.join(FILES)}, and nothing else")
     # Byte for byte, because damage in parts not compared would go undetected.
-    if raw != _encode_manifest(step, best_step, files):
-        raise _damage(path / MANIFEST, f"{MANIFEST} does not match the digest that it states")
+    if raw != encode_manifest(step, best_step, files):
+        raise _damage(manifest, f"{MANIFEST} does not match the digest that it states")
     if re.fullmatch(r"step-\d+", path.name) and path.name != step_name(step):
-        raise _damage(path / MANIFEST, f"{MANIFEST} is that of step {step}")
-    return Checkpoint(path, step, best_step, files, hashlib.sha256(raw).hexdigest())
+        raise _damage(manifest, f"{MANIFEST} is that of step {step}")
+    return Checkpoint(path, step, best_step, files, sha256(raw))
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return durable.read(path)
-    except FileNotFoundError:
-        raise _damage(path, f"{path.name} is missing") from None
-    except OSError as error:
-        raise _damage(path, f"{path.name} cannot be read: {error.strerror}") from None
-
-
-def _parse(path: Path, raw: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise _damage(path, f"{path.name} is not a JSON object ({len(raw)} bytes)")
-    return content
+def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of a file, and the JSON object that it holds."""
+    with durable.reading_part(path, _FIX):
+        raw = durable.read(path)
+    with suppress(ValueError, RecursionError):
+        if isinstance(content := json.loads(raw), dict):
+            return raw, content
+    raise _damage(path, f"{path.name} is not a JSON object ({len(raw)} bytes)")
 
 
 def _compare_digest(path: Path, expected: str) -> None:
-    try:
-        with durable.open_regular(path) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise _damage(path, f"{path.name} cannot be read: {error.strerror}") from None
+    with durable.reading_part(path, _FIX):
+        digest = sha256_of_file(path)
     if digest != expected:
         raise _damage(path, f"{path.name} has changed: its SHA-256 is {digest[:12]}..., not {expected[:12]}...")
 

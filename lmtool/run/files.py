@@ -1,12 +1,16 @@
 """What the files of a run directory say, as models; recipe.yaml and the tensors are read elsewhere."""
 
-from datetime import datetime
+import importlib.metadata
+import os
+import platform
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from lmtool import durable, records
+from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError
 from lmtool.records import FileModel, SealedModel
 from lmtool.run.checkpoint import STATE, Checkpoint
@@ -149,8 +153,10 @@ class SampleRecord(FileModel):
 class StreamMark(FileModel):
     """Where a streamed text goes on: at a block.
 
-    block: its number. turn, unit, chunk: where it begins; see `lmtool.text.streaming.Place`. examples, documents: in
-    the blocks before it. content: the checksum of its tokens.
+    block: its number.
+    turn, unit, chunk: where it begins; see `lmtool.data.streaming.BlockStart`.
+    examples, documents: in the blocks before it.
+    content: the checksum of its tokens.
     """
 
     block: Count
@@ -165,7 +171,7 @@ class StreamMark(FileModel):
 class SavedState(FileModel):
     """The content of state.json: what a resumed run continues with, besides weights and moments.
 
-    See `lmtool.training.keeper.TrainingState`. Of an imported run only the recipe is known.
+    See `lmtool.training.checkpoint_manager.TrainingState`. Of an imported run only the recipe is known.
     """
 
     tokens: Count = 0
@@ -214,8 +220,8 @@ class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
         return self.root.get(task)
 
 
-class FloorFigures(FileModel):
-    """Results of simple models, as in `lmtool.tables.floor.Floor`."""
+class BaselineFigures(FileModel):
+    """Results of simple models, as in `lmtool.tables.baseline.Baseline`."""
 
     kind: Literal["class", "multi", "number", "tags"]
     part: str
@@ -227,8 +233,8 @@ class FloorFigures(FileModel):
     rows: Count
 
 
-SavedFloors = RootModel[dict[str, FloorFigures]]
-"""The content of floor.json, by name of the task, "" for the only one."""
+SavedBaselines = RootModel[dict[str, BaselineFigures]]
+"""The content of baseline.json, by name of the task, "" for the only one."""
 
 
 class Scores(FileModel):
@@ -256,7 +262,7 @@ class Calibration(FileModel):
 
 
 class Figures(FileModel, extra="allow"):
-    """Results of the best checkpoint on one task: `lmtool.tables.results.Results` and the like; others are shown."""
+    """Results of the best checkpoint on one task: `tables.tasks.results.Results` and the like; others are shown."""
 
     part: str
     step: Count = 0
@@ -270,16 +276,12 @@ class Figures(FileModel, extra="allow"):
     calibration: Calibration | None = None
     mistakes: list[dict[str, Any]] = Field(default_factory=list)
     sentences: list[dict[str, Any]] = Field(default_factory=list)
-    floor: FloorFigures | None = None
+    baseline: BaselineFigures | None = None
 
     @model_validator(mode="after")
-    def _is_of_one_task(self) -> "Figures":
+    def _is_sound(self) -> "Figures":
         if "tasks" in (self.model_extra or {}):
             raise ValueError("results of several tasks are damaged")
-        return self
-
-    @model_validator(mode="after")
-    def _is_square(self) -> "Figures":
         sizes = {len(row) for row in self.confusion} | ({len(self.confusion)} if self.confusion else set())
         if sizes - {len(self.classes or self.labels)}:
             raise ValueError("confusion has not one row and one column for each class")
@@ -309,12 +311,44 @@ LARGEST_ROWS = 1 << 30
 
 def read(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGEST) -> Content:
     """The content of a file of a run. Raises CheckpointError when it is missing or damaged; fix: what to do then."""
+    with durable.reading_part(path, fix):
+        raw = durable.read(path, largest)
     try:
-        return records.read(kind, durable.read(path, largest))
-    except FileNotFoundError:
-        what = f"{path.name} is missing"
-    except OSError as error:
-        what = f"{path.name} cannot be read: {error.strerror}"
+        return records.read(kind, raw)
     except ValueError as error:
-        what = f"{path.name} is damaged: {error}"
-    raise CheckpointError(what, where=str(path), fix=fix)
+        raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path), fix=fix) from None
+
+
+def read_any(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGEST) -> Content | None:
+    """The same; None where there is no such file."""
+    return read(kind, path, fix, largest) if os.path.lexists(path) else None
+
+
+def now() -> str:
+    """The present time, as ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat()
+
+
+def describe_environment(device: str) -> dict[str, object]:
+    """Everything a result may depend on besides recipe and data. device: as named by torch, "cpu" or "cuda:0"."""
+    import torch
+
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    return {
+        "lmtool": __version__,
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "gpu": gpu,
+    }
+
+
+def _processor() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()

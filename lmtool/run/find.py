@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import ALONE, Checkpoint, Peers
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.places import INFO, known_runs, runs_root
+from lmtool.run.paths import INFO, known_runs, runs_root
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Found:
     run: Run
     named: Path | None
 
-    def newest(self, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
+    def newest(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
         """The named checkpoint, or the newest complete one; see `checkpoint.newest_valid`. Raises CheckpointError."""
         if self.named is None:
             return self.run.newest(optimizer=optimizer, peers=peers)
         wanted = optimizer and checkpoints.has_optimizer(self.named)
         return checkpoints.verify(self.named, optimizer=wanted, peers=peers), []
 
-    def best(self, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
+    def best(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
         """The named checkpoint, or the best one. Raises CheckpointError when there is none."""
         read = self.newest if self.named else self.run.best
         return read(optimizer=optimizer, peers=peers)
@@ -106,7 +106,7 @@ def _run(reference: str) -> Run | None:
 
 def _directory(reference: str) -> Path | None:
     if reference == "last":
-        return _last().path
+        return _by_start()[0].path
     path = Path(reference)
     if os.path.exists(path / INFO):
         return path
@@ -130,14 +130,12 @@ def _unknown(reference: str) -> CheckpointError:
     if os.path.isfile(reference):
         fix = "name a run first, such as last; lmtool runs ls shows them"
         return CheckpointError("this is a file, not a run", where=reference, fix=fix)
-    asked = Path(reference).name
+    unknown = Path(reference).name
     names = sorted({directory.name for directory in known_runs()}, reverse=True)
     # a date and a random end, which all names have, make none similar
-    likeness = {
-        name: difflib.SequenceMatcher(None, _PLAIN.sub("", asked), _PLAIN.sub("", name)).ratio() for name in names
-    }
-    likeness["last"] = difflib.SequenceMatcher(None, asked, "last").ratio()
-    near = [name for name in likeness if asked and (likeness[name] >= SIMILAR or asked in name)]
+    likeness = {name: _likeness(_PLAIN.sub("", unknown), _PLAIN.sub("", name)) for name in names}
+    likeness["last"] = _likeness(unknown, "last")
+    near = [name for name in likeness if unknown and (likeness[name] >= SIMILAR or unknown in name)]
     near.sort(key=lambda name: -likeness[name])
     where = f"similar: {', '.join(near[:3])}" if near else f"none with a similar name in {runs_root()}"
     return CheckpointError(
@@ -147,8 +145,8 @@ def _unknown(reference: str) -> CheckpointError:
     )
 
 
-def _last() -> Run:
-    return _by_start()[0]
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _by_start() -> list[Run]:

@@ -3,16 +3,15 @@
 The file: 64-bit XXH3 hashes of the UTF-8 lines, little-endian in ascending order, and the hash of all of these.
 """
 
-import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from lmtool import durable
+from lmtool.checksum import xxh3
 from lmtool.errors import CheckpointError
 
 MOST_LINES = 2_000_000
@@ -36,17 +35,14 @@ class KnownLines:
     @classmethod
     def read(cls, path: Path) -> Self | None:
         """Those of a file; None where there is none. Raises CheckpointError when it is damaged."""
-        try:
+        fix = "delete it: texts are then generated without regard to it"
+        with durable.reading_part(path, fix):
+            if not path.exists():
+                return None
             content = durable.read(path, _HASH.itemsize * (MOST_LINES + 1))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            what = f"{path.name} cannot be read: {error.strerror or errno.errorcode.get(error.errno or 0, error)}"
-        else:
-            if len(content) % _HASH.itemsize == 0 and content[-_HASH.itemsize :] == _checksum(content):
-                return cls(np.frombuffer(content[: -_HASH.itemsize], dtype=_HASH))
-            what = f"{path.name} is damaged"
-        raise CheckpointError(what, where=str(path), fix="delete it: texts are then generated without regard to it")
+        if len(content) % _HASH.itemsize or content[-_HASH.itemsize :] != _checksum(content):
+            raise CheckpointError(f"{path.name} is damaged", where=str(path), fix=fix)
+        return cls(np.frombuffer(content[: -_HASH.itemsize], dtype=_HASH))
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -57,15 +53,15 @@ class KnownLines:
         return len(self._hashes)
 
     def __contains__(self, line: str) -> bool:
-        found = _hash(line)
-        where = int(np.searchsorted(self._hashes, np.uint64(found)))
-        return where < len(self._hashes) and int(self._hashes[where]) == found
+        wanted = _hash(line)
+        where = int(np.searchsorted(self._hashes, np.uint64(wanted)))
+        return where < len(self._hashes) and int(self._hashes[where]) == wanted
 
 
 def _hash(line: str) -> int:
-    return xxhash.xxh3_64_intdigest(line.strip().encode())
+    return int(xxh3(line.strip().encode()), 16)
 
 
 def _checksum(content: bytes) -> bytes:
     """Of all but the last 8 bytes."""
-    return np.array(xxhash.xxh3_64_intdigest(content[: -_HASH.itemsize]), dtype=_HASH).tobytes()
+    return bytes.fromhex(xxh3(content[: -_HASH.itemsize]))[::-1]

@@ -1,16 +1,22 @@
-"""Summaries of runs, also of damaged ones."""
+"""Summaries of runs, also of damaged ones, with what `lmtool eval` has measured of them on other data."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from pydantic import RootModel
+
+from lmtool import durable, records
 from lmtool.errors import CheckpointError
+from lmtool.records import FileModel
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.evaluations import evaluations_of
-from lmtool.run.places import known_runs
+from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
+from lmtool.run.files import Count, read_any
+from lmtool.run.paths import known_runs
 from lmtool.run.uncertainty import standard_error
 
 
@@ -39,33 +45,38 @@ COUNTING = {
 class Summary:
     """One run.
 
-    step: of its last record or checkpoint. valid_loss: the last one; best_valid_loss: the lowest; None before the
-        first. metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the
-        loss; None before the first validation. part: "test" or "validation", what it was measured on; source: the data
-        of a test by `lmtool eval`, else empty. rows: of a table that it was measured on; standard_error: of the value
-        on so many, None where it does not follow from it.
-        started: when it was last started or resumed, ISO 8601 in UTC. bytes: size on disk of all its files.
+    step: of its last record or checkpoint.
+    valid_loss: the last one;
+    best_valid_loss: the lowest; None before the first.
+    metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the loss; None
+        before the first validation.
+    part: "test" or "validation", what it was measured on;
+    source: the data of a test by `lmtool eval`, else empty.
+    rows: of a table that it was measured on;
+    standard_error: of the value on so many, None where it does not follow from it.
+    started: when it was last started or resumed, ISO 8601 in UTC.
+    bytes: size on disk of all its files.
     state: running, finished, stopped, or damaged, in which case `problem` says why and the rest is empty.
     """
 
     name: str
     path: str
-    recipe: str
-    model: str
-    step: int
-    valid_loss: float | None
-    best_valid_loss: float | None
-    metric: str
-    value: float | None
-    part: str
-    source: str
-    rows: int | None
-    standard_error: float | None
-    started: str
-    bytes: int
-    state: str
-    problem: str
-    checkpoints: tuple[CheckpointSummary, ...]
+    recipe: str = ""
+    model: str = ""
+    step: int = 0
+    valid_loss: float | None = None
+    best_valid_loss: float | None = None
+    metric: str = "loss"
+    value: float | None = None
+    part: str = "validation"
+    source: str = ""
+    rows: int | None = None
+    standard_error: float | None = None
+    started: str = ""
+    bytes: int = 0
+    state: str = "damaged"
+    problem: str = ""
+    checkpoints: tuple[CheckpointSummary, ...] = ()
 
 
 def summaries() -> list[Summary]:
@@ -78,30 +89,9 @@ def summarise(path: Path) -> Summary:
     try:
         run = Run.open(path)
     except CheckpointError as error:
-        return Summary(
-            name=path.name,
-            path=str(path),
-            recipe="",
-            model="",
-            step=0,
-            valid_loss=None,
-            best_valid_loss=None,
-            metric="loss",
-            value=None,
-            part="validation",
-            source="",
-            rows=None,
-            standard_error=None,
-            started="",
-            bytes=size_of(path),
-            state="damaged",
-            problem=error.lines()[0],
-            checkpoints=(),
-        )
+        return Summary(path.name, str(path), bytes=size_of(path), problem=error.lines()[0])
     saved: tuple[CheckpointSummary, ...] = ()
-    problem = ""
-    step = 0
-    losses = []
+    problem, step, losses = "", 0, []
     metric, value = "loss", None
     results: Mapping[str, Any] = {}
     try:
@@ -113,15 +103,13 @@ def summarise(path: Path) -> Summary:
                 losses.append(float(loss))
                 if best_step in (None, record["step"]):
                     results = {**record, "loss": loss}
-        if (aside := run.interrupted) is not None and aside.step == best_step:
-            results = aside.model_dump()
-        tests = figures_on_tests(run)
-        results = next(iter(tests.values()), run.results or results)
+        if (last := run.interrupted) is not None and last.step == best_step:
+            results = last.model_dump()
+        results = next(iter(figures_on_tests(run).values()), run.results or results)
         metric, value = counting(results)
     except CheckpointError as error:
         problem = f"{error.what} ({error.where})"
-    part = str(results.get("part", "validation"))
-    rows = results.get("rows")
+    part, rows = str(results.get("part", "validation")), results.get("rows")
     if rows is None and part == "validation" and run.info.data is not None:
         rows = run.info.data.valid_rows
     return Summary(
@@ -129,7 +117,7 @@ def summarise(path: Path) -> Summary:
         path=str(path),
         recipe=run.info.recipe,
         model=run.info.summary,
-        step=max([step, *(entry.step for entry in saved)]),
+        step=max([step, *(checkpoint.step for checkpoint in saved)]),
         valid_loss=losses[-1] if losses else None,
         best_valid_loss=min(losses, default=None),
         metric=metric,
@@ -146,6 +134,57 @@ def summarise(path: Path) -> Summary:
     )
 
 
+class SavedEvaluation(FileModel, extra="allow"):
+    """Figures of one checkpoint on some data. source: names of its files. rows: of a table, else None."""
+
+    __pydantic_extra__: dict[str, int | float | None]
+
+    source: str
+    step: Count
+    rows: Count | None = None
+
+
+SavedEvaluations = RootModel[list[SavedEvaluation]]
+"""The content of evaluations.json, the last one at the end."""
+
+
+def evaluations_of(run: Run) -> list[SavedEvaluation]:
+    """What was measured of a run, the last one at the end. Raises CheckpointError when the file is damaged."""
+    saved = read_any(SavedEvaluations, run.path / EVALUATIONS, "delete it: it is made anew by lmtool eval")
+    return saved.root if saved else []
+
+
+def keep_evaluation(folder: Path, sources: Sequence[str], known: Sequence[str], figures: Mapping[str, object]) -> None:
+    """Keep figures in a run directory, in place of earlier ones of the same data and step, if it can be written.
+
+    sources: the files that they are of, as named. known: those of training and validation, for which none are kept.
+    figures: with "step"; those that are not plain numbers are left out.
+    """
+    if any(_is_known(source, name) for source in sources for name in known):
+        return
+    plain = {name: value for name, value in figures.items() if _is_number(value) or value is None}
+    source = ", ".join(map(os.path.basename, sources))
+    new = SavedEvaluation.model_validate({**records.finite(plain), "source": source})
+    with suppress(CheckpointError, OSError):
+        run = Run.open(folder)
+        earlier: list[SavedEvaluation] = []
+        with suppress(CheckpointError):
+            earlier = evaluations_of(run)
+        kept = [other for other in earlier if (other.source, other.step) != (new.source, new.step)]
+        content = [other.model_dump(exclude_unset=True) for other in (*kept, new)]
+        durable.replace(folder / EVALUATIONS, records.encode(content))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_known(source: str, name: str) -> bool:
+    """Whether a source is one that a run was trained on, or in a folder or among the files of a pattern that was."""
+    inside = os.path.realpath(source).startswith(os.path.join(os.path.realpath(name), ""))
+    return inside or fnmatch(os.path.basename(os.path.normpath(source)), os.path.basename(os.path.normpath(name)))
+
+
 def figures_on_tests(run: Run) -> dict[str, Mapping[str, Any]]:
     """Figures of the best checkpoint on test data, by the name of these: those measured in training come first.
 
@@ -158,10 +197,18 @@ def figures_on_tests(run: Run) -> dict[str, Mapping[str, Any]]:
             tests[f"{task} test".strip()] = results
     last = next((step for step, _ in reversed(checkpoints.listed(run.path / CHECKPOINTS))), None)
     step = last if run.best_step is None else run.best_step
-    for found in reversed(evaluations_of(run)):
-        if found.step == step:
-            tests[found.source] = {**found.model_dump(exclude_none=True), "part": "test"}
+    for evaluation in reversed(evaluations_of(run)):
+        if evaluation.step == step:
+            tests[evaluation.source] = {**evaluation.model_dump(exclude_none=True), "part": "test"}
     return tests
+
+
+def lineage(run: Run) -> list[tuple[str, str]]:
+    """The fingerprints of a run, and the runs that it was initialized and distilled from, each with its name."""
+    facts = [(f"{name} fingerprint", str(value)) for name, value in run.fingerprints.items() if value]
+    for name, source in (("initialized from", run.info.base), ("distilled from", run.info.teacher)):
+        facts += [(name, f"{source.checkpoint} of {source.run}")] if source else []
+    return facts
 
 
 def counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -174,25 +221,22 @@ def counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:
 
 
 def _checkpoints(folder: Path, best_step: int | None) -> tuple[CheckpointSummary, ...]:
-    found = []
+    summaries = []
     for step, path in checkpoints.listed(folder):
         problem = ""
         try:
             checkpoints.inspect(path)
         except CheckpointError as error:
             problem = error.what
-        found.append(CheckpointSummary(path.name, step, size_of(path), step == best_step, problem))
-    return tuple(found)
+        summaries.append(CheckpointSummary(path.name, step, size_of(path), step == best_step, problem))
+    return tuple(summaries)
 
 
 def size_of(path: Path) -> int:
-    return sum(_file_sizes(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names))
-
-
-def _file_sizes(paths: Iterable[str]) -> Iterable[int]:
-    for path in paths:
-        try:
-            yield os.lstat(path).st_size
-        except OSError:
-            # A running process may have removed it since it was listed.
-            continue
+    """Bytes of all files of a folder."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):  # a running process may have removed it since it was listed
+                size += os.lstat(os.path.join(folder, name)).st_size
+    return size

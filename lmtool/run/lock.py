@@ -7,7 +7,7 @@ import weakref
 from pathlib import Path
 
 from lmtool import durable
-from lmtool.errors import CheckpointError, ResourceError
+from lmtool.errors import CheckpointError
 
 LOCK_FILE = ".lock"
 
@@ -22,14 +22,9 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
+        fix = "change its permissions, or choose another with -o"
+        with durable.refusing("cannot write to the run directory", folder, fix):
             self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise ResourceError(
-                f"cannot write to the run directory: {error.strerror}",
-                where=str(folder),
-                fix="change its permissions, or choose another with -o",
-            ) from error
         deadline = time.monotonic() + _GLANCE_SECONDS
         while not durable.lock(self._handle, fcntl.LOCK_EX):
             if time.monotonic() > deadline:

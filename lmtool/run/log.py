@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel, NonNegativeInt
 
 from lmtool import durable, records
-from lmtool.errors import CheckpointError, ResourceError
+from lmtool.durable import refusing
+from lmtool.errors import CheckpointError
 from lmtool.records import FileModel
 
 Record = dict[str, Any]
@@ -58,19 +59,15 @@ class Log:
         Raises ResourceError when it cannot be written; the log is then unchanged.
         """
         line = json.dumps(records.finite(record), allow_nan=False) + "\n"
-        try:
-            with self.path.open("ab", buffering=0) as file:
-                end = file.tell()
-                try:
-                    if file.write(line.encode("ascii")) != len(line):
-                        raise OSError(0, "only part of the record was written")
-                except OSError:
-                    os.ftruncate(file.fileno(), end)
-                    raise
-        except OSError as error:
-            raise ResourceError(
-                f"cannot write the log: {error.strerror}", where=str(self.path), fix="free some disk space"
-            ) from error
+        refused = refusing("cannot write the log", self.path, "free some disk space")
+        with refused, self.path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                if file.write(line.encode("ascii")) != len(line):
+                    raise OSError(0, "only part of the record was written")
+            except OSError:
+                os.ftruncate(file.fileno(), end)
+                raise
         if self._digest is not None:
             size, digest = self._digest
             digest.update(line.encode("ascii"))
@@ -79,13 +76,11 @@ class Log:
     def mark(self) -> LogMark:
         """The whole log as it is now. Raises OSError."""
         if self._digest is None:
-            digest = hashlib.sha256()
-            size = 0
+            size, digest = 0, hashlib.sha256()
             if self.path.exists():
                 with self.path.open("rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
-                        size += len(block)
+                    digest = hashlib.file_digest(file, "sha256")
+                    size = file.tell()
             self._digest = size, digest
         size, digest = self._digest
         return LogMark(bytes=size, sha256=digest.hexdigest())
@@ -113,17 +108,17 @@ class Log:
                 last = record["step"]
                 seen.add(last)
         name = self.path.name
-        found = []
+        problems = []
         if damaged:
-            found.append(f"{name}: damaged and removed: {_listed('line', damaged, n_damaged)}")
+            problems.append(f"{name}: damaged and removed: {_listed('line', damaged, n_damaged)}")
         if missing := list(islice((wanted for wanted in expected if wanted not in seen), LISTED)):
             n_missing = len(expected) - sum(number in expected for number in seen)
-            found.append(f"{name} has no record of {_listed('step', missing, n_missing)}")
-        if not found and not is_ordered:
-            found.append(f"{name}: its records are not in the order of their steps")
-        if not found and mark is not None and (left or digest.hexdigest() != mark.sha256):
-            found.append(f"{name} has been changed since it was written: its numbers may be wrong")
-        return found
+            problems.append(f"{name} has no record of {_listed('step', missing, n_missing)}")
+        if not problems and not is_ordered:
+            problems.append(f"{name}: its records are not in the order of their steps")
+        if not problems and mark is not None and (left or digest.hexdigest() != mark.sha256):
+            problems.append(f"{name} has been changed since it was written: its numbers may be wrong")
+        return problems
 
     def read(self) -> Iterator[Record]:
         """All records, in order. An incomplete last line is being written, and skipped.
@@ -154,12 +149,8 @@ class Log:
         if not self.path.exists() or sum(map(len, self.until(step))) == self.path.stat().st_size:
             return
         self._digest = None
-        try:
-            durable.replace_by(self.path, self.until(step))
-        except OSError as error:
-            raise ResourceError(
-                f"cannot rewrite the log: {error.strerror}", where=str(self.path), fix="free some disk space"
-            ) from error
+        with refusing("cannot rewrite the log", self.path, "free some disk space"):
+            durable.replace(self.path, self.until(step))
 
     def sync(self) -> None:
         """Sync appended records to disk. Raises OSError."""
@@ -169,13 +160,10 @@ class Log:
 
     def _lines(self) -> Iterator[tuple[int, bytes, Record | None, str]]:
         """Number, bytes and record of each line; None if it is not a record, and why."""
-        try:
+        with refusing("cannot read the log", self.path, _ASIDE, CheckpointError):
+            if not self.path.exists():
+                return
             file = durable.open_regular(self.path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            what = f"cannot read the log: {error.strerror}"
-            raise CheckpointError(what, where=str(self.path), fix=_ASIDE) from error
         with file:
             for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
                 if len(line) > LONGEST:

@@ -9,6 +9,7 @@ Shapes: S samples, N numbers; any shape is kept.
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -93,6 +94,13 @@ def rank_samples(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) ->
     return np.arange(first + rank * batch_size // n_ranks, first + (rank + 1) * batch_size // n_ranks)
 
 
+def _of_each(epoch_S: IntArray, value: Callable[[int], int]) -> IntArray:
+    """The value of each epoch."""
+    epochs, index_S = np.unique(epoch_S, return_inverse=True)
+    values = np.array([value(int(epoch)) for epoch in epochs], dtype=np.int64)
+    return values[index_S.reshape(epoch_S.shape)]
+
+
 @dataclass(frozen=True)
 class SampleOrder:
     """Every item once per epoch, reshuffled each epoch.
@@ -105,10 +113,9 @@ class SampleOrder:
 
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
         """The epochs (from 0) and items (in range(n_items)) of these sample numbers."""
-        epoch_S, place_S = np.divmod(sample_S, self.n_items)
-        epochs, where_S = np.unique(epoch_S, return_inverse=True)
-        keys = np.array([hash_key(self.seed, "order", int(epoch)) for epoch in epochs], dtype=np.uint64)
-        return epoch_S, permute(place_S, self.n_items, keys[where_S.reshape(place_S.shape)])
+        epoch_S, within_S = np.divmod(sample_S, self.n_items)
+        key_S = _of_each(epoch_S, lambda epoch: hash_key(self.seed, "order", epoch)).astype(np.uint64)
+        return epoch_S, permute(within_S, self.n_items, key_S)
 
 
 @dataclass(frozen=True)
@@ -140,29 +147,28 @@ class MixtureOrder:
     def quotas(self) -> tuple[int, ...]:
         """Samples of each text in a block: those of largest remainder are rounded up."""
         shares = np.array(self.weights) / sum(self.weights) * self.BLOCK
-        found = np.floor(shares).astype(np.int64)
-        largest = np.argsort(found - shares, kind="stable")[: self.BLOCK - int(found.sum())]
-        found[largest] += 1
-        return tuple(found.tolist())
+        counts = np.floor(shares).astype(np.int64)
+        largest = np.argsort(counts - shares, kind="stable")[: self.BLOCK - int(counts.sum())]
+        counts[largest] += 1
+        return tuple(counts.tolist())
 
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
         """The texts (in range(len(weights))) and the sample numbers within them of these samples."""
-        block_S, place_S = np.divmod(sample_S, self.BLOCK)
-        text_S, own_S = np.empty_like(sample_S), np.empty_like(sample_S)
+        block_S, within_S = np.divmod(sample_S, self.BLOCK)
+        text_S, of_text_S = np.empty_like(sample_S), np.empty_like(sample_S)
         for block in np.unique(block_S):
             text_P, rank_P = self._block(int(block))
             here = block_S == block
-            text_S[here] = text_P[place_S[here]]
-            own_S[here] = block * np.array(self.quotas)[text_S[here]] + rank_P[place_S[here]]
-        return text_S, own_S
+            text_S[here] = text_P[within_S[here]]
+            of_text_S[here] = block * np.array(self.quotas)[text_S[here]] + rank_P[within_S[here]]
+        return text_S, of_text_S
 
     def before(self, sample: int) -> list[int]:
         """How many of the samples before this one are of each text."""
-        block, place = divmod(sample, self.BLOCK)
+        block, within = divmod(sample, self.BLOCK)
         text_P, _ = self._block(block)
-        within = np.bincount(text_P[:place], minlength=len(self.weights))
-        found: list[int] = (block * np.array(self.quotas) + within).tolist()
-        return found
+        counts = block * np.array(self.quotas) + np.bincount(text_P[:within], minlength=len(self.weights))
+        return [int(count) for count in counts]
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
         """The text at each place of a block, and how many places before it are of that text."""
@@ -183,7 +189,9 @@ class StreamWindows:
     Window i of epoch e is tokens[start : start + context + 1], start = phase(e) + i * context. Every phase leaves room
     for the same number of windows, so all epochs have equal length.
 
-    n_tokens: tokens in the stream. context: predicted positions per window. seed: the recipe's.
+    n_tokens: tokens in the stream.
+    context: predicted positions per window.
+    seed: the recipe's.
     Raises DataError when the stream is shorter than one window.
     """
 
@@ -193,12 +201,9 @@ class StreamWindows:
 
     def __post_init__(self) -> None:
         if self.n_tokens <= self.context:
-            raise DataError(
-                f"the text has {self.n_tokens} tokens, but a context of {self.context} needs {self.context + 1}",
-                fix=f"give more text, or set model.context to {self.n_tokens - 1} or less"
-                if self.n_tokens > 1
-                else "give more text",
-            )
+            what = f"the text has {self.n_tokens} tokens, but a context of {self.context} needs {self.context + 1}"
+            less = f", or set model.context to {self.n_tokens - 1} or less" if self.n_tokens > 1 else ""
+            raise DataError(what, fix=f"give more text{less}")
 
     @property
     def n_windows(self) -> int:
@@ -212,10 +217,7 @@ class StreamWindows:
 
     def starts(self, epoch_S: IntArray, window_S: IntArray) -> IntArray:
         """Offsets of windows in the stream."""
-        epochs, where_S = np.unique(epoch_S, return_inverse=True)
-        phases = np.array([self.phase(int(epoch)) for epoch in epochs], dtype=np.int64)
-        starts_S: IntArray = phases[where_S.reshape(epoch_S.shape)] + window_S * self.context
-        return starts_S
+        return _of_each(epoch_S, self.phase) + window_S * self.context
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,9 @@ class LaneOrder:
     An epoch is divided into one lane per row, of contiguous windows. Leftover windows are before and after the lanes,
     at different positions each epoch.
 
-    n_items: windows of one epoch. n_lanes: rows of a batch. seed: the recipe's.
+    n_items: windows of one epoch.
+    n_lanes: rows of a batch.
+    seed: the recipe's.
     Raises DataError when there are fewer windows than lanes.
     """
 
@@ -249,11 +253,10 @@ class LaneOrder:
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
         """The epochs (from 0) and windows (in range(n_items)) of these sample numbers."""
         step_S, lane_S = np.divmod(sample_S, self.n_lanes)
-        epoch_S, place_S = np.divmod(step_S, self.n_steps)
-        epochs, where_S = np.unique(epoch_S, return_inverse=True)
+        epoch_S, within_S = np.divmod(step_S, self.n_steps)
         n_offsets = self.n_items - self.n_steps * self.n_lanes + 1
-        offsets = np.array([hash_key(self.seed, "lanes", int(epoch)) % n_offsets for epoch in epochs], dtype=np.int64)
-        return epoch_S, offsets[where_S.reshape(epoch_S.shape)] + lane_S * self.n_steps + place_S
+        offset_S = _of_each(epoch_S, lambda epoch: hash_key(self.seed, "lanes", epoch) % n_offsets)
+        return epoch_S, offset_S + lane_S * self.n_steps + within_S
 
     def restarts(self, step: int) -> bool:
         """Whether the rows of this batch (from 0) do not continue those of the previous batch."""

@@ -2,18 +2,18 @@
 
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
+from lmtool.durable import refusing, remove
+from lmtool.errors import CheckpointError, LmtoolError, UsageError
 from lmtool.recipe.load import load_of_run
 from lmtool.run.directory import FILES, Run
 from lmtool.run.find import run_directory
 from lmtool.run.listing import size_of
 from lmtool.run.lock import LOCK_FILE, RunLock, is_held
-from lmtool.run.places import INFO, known_runs, runs_root
+from lmtool.run.paths import INFO, known_runs, runs_root
 
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
@@ -31,17 +31,17 @@ def named_runs(references: Sequence[str]) -> list[Path]:
 
     Raises CheckpointError when there is no such run, when a process uses it, or when a run that stays needs it.
     """
-    found = list({path.resolve(): path for path in map(run_directory, references)}.values())
-    for path in found:
+    doomed = list({path.resolve(): path for path in map(run_directory, references)}.values())
+    for path in doomed:
         if is_held(path):
             raise CheckpointError("a process is using this run", where=str(path), fix="stop it first, or wait")
-    for path, others in _needed(found).items():
+    for path, others in _needed(doomed).items():
         raise CheckpointError(
             f"{others[0]} holds only adapters to the weights of this run",
             where=str(path),
             fix=f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}",
         )
-    return found
+    return doomed
 
 
 def runs_older_than(age: timedelta) -> list[Path]:
@@ -50,8 +50,8 @@ def runs_older_than(age: timedelta) -> list[Path]:
     Without those that are running, imported or damaged, and those whose weights another run needs.
     """
     limit = datetime.now(UTC) - age
-    found = [(when, path) for path in known_runs() if (when := _last_used(path)) is not None and when < limit]
-    old = [path for _, path in sorted(found)]
+    used = [(when, path) for path in known_runs() if (when := _last_used(path)) is not None and when < limit]
+    old = [path for _, path in sorted(used)]
     while needed := _needed(old):
         old = [path for path in old if path not in needed]
     return old
@@ -68,32 +68,20 @@ def remove_run(folder: Path) -> int:
     lock = RunLock(real)
     try:
         before = size_of(real)
-        try:
+        fix = "change the permissions of this folder, then remove the run again"
+        with refusing("the run cannot be removed", folder, fix, names_file=True):
             whole = real.parent == runs_root().resolve()
             inside = {entry.name: Path(entry.path) for entry in os.scandir(real)}
-            own = set(inside) if whole else inside.keys() & {*FILES, LOCK_FILE}
-            for name in sorted(own, key=lambda name: (name == LOCK_FILE, name == INFO)):
-                _remove(inside[name])
-            if own == inside.keys():
+            removed = set(inside) if whole else inside.keys() & {*FILES, LOCK_FILE}
+            for name in sorted(removed, key=lambda name: (name == LOCK_FILE, name == INFO)):
+                remove(inside[name])
+            if removed == inside.keys():
                 real.rmdir()
                 if folder.is_symlink():
                     folder.unlink()
-        except OSError as error:
-            raise ResourceError(
-                f"the run cannot be removed: {error.strerror or error}",
-                where=str(error.filename or folder),
-                fix="change the permissions of this folder, then remove the run again",
-            ) from error
         return before - (size_of(real) if real.exists() else 0)
     finally:
         lock.release()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def _last_used(path: Path) -> datetime | None:
@@ -111,7 +99,7 @@ def _last_used(path: Path) -> datetime | None:
 def _needed(doomed: Sequence[Path]) -> dict[Path, list[str]]:
     """Those directories that runs outside of them need, and the names of these: runs of adapters only."""
     real = {path.resolve(): path for path in doomed}
-    found: dict[Path, list[str]] = {}
+    needed_by: dict[Path, list[str]] = {}
     for other in known_runs():
         if other.resolve() in real:
             continue
@@ -121,8 +109,8 @@ def _needed(doomed: Sequence[Path]) -> dict[Path, list[str]]:
             continue  # damaged itself
         base = run.info.base
         if base and (path := real.get(Path(base.path))) and _may_have_adapters(run):
-            found.setdefault(path, []).append(run.name)
-    return found
+            needed_by.setdefault(path, []).append(run.name)
+    return needed_by
 
 
 def _may_have_adapters(run: Run) -> bool:

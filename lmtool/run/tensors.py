@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,8 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -149,27 +151,23 @@ class SavedTensors(Mapping[str, Tensor]):
             if start < end and stop > first:
                 parts.append(file.get_slice(key)[max(start, first) - first : min(stop, end) - first])
             first = end
-        return (
-            torch.cat(parts)
-            if parts
-            else self._outlines[name].new_empty(0, *self._outlines[name].shape[1:], device="cpu")
-        )
+        no_rows = self._outlines[name].new_empty(0, *self._outlines[name].shape[1:], device="cpu")
+        return torch.cat(parts) if parts else no_rows
 
     def below(self, prefix: str) -> Self:
         """Those whose names begin so, without this beginning."""
-        found = copy(self)
-        found._outlines = {
-            name.removeprefix(prefix): t for name, t in self._outlines.items() if name.startswith(prefix)
-        }
-        found._held = {name.removeprefix(prefix): held for name, held in self._held.items() if name.startswith(prefix)}
-        return found
+        part = copy(self)
+        part._outlines, part._held = _below(self._outlines, prefix), _below(self._held, prefix)
+        return part
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
     """Those of the tensors whose names begin so, without this beginning."""
-    if isinstance(tensors, SavedTensors):
-        return tensors.below(prefix)
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return tensors.below(prefix) if isinstance(tensors, SavedTensors) else _below(tensors, prefix)
+
+
+def _below(values: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def outlines(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -16,21 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from lmtool.errors import LmtoolError, NumericalError, ResourceError
 from lmtool.printable import plain
+from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import POLICY, as_page
-from lmtool.serving.protocol import (
-    Body,
-    ChatBody,
-    ClassifyBody,
-    CompletionBody,
-    EmbeddingBody,
-    Refused,
-    error_object,
-    parse,
-)
-from lmtool.serving.scheduler import Busy, Closing, Progress
-from lmtool.serving.service import Asked, ClientAnswer, Service
+from lmtool.serving.protocol import Body, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, parse
+from lmtool.serving.scheduler import Progress
+from lmtool.serving.service import ApiRequest, ClientAnswer, Service
 
 MAX_BODY = 4 << 20
 """Maximum bytes of a body."""
@@ -64,10 +57,10 @@ class Application:
         self._service, self._metrics, self._logs_prompts = service, metrics, logs_prompts
         self._long = ThreadPoolExecutor(1, "long")  # prepares long bodies one after the other
         posts: dict[str, Handler] = {
-            "/v1/completions": self._completions,
-            "/v1/chat/completions": self._chat,
-            "/v1/embeddings": self._embeddings,
-            "/classify": self._classify,
+            "/v1/completions": partial(self._text, CompletionBody, service.completion),
+            "/v1/chat/completions": partial(self._text, ChatBody, service.conversation),
+            "/v1/embeddings": partial(self._rows, EmbeddingBody, service.text_rows, service.embeddings),
+            "/classify": partial(self._rows, ClassifyBody, service.table_rows, service.classify),
         }
         gets: dict[str, Handler] = {
             "/": self._page,
@@ -80,22 +73,17 @@ class Application:
         routes += [Route(path, _explained(handler), methods=["GET"]) for path, handler in gets.items()]
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such})
 
-    async def _completions(self, request: Request) -> Response:
-        return await self._text(request, CompletionBody, self._service.completion)
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._text(request, ChatBody, self._service.conversation)
-
-    async def _text(self, request: Request, kind: type[Body], ask: Callable[[Any], Asked]) -> Response:
+    async def _text(self, kind: type[Body], read: Callable[[Any], ApiRequest], request: Request) -> Response:
+        """Generated texts, as a stream or whole. read: makes the request of a body."""
         body = await self._body(request, kind)
-        asked = await self._prepared(request, ask, body)
+        api_request = await self._prepared(request, read, body)
         if self._logs_prompts:
             log.info("asked: %s", body.model_dump_json(exclude_none=True))
-        answer = ClientAnswer(self._service, asked)
+        answer = ClientAnswer(self._service, api_request)
         async with AsyncExitStack() as stack:
-            updates = await stack.enter_async_context(self._service.scheduler.generate(asked.generating))
-            if asked.streams:
-                return Events(_lines(answer, asked, updates), stack.pop_all())
+            updates = await stack.enter_async_context(self._service.scheduler.generate(api_request.generation))
+            if body.stream:
+                return Events(_lines(answer, updates), stack.pop_all())
 
             async def whole() -> bytes:
                 async for progress in updates:
@@ -104,15 +92,13 @@ class Application:
 
             return _encoded(await _while_connected(request, whole()))
 
-    async def _embeddings(self, request: Request) -> Response:
-        body = await self._body(request, EmbeddingBody)
-        rows = await self._prepared(request, self._service.text_rows, body)
-        return _encoded(await _while_connected(request, self._service.embeddings(body, rows)))
-
-    async def _classify(self, request: Request) -> Response:
-        body = await self._body(request, ClassifyBody)
-        rows = await self._prepared(request, self._service.table_rows, body)
-        return _encoded(await _while_connected(request, self._service.classify(rows)))
+    async def _rows(
+        self, kind: type[Body], read: Callable[[Any], Any], answer: Callable[..., Any], request: Request
+    ) -> Response:
+        """What is computed for texts. read: makes rows of token ids of a body. answer: of body and rows."""
+        body = await self._body(request, kind)
+        rows = await self._prepared(request, read, body)
+        return _encoded(await _while_connected(request, answer(body, rows)))
 
     async def _page(self, request: Request) -> Response:
         return HTMLResponse(as_page(), headers={"content-security-policy": POLICY, "referrer-policy": "no-referrer"})
@@ -126,27 +112,27 @@ class Application:
 
     async def _health(self, request: Request) -> Response:
         if self._service.scheduler.refuses:
-            raise Closing
+            raise ShuttingDown
         return JSONResponse({"status": "ok"})
 
     async def _counters(self, request: Request) -> Response:
         return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request, kind: type[Body]) -> Any:
-        """The body of a request. Raises Refused."""
+        """The body of a request. Raises BadRequest."""
         media_type = request.headers.get("content-type", "")
         if media_type.partition(";")[0].strip().lower() != "application/json":
             sent = f"this one says {plain(media_type)[:100]}" if media_type else "this one has no Content-Type"
-            raise Refused(415, f"send the body with the header Content-Type: application/json; {sent}")
+            raise BadRequest(415, f"send the body with the header Content-Type: application/json; {sent}")
         raw = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
                     raw += part
                     if len(raw) > MAX_BODY:
-                        raise Refused(413, f"the body has more than {MAX_BODY} bytes")
+                        raise BadRequest(413, f"the body has more than {MAX_BODY} bytes")
         except TimeoutError:
-            raise Refused(408, f"the body did not come within {BODY_SECONDS} s") from None
+            raise BadRequest(408, f"the body did not come within {BODY_SECONDS} s") from None
         request.state.n_bytes = len(raw)
         body = await self._prepared(request, parse, kind, bytes(raw))
         self._service.check_model(body.model)
@@ -175,49 +161,48 @@ def _explained(handler: Handler) -> Handler:
         except Exception as error:
             if isinstance(error, ClientDisconnect):
                 return Response(status_code=499)  # nobody reads it
-            status, body = _explanation(error)
-            if status >= 500 and not isinstance(error, Closing):
+            answer = _explanation(error)
+            if answer.status >= 500 and not isinstance(error, ShuttingDown):
                 log.exception("a request failed: %s", type(error).__name__)
-            return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
+            return JSONResponse(
+                answer.body, answer.status, {"retry-after": "1"} if answer.status in (429, 503) else None
+            )
 
     return explaining
 
 
-def _explanation(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and error object."""
+def _explanation(error: Exception) -> ApiError:
+    """The error that a client is told."""
     match error:
-        case Refused():
-            return error.status, error.body
-        case Busy():
-            return 429, error_object(429, "too many requests wait already; try again later", code="queue_full")
-        case Closing():
-            return 503, error_object(503, "the server is about to end")
+        case ApiError():
+            return error
         case NumericalError() | ResourceError():
-            return 500, error_object(500, error.what)
+            return ApiError(500, error.what)
         case LmtoolError():
-            return 400, error_object(400, plain(error.what))
-    return 500, error_object(500, "the server failed; its log says why")
+            return ApiError(400, plain(error.what))
+    return ApiError(500, "the server failed; its log says why")
 
 
 async def _no_such(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {404: "there is no such endpoint", 405: "this endpoint takes another method"}.get(error.status_code, "")
-    return JSONResponse(error_object(error.status_code, message or error.detail), error.status_code, error.headers)
+    body = ApiError(error.status_code, message or error.detail).body
+    return JSONResponse(body, error.status_code, error.headers)
 
 
-async def _lines(answer: ClientAnswer, asked: Asked, updates: AsyncIterator[Progress]) -> AsyncIterator[str]:
+async def _lines(answer: ClientAnswer, updates: AsyncIterator[Progress]) -> AsyncIterator[str]:
     """The answer as server-sent events."""
     try:
         async for progress in updates:
             for event in answer.events(progress):
                 yield _event(event)
-        if asked.counts:
+        if answer.wants_usage:
             yield _event(answer.last())
         yield "data: [DONE]\n\n"
     except Exception as error:
-        if not isinstance(error, Closing):
+        if not isinstance(error, ShuttingDown):
             log.exception("a stream failed: %s", type(error).__name__)
-        yield _event(_explanation(error)[1])
+        yield _event(_explanation(error).body)
 
 
 def _event(value: dict[str, Any]) -> str:

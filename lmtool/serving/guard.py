@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmtool.errors import UsageError
 from lmtool.printable import plain
+from lmtool.serving.errors import ApiError
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.protocol import error_object
 
 log = logging.getLogger("lmtool.serving")
 
@@ -77,8 +77,8 @@ class Access:
         """Whether an Authorization header holds the key, compared in constant time."""
         if self._digest is None:
             return True
-        scheme, _, given = authorization.partition(" ")
-        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
 
 
@@ -112,11 +112,10 @@ class Guard:
         except Exception as error:
             log.exception("a request failed: %s", type(error).__name__)
             if not status:
-                answer = JSONResponse(error_object(500, "the server failed; its log says why"), 500)
-                await answer(scope, receive, sending)
+                await _refused(500, "the server failed; its log says why")(scope, receive, sending)
         finally:
             self.n_open -= 1
-            self._metrics.requests.add(value=str(status or "gone"))
+            self._metrics.requests.labels(str(status or "gone")).inc()
             seconds, client = time.perf_counter() - began, (scope.get("client") or ("?",))[0]
             path = plain(scope["path"])[:100]
             log.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
@@ -129,18 +128,18 @@ class Guard:
             return _refused(400, "the length of the body is ambiguous", connection="close")
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
             return _refused(403, "this is not the server that Host names; see --allow-host")
-        if origins and (len(origins) > 1 or not _is_own(origins[0], hosts[0])):
+        if origins and (len(origins) > 1 or not _is_same(origins[0], hosts[0])):
             return _refused(403, "pages of other origins may not use this server")
         if scope["path"] not in OPEN_PATHS and not self._access.takes(headers.get("authorization", "")):
             return _refused(401, "this server asks for its API key", "invalid_api_key", www_authenticate="Bearer")
         return None
 
 
-def _is_own(origin: str, host: str) -> bool:
+def _is_same(origin: str, host: str) -> bool:
     parts = origin.partition("://")
     return parts[0] in ("http", "https") and parts[2].lower() == host.lower()
 
 
 def _refused(status: int, message: str, code: str | None = None, **headers: str) -> JSONResponse:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return JSONResponse(error_object(status, message, code=code), status, named)
+    return JSONResponse(ApiError(status, message, code=code).body, status, named)

@@ -20,17 +20,9 @@ def _hash(source: str) -> str:
 
 _STYLE, _SCRIPT = _file("page.css"), _file("page.js")
 
-POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        f"style-src {_hash(_STYLE)}",
-        f"script-src {_hash(_SCRIPT)}",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    ]
+POLICY = (
+    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The Content-Security-Policy: this style, this script, and requests to this server."""
 

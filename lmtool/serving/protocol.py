@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from lmtool.serving.errors import BadRequest
 
 MAX_TEXTS = 64
 """Texts of one request: its prompts times n, or its inputs."""
@@ -30,42 +32,15 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 """A number that only its default is offered of."""
 
 
-class Refused(Exception):
-    """A request that is not answered. status: of HTTP. param: the field at fault, if one is. code: for programs."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = error_object(status, message, param, code)
-
-
-def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error as clients expect it."""
-    match status:
-        case 401:
-            kind = "authentication_error"
-        case 403:
-            kind = "permission_error"
-        case 429:
-            kind = "rate_limit_error"
-        case _:
-            kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-class Body(BaseModel):
+class Body(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True):
     """A request. model: nothing but the one that is served."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     model: str | None = None
     user: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, extra="forbid"):
     """include_usage: a last event counts the tokens."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -96,6 +71,11 @@ class TextBody(Body):
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the last event of a stream counts the tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 class CompletionBody(TextBody):
     """POST /v1/completions. max_tokens: 0 with `echo` alone, to read the probabilities of a prompt."""
@@ -113,19 +93,15 @@ class CompletionBody(TextBody):
     suffix: Literal[""] | None = None
 
 
-class TextContent(BaseModel):
+class TextContent(BaseModel, extra="forbid", hide_input_in_errors=True):
     """A part of a message's content."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     type: Literal["text"]
     text: GivenText
 
 
-class MessageBody(BaseModel):
+class MessageBody(BaseModel, extra="forbid", hide_input_in_errors=True):
     """A message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: GivenText | Annotated[list[TextContent], Field(min_length=1, max_length=256, fail_fast=True)]
@@ -137,10 +113,8 @@ class MessageBody(BaseModel):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class TextFormat(BaseModel):
+class TextFormat(BaseModel, extra="forbid"):
     """The format of answers: text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
 
@@ -184,25 +158,23 @@ class ClassifyBody(Body):
 
 
 def parse(kind: type[Body], raw: bytes) -> Any:
-    """A request of this kind from JSON. Raises Refused, which names the first field at fault."""
+    """A request of this kind from JSON. Raises BadRequest, which names the first field at fault."""
     if len(raw) > MAX_VALUES and any(n > MAX_VALUES for n, _ in enumerate(_VALUES.finditer(raw), 1)):
-        raise Refused(413, f"the body has more than {MAX_VALUES} values")
+        raise BadRequest(413, f"the body has more than {MAX_VALUES} values")
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
-        raise Refused(400, "the body is not JSON") from None
+        raise BadRequest(400, "the body is not JSON") from None
     try:
         return kind.model_validate(value, strict=True)
     except ValidationError as error:
         if error.error_count() > MAX_MISTAKES:
-            raise Refused(400, f"the body has {error.error_count()} mistakes") from None
+            raise BadRequest(400, f"the body has {error.error_count()} mistakes") from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = str(first["loc"][0]) if first["loc"] else None
-        if first["type"] == "extra_forbidden":
-            message = f"{param}: this field is not offered here"
-        else:
-            message = f"{param}: {first['msg']}" if param else first["msg"]
-        raise Refused(400, message[:500], param=param) from None
+        what = "this field is not offered here" if first["type"] == "extra_forbidden" else first["msg"]
+        message = f"{param}: {what}" if param else what
+        raise BadRequest(400, message[:500], param=param) from None
 
 
 def listed(head: dict[str, Any], name: str, items: Iterable[Any]) -> bytes:

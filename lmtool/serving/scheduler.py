@@ -15,18 +15,19 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from lmtool.compute.memory import machine_memory
-from lmtool.decoding.chain import Chain
-from lmtool.decoding.framing import Framing
+from lmtool.compute.machine import machine_memory
 from lmtool.decoding.generate import requests_of
-from lmtool.decoding.reader import Prompt, Reader
-from lmtool.decoding.request import PromptToken, Request, TokenEvent
+from lmtool.decoding.model_runner import ModelRunner
+from lmtool.decoding.request import Choice, Request, TokenEvent
 from lmtool.decoding.running import RunningBatch
+from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import Greedy, Sample
-from lmtool.decoding.text import Completion, Transcript, without_text
-from lmtool.inference.writing import Writer
+from lmtool.decoding.text import Completion, GeneratedText, without_text
+from lmtool.inference.generator import TextGenerator
 from lmtool.model.language_model import KeyValue
+from lmtool.serving.errors import QueueFull, ShuttingDown
 from lmtool.serving.metrics import Metrics
+from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 CHUNK = 256
 """Maximum tokens of prompts that are read between two tokens of the texts that are generated."""
@@ -37,23 +38,17 @@ COPIES = 4
 Result = TypeVar("Result")
 
 
-class Busy(Exception):
-    """The queue is full."""
-
-
-class Closing(Exception):
-    """The server is about to end."""
-
-
 @dataclass(frozen=True)
-class Generating:
-    """What a client asks for: n texts after each prompt.
+class GenerationRequest:
+    """A request to generate n texts after each prompt.
 
-    settings: those of `lmtool generate`. stop: as in `Options`. n_alternatives: as in `Strategy`.
+    settings: of decoding.
+    stop: as in `Options`.
+    n_alternatives: as in `Strategy`.
     wants_prompt: the probabilities of the tokens of the prompts as well; for models without a source.
     """
 
-    framing: Framing
+    prompt_format: PromptFormat
     prompts: tuple[Prompt, ...]
     settings: Greedy | Sample
     n: int = 1
@@ -66,22 +61,30 @@ class Generating:
 class Progress:
     """One more token of a text.
 
-    index: of the text, sample 0 of prompt 0 first, then sample 1 of prompt 0. text: what it adds, whole characters
-    only. completion: of the last one. read: with the first token, those of the prompt, if they are wanted.
+    index: of the text, sample 0 of prompt 0 first, then sample 1 of prompt 0.
+    text: what it adds, whole characters only.
+    completion: of the last one.
+    read: with the first token, those of the prompt, if they are wanted.
     """
 
     index: int
     text: str
     event: TokenEvent
     completion: Completion | None
-    read: tuple[PromptToken, ...]
+    read: tuple[Choice, ...]
 
 
 @dataclass(eq=False)
 class _Client:
-    """waiting: texts not yet in the batch. updates: what it reads next. came: the time. gone: nobody reads them."""
+    """A client and its request.
 
-    asked: Generating
+    waiting: texts not yet in the batch.
+    updates: what it reads next.
+    came: the time.
+    gone: nobody reads the updates.
+    """
+
+    generation: GenerationRequest
     waiting: "deque[_Text]"
     updates: "asyncio.Queue[Progress | Exception]"
     came: float
@@ -90,12 +93,12 @@ class _Client:
 
 @dataclass(eq=False)
 class _Text:
-    """One of the texts of a client. index: as in `Progress`. transcript: None until it is in the batch."""
+    """One of the texts of a client. index: as in `Progress`. generated_text: None until it is in the batch."""
 
     client: _Client
     index: int
     request: Request
-    transcript: Transcript | None = None
+    generated_text: GeneratedText | None = None
 
 
 class Scheduler:
@@ -105,30 +108,38 @@ class Scheduler:
     tokens in flight: rows times the tokens that the longest of them may reach, as many as the KV cache has slots. A
     text that is longer than the whole budget runs alone.
 
-    n_slots: the budget. slot_bytes: of keys and values of one slot. n_rows: maximum rows. n_queued: maximum clients
-    that wait.
+    n_slots: the budget.
+    slot_bytes: of keys and values of one slot.
+    n_rows: maximum rows.
+    n_queued: maximum clients that wait.
     """
 
     def __init__(
-        self, writer: Writer, metrics: Metrics, *, n_rows: int = 64, n_slots: int | None = None, n_queued: int = 256
+        self,
+        generator: TextGenerator,
+        metrics: Metrics,
+        *,
+        n_rows: int = 64,
+        n_slots: int | None = None,
+        n_queued: int = 256,
     ) -> None:
-        self._writer, self._metrics = writer, metrics
-        model = writer.loaded.model
+        self._generator, self._metrics = generator, metrics
+        model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
-        self._reader = Reader(model)
-        self.slot_bytes = _slot_bytes(self._reader, writer) if writer.writes else 0
+        self._runner = ModelRunner(model)
+        self.slot_bytes = _slot_bytes(self._runner, generator) if generator.writes else 0
         if n_slots is None:
-            n_slots = default_slots(self.slot_bytes, n_rows, model.context, _memory(self._reader.device))
+            n_slots = default_slots(self.slot_bytes, n_rows, model.context, _memory(self._runner.device))
         self.n_slots: float = math.inf if n_slots is None else n_slots
-        self._chains: WeakValueDictionary[Any, Chain] = WeakValueDictionary()
+        self._samplers: WeakValueDictionary[Any, Sampler] = WeakValueDictionary()
         self._banned: dict[frozenset[int], torch.Tensor] = {}
         self._changed = threading.Condition()
         self._queue: deque[_Client] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._batch = RunningBatch(self._reader, CHUNK, isolates=True)
+        self._batch = RunningBatch(self._runner, CHUNK, isolates=True)
         self._texts: dict[int, _Text] = {}  # in the batch, by the number that stands for the prompt in their events
         self._numbers = count()
-        self._ends = self._refuses = False
+        self._ends = self.refuses = False  # whether the thread ends; whether no more clients are taken
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -147,45 +158,40 @@ class Scheduler:
 
     def refuse(self) -> None:
         """From now on take no more clients."""
-        self._refuses = True
-
-    @property
-    def refuses(self) -> bool:
-        """Whether no more clients are taken."""
-        return self._refuses
+        self.refuses = True
 
     def close(self) -> None:
-        """End the thread, after the token that it computes; who still waits for something is told Closing."""
+        """End the thread, after the token that it computes; who still waits for something is told ShuttingDown."""
         with self._changed:
-            self._ends = self._refuses = True
+            self._ends = self.refuses = True
             self._changed.notify()
         self._thread.join()
         assert self._loop is not None
         waiting = {text.client for text in self._texts.values()} | set(self._queue)
-        updates: list[_Update] = [(client, Closing()) for client in waiting]
+        updates: list[_Update] = [(client, ShuttingDown()) for client in waiting]
         self._loop.call_soon_threadsafe(_deliver, updates)
         for _, future in self._calls:
             if future.set_running_or_notify_cancel():
-                future.set_exception(Closing())
+                future.set_exception(ShuttingDown())
 
     def fitted(self, prompt: Prompt) -> Prompt:
         """A prompt that the model can read. Raises UsageError for all others."""
-        return self._reader.fit(prompt, "refuse", "")
+        return self._runner.fit(prompt, "refuse", "")
 
     @asynccontextmanager
-    async def generate(self, asked: Generating) -> AsyncIterator[AsyncIterator[Progress]]:
+    async def generate(self, generation: GenerationRequest) -> AsyncIterator[AsyncIterator[Progress]]:
         """The tokens of all texts as they come; the texts that are not complete at the end are given up.
 
-        Raises Busy and Closing, and when it iterates what the model raises.
+        Raises QueueFull and ShuttingDown, and when it iterates what the model raises.
         """
-        client = await asyncio.to_thread(self._client, asked)
+        client = await asyncio.to_thread(self._client, generation)
         with self._changed:
             self._admit()
             self._queue.append(client)
             self._changed.notify()
 
         async def updates() -> AsyncIterator[Progress]:
-            n_left = len(asked.prompts) * asked.n
+            n_left = len(generation.prompts) * generation.n
             while n_left:
                 update = await client.updates.get()
                 await asyncio.sleep(0)  # a queue that holds more would not let others have their turn
@@ -202,7 +208,7 @@ class Scheduler:
                 self._changed.notify()
 
     async def compute(self, call: Callable[[], Result]) -> Result:
-        """The result of a short computation with the model, between two tokens. Raises Busy and Closing."""
+        """The result of a short computation with the model, between two tokens. Raises QueueFull and ShuttingDown."""
         future: Future[Result] = Future()
         with self._changed:
             self._admit()
@@ -211,34 +217,35 @@ class Scheduler:
         return await asyncio.wrap_future(future)
 
     def _admit(self) -> None:
-        if self._refuses:
-            raise Closing
+        if self.refuses:
+            raise ShuttingDown
         if len(self._queue) + len(self._calls) >= self.n_queued:
-            raise Busy
+            raise QueueFull
 
-    def _client(self, asked: Generating) -> _Client:
-        client = _Client(asked, deque(), asyncio.Queue(), time.perf_counter())
-        most = asked.settings.max_new_tokens
-        for i, request in enumerate(requests_of(asked.prompts, self._chain(asked), asked.settings.seed, most, asked.n)):
-            own = replace(request, prompt=next(self._numbers), wants_prompt=asked.wants_prompt)
-            client.waiting.append(_Text(client, i, own))
+    def _client(self, generation: GenerationRequest) -> _Client:
+        client = _Client(generation, deque(), asyncio.Queue(), time.perf_counter())
+        sampler, settings = self._sampler(generation), generation.settings
+        most = settings.max_new_tokens
+        for i, request in enumerate(requests_of(generation.prompts, sampler, settings.seed, most, generation.n)):
+            numbered = replace(request, prompt=next(self._numbers), wants_prompt=generation.wants_prompt)
+            client.waiting.append(_Text(client, i, numbered))
         return client
 
-    def _chain(self, asked: Generating) -> Chain:
+    def _sampler(self, generation: GenerationRequest) -> Sampler:
         """The strategy of a request; one object for all that differ in seed and length only."""
-        ends = frozenset(asked.framing.end_ids)
-        settings = replace(asked.settings, seed=0, max_new_tokens=max(1, asked.settings.min_new_tokens))
-        key = (settings, ends, asked.n_alternatives)
-        chain = self._chains.get(key)
-        if chain is None:
+        ends = frozenset(generation.prompt_format.end_ids)
+        settings = replace(generation.settings, seed=0, max_new_tokens=max(1, generation.settings.min_new_tokens))
+        key = (settings, ends, generation.n_alternatives)
+        sampler = self._samplers.get(key)
+        if sampler is None:
             if ends not in self._banned:
-                ids = sorted(without_text(asked.framing, self._writer.loaded.model.vocab_size) - ends)
-                self._banned[ends] = torch.tensor(ids, dtype=torch.long, device=self._reader.device)
-            chain = self._chains[key] = Chain(settings, ends, self._banned[ends], asked.n_alternatives)
-        return chain
+                ids = sorted(without_text(generation.prompt_format, self._generator.loaded.model.vocab_size) - ends)
+                self._banned[ends] = torch.tensor(ids, dtype=torch.long, device=self._runner.device)
+            sampler = self._samplers[key] = Sampler(settings, ends, self._banned[ends], generation.n_alternatives)
+        return sampler
 
     def _run(self) -> None:
-        self._writer.loaded.model.eval()
+        self._generator.loaded.model.eval()
         while True:
             with self._changed:
                 while not (self._ends or self._queue or self._calls or self._texts):
@@ -281,28 +288,28 @@ class Scheduler:
             if not client.waiting:
                 with self._changed:
                     self._queue.popleft()
-            asked = client.asked
+            wanted, start = client.generation, text.request.start
             with self._ending(client):
-                text.transcript = Transcript.of(asked.framing, text.request.start, asked.settings.seed, asked.stop)
+                text.generated_text = GeneratedText.of(wanted.prompt_format, start, wanted.settings.seed, wanted.stop)
                 self._batch.join(text.request)
                 self._texts[text.request.prompt] = text
-                self._metrics.prompt_tokens.add(len(text.request.start.text))
+                self._metrics.prompt_tokens.inc(len(start.text))
 
     def _reach(self, request: Request) -> int:
         """The slots of the KV cache that a text fills when it is complete."""
         source = 0 if request.start.source is None else len(request.start.source)
         tokens = len(request.start.tokens) + request.max_new_tokens
-        room = self._reader.room(request.start)
+        room = self._runner.room(request.start)
         return source + (tokens if room is None else min(tokens, room))
 
     def _step(self) -> None:
         """One step of the batch. Where the batch as a whole fails, all texts in it do, and none later."""
         try:
-            with self._writer.computing():
+            with self._generator.computing():
                 events = self._batch.step()
         except Exception as error:
             self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
-            self._texts, self._batch = {}, RunningBatch(self._reader, CHUNK, isolates=True)
+            self._texts, self._batch = {}, RunningBatch(self._runner, CHUNK, isolates=True)
             return
         updates: list[_Update] = [
             (self._texts[request.prompt].client, error) for request, error in self._batch.failures
@@ -328,12 +335,12 @@ class Scheduler:
 
     def _progress(self, event: TokenEvent) -> "_Update":
         text = self._texts[event.prompt]
-        assert text.transcript is not None
-        shown = text.transcript.push(event)
-        completion = text.transcript.completion()
+        assert text.generated_text is not None
+        shown = text.generated_text.push(event)
+        completion = text.generated_text.completion()
         if event.steps == 1:
             self._metrics.first_token.observe(time.perf_counter() - text.client.came)
-        self._metrics.generated_tokens.add()
+        self._metrics.generated_tokens.inc()
         if completion is not None:
             self._remove(text)
         read = tuple(text.request.read) if event.steps == 1 else ()
@@ -348,11 +355,11 @@ def _deliver(updates: list[_Update]) -> None:
         client.updates.put_nowait(update)
 
 
-def _slot_bytes(reader: Reader, writer: Writer) -> int:
+def _slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
     """Bytes of the keys and values of one token of a text."""
-    one = Prompt((0,), (0,) if writer.loaded.model.reads == "source" else None)
-    with writer.computing():
-        _, state = reader.advance([one.tokens], reader.start([one]))
+    one = Prompt((0,), (0,) if generator.loaded.model.reads == "source" else None)
+    with generator.computing():
+        _, state = runner.advance([one.tokens], runner.start([one]))
     caches = [layer for layer in state.layers if isinstance(layer, KeyValue)]
     return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)
 

@@ -14,8 +14,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lmtool.durable import refusing
 from lmtool.errors import ResourceError
-from lmtool.inference.writing import Writer
+from lmtool.inference.generator import TextGenerator
 from lmtool.serving.application import Application
 from lmtool.serving.guard import Access, Guard, log
 from lmtool.serving.metrics import Metrics
@@ -107,36 +108,36 @@ class _Server(uvicorn.Server):
         yield
 
 
-def assemble(writer: Writer, serving: Serving) -> tuple[Guard, Scheduler]:
+def assemble(generator: TextGenerator, serving: Serving) -> tuple[Guard, Scheduler]:
     """The application that answers for a model, and what computes its answers."""
     metrics = Metrics()
-    scheduler = Scheduler(writer, metrics, n_rows=serving.n_rows, n_slots=serving.n_slots, n_queued=serving.n_queued)
-    service = Service(writer, scheduler, serving.max_tokens)
+    scheduler = Scheduler(generator, metrics, n_rows=serving.n_rows, n_slots=serving.n_slots, n_queued=serving.n_queued)
+    service = Service(generator, scheduler, serving.max_tokens)
     application = Application(service, metrics, logs_prompts=serving.logs_prompts)
     return Guard(application.app, serving.access or Access(serving.host, None), metrics), scheduler
 
 
-def serve(writer: Writer, serving: Serving, tell: Callable[[str], None]) -> int:
+def serve(generator: TextGenerator, serving: Serving, tell: Callable[[str], None]) -> int:
     """Answer requests until a signal comes. Returns the number of the signal.
 
     tell: of lines for the user: the budget, and the address once it listens.
     Raises ResourceError where the address cannot be listened on.
     """
-    guard, scheduler = assemble(writer, serving)
-    with listen(serving.host, serving.port) as found:
+    guard, scheduler = assemble(generator, serving)
+    with listen(serving.host, serving.port) as listener:
         _log_to_stderr()
         tell(scheduler.describe())
-        return asyncio.run(_serve(guard, scheduler, found, serving.grace, tell))
+        return asyncio.run(_serve(guard, scheduler, listener, serving.grace, tell))
 
 
 async def _serve(
-    guard: Guard, scheduler: Scheduler, found: socket.socket, grace: float, tell: Callable[[str], None]
+    guard: Guard, scheduler: Scheduler, listener: socket.socket, grace: float, tell: Callable[[str], None]
 ) -> int:
     received: asyncio.Queue[int] = asyncio.Queue()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signal_number, received.put_nowait, int(signal_number))
-    async with answering(guard, scheduler, found):
-        host, port = found.getsockname()[:2]
+    async with answering(guard, scheduler, listener):
+        host, port = listener.getsockname()[:2]
         tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         number = await received.get()
         scheduler.refuse()
@@ -147,7 +148,7 @@ async def _serve(
 
 
 @asynccontextmanager
-async def answering(guard: Guard, scheduler: Scheduler, found: socket.socket) -> AsyncIterator[None]:
+async def answering(guard: Guard, scheduler: Scheduler, listener: socket.socket) -> AsyncIterator[None]:
     """A context in which requests that come to a socket are answered."""
     config = uvicorn.Config(
         guard,
@@ -165,7 +166,7 @@ async def answering(guard: Guard, scheduler: Scheduler, found: socket.socket) ->
     scheduler.open(asyncio.get_running_loop())
     gc.collect()
     gc.freeze()  # no thread runs while garbage is looked for, which the model and the libraries are not
-    running = asyncio.create_task(server.serve([found]))
+    running = asyncio.create_task(server.serve([listener]))
     try:
         yield
     finally:
@@ -185,25 +186,19 @@ async def _until(holds: Callable[[], bool], seconds: float) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens on an address: who connects waits until it is served. Raises ResourceError."""
+    with refusing(f"there is no address {host}", "--host", "name an address of this machine"):
+        passive = socket.AI_PASSIVE
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=passive)[0]
+        listener = socket.socket(family, kind, protocol)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ResourceError(
-            f"there is no address {host}: {error.strerror}", where="--host", fix="name an address of this machine"
-        ) from error
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(MAX_CONNECTIONS)
-    except OSError as error:
-        found.close()
-        raise ResourceError(
-            f"cannot listen: {error.strerror}", where=f"{host}, port {port}", fix="choose another --port"
-        ) from error
-    return found
+        with refusing("cannot listen", f"{host}, port {port}", "choose another --port"):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(MAX_CONNECTIONS)
+    except ResourceError:
+        listener.close()
+        raise
+    return listener
 
 
 def _log_to_stderr() -> None:

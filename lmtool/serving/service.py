@@ -8,34 +8,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, groupby
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from lmtool.compute.processes import World
-from lmtool.decoding.reader import Prompt
-from lmtool.decoding.request import Alternative, PromptToken
+from lmtool.data.rowfile import matching_column
+from lmtool.decoding.request import Alternative, Choice
 from lmtool.decoding.settings import LogitBias, Sample
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
-from lmtool.inference.writing import Writer
+from lmtool.inference.generator import TextGenerator
 from lmtool.recipe.spec.objective import Classification, Embedding
-from lmtool.serving.protocol import (
-    MAX_TEXTS,
-    ChatBody,
-    ClassifyBody,
-    CompletionBody,
-    EmbeddingBody,
-    Refused,
-    TextBody,
-    listed,
-)
-from lmtool.serving.scheduler import Generating, Progress, Scheduler
+from lmtool.serving.errors import BadRequest
+from lmtool.serving.protocol import MAX_TEXTS, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, TextBody, listed
+from lmtool.serving.scheduler import GenerationRequest, Progress, Scheduler
 from lmtool.tables.predict import TextClassifier, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
-from lmtool.text.chat import ChatFormat, Message
-from lmtool.text.rowfile import matching_column
+from lmtool.tokenization.chat import ChatFormat, Message
+from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
@@ -47,30 +38,45 @@ LONGEST_TEXT = 8192
 """Maximum tokens of a text that is embedded, where the model's context is no limit."""
 
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
-AnswerKind = Literal["completion", "chat"]
 Tokenized = TypeVar("Tokenized", TextRow, EncodedRow)
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request for text. shown: the texts of the prompts, where they are echoed. silent: nothing is generated."""
+class ApiRequest:
+    """A request for text.
 
-    kind: AnswerKind
-    generating: Generating
-    shown: tuple[str, ...] | None
-    logprobs: bool
-    streams: bool
-    counts: bool
-    silent: bool
+    body: as the client sent it.
+    generation: what is generated for it.
+    echoed: the texts of the prompts, where they are part of the answer.
+    """
+
+    body: CompletionBody | ChatBody
+    generation: GenerationRequest
+    echoed: tuple[str, ...] | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is answered by messages."""
+        return isinstance(self.body, ChatBody)
+
+    @property
+    def echo_only(self) -> bool:
+        """Whether nothing but the prompt is told."""
+        return self.body.max_tokens == 0
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the log-probabilities of tokens are told."""
+        return bool(self.body.logprobs) if self.is_chat else self.body.logprobs is not None
 
 
 class Service:
     """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text."""
 
-    def __init__(self, writer: Writer, scheduler: Scheduler, max_tokens: int) -> None:
-        self.writer, self.scheduler, self.max_tokens = writer, scheduler, max_tokens
-        self.loaded = writer.loaded
+    def __init__(self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int) -> None:
+        self.generator, self.scheduler, self.max_tokens = generator, scheduler, max_tokens
+        self.loaded = generator.loaded
         self.name = self.loaded.run_path.name
         self.fingerprint = self.loaded.checkpoint_hash[:16]
 
@@ -78,7 +84,7 @@ class Service:
     def chat(self) -> ChatFormat | None:
         """How the model reads conversations; None if it holds none."""
         try:
-            return format_of(self.loaded) if self.writer.writes else None
+            return format_of(self.loaded) if self.generator.writes else None
         except (UsageError, CheckpointError):
             return None
 
@@ -92,7 +98,7 @@ class Service:
             "owned_by": "lmtool",
             "context": model.context,
             "description": model.describe(),
-            "completions": self.writer.writes,
+            "completions": self.generator.writes,
             "chat": None if self.chat is None else self.chat.name,
             "classifies": isinstance(spec, Classification),
             "embeds": isinstance(spec, Embedding),
@@ -100,92 +106,80 @@ class Service:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Raise Refused for another model than the one that is served."""
+        """Raise BadRequest for another model than the one that is served."""
         if name is not None and name != self.name:
-            raise Refused(404, f"the model served here is {self.name}", param="model", code="model_not_found")
+            raise BadRequest(404, f"the model served here is {self.name}", param="model", code="model_not_found")
 
-    def completion(self, body: CompletionBody) -> Asked:
-        """What a request for completions asks for. Raises Refused, and UsageError for a prompt that cannot be read."""
-        self._refuse_silent()
-        framing, prompt = self.loaded.framing, body.prompt
-        given = cast(
-            list[str | list[int]], [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
-        )
+    def completion(self, body: CompletionBody) -> ApiRequest:
+        """A request for completions. Raises BadRequest, and UsageError for a prompt that cannot be read."""
+        self._check_generates()
+        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        inputs = cast(list[str | list[int]], [body.prompt] if is_one else body.prompt)
         if body.best_of not in (None, body.n or 1):
-            raise Refused(400, "best_of: take it as large as n", param="best_of")
-        silent = body.max_tokens == 0
-        if silent and not body.echo:
-            raise Refused(400, "max_tokens: ask for at least 1 token, or for echo", param="max_tokens")
+            raise BadRequest(400, "best_of: take it as large as n", param="best_of")
+        echo_only = body.max_tokens == 0
+        if echo_only and not body.echo:
+            raise BadRequest(400, "max_tokens: ask for at least 1 token, or for echo", param="max_tokens")
         wants_prompt = bool(body.echo) and body.logprobs is not None
         if wants_prompt and self.loaded.model.reads == "source":
-            raise Refused(400, "logprobs: this model has none of the tokens of its source", param="logprobs")
-        prompts = [self._prompt(one) for one in given]
-        shown = None
-        if body.echo:
-            decode = framing.tokenizer.decode
-            shown = tuple(one if isinstance(one, str) else decode(one) for one in given)
-        most = 1 if silent else self._most(body.max_tokens, SHORT)
-        generating = self._generating(body, prompts, most, body.logprobs or 0)
-        generating = replace(generating, framing=framing, wants_prompt=wants_prompt)
-        return Asked(
-            "completion", generating, shown, body.logprobs is not None, bool(body.stream), _counts(body), silent
-        )
+            raise BadRequest(400, "logprobs: this model has none of the tokens of its source", param="logprobs")
+        prompts = [self._prompt(text) for text in inputs]
+        decode = self.loaded.prompt_format.tokenizer.decode
+        echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
+        most = 1 if echo_only else self._most(body.max_tokens, SHORT)
+        generation = self._generation(body, self.loaded.prompt_format, prompts, most, body.logprobs or 0)
+        return ApiRequest(body, replace(generation, wants_prompt=wants_prompt), echoed)
 
-    def conversation(self, body: ChatBody) -> Asked:
-        """What a request for an answer asks for. Raises Refused and, for messages that cannot be read, LmtoolError."""
-        self._refuse_silent()
+    def conversation(self, body: ChatBody) -> ApiRequest:
+        """A request for an answer. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
+        self._check_generates()
         if self.chat is None:
             format_of(self.loaded)
-            raise Refused(400, "this model holds no conversations")
+            raise BadRequest(400, "this model holds no conversations")
         if body.top_logprobs is not None and not body.logprobs:
-            raise Refused(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")
+            raise BadRequest(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")
         messages = [
             Message(role="system" if one.role == "developer" else one.role, content=one.text) for one in body.messages
         ]
         if messages[-1]["role"] == "assistant":
-            raise Refused(400, "messages: end with a message of the user", param="messages")
-        framing = replace(self.loaded.framing, chat=self.chat)
+            raise BadRequest(400, "messages: end with a message of the user", param="messages")
+        prompt_format = replace(self.loaded.prompt_format, chat=self.chat)
         ids = self.chat.prompt(checked(messages))
         context = self.loaded.model.context
-        left = None if context is None else context - len(ids)
-        if left is not None and left < 1:
-            raise Refused(
-                400,
-                f"the messages have {len(ids)} tokens, but the model's context is {context}",
-                param="messages",
-                code="context_length_exceeded",
-            )
-        wanted = body.max_completion_tokens or body.max_tokens
-        most = self._most(wanted, min(LONGEST_ANSWER, self.max_tokens))
-        most = most if left is None else min(most, left)
-        generating = self._generating(body, [framing.given(ids)], most, body.top_logprobs or 0)
-        generating = replace(generating, framing=framing)
-        return Asked("chat", generating, None, bool(body.logprobs), bool(body.stream), _counts(body), False)
+        if context is not None and len(ids) >= context:
+            what = f"the messages have {len(ids)} tokens, but the model's context is {context}"
+            raise BadRequest(400, what, param="messages", code="context_length_exceeded")
+        most = self._most(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
+        most = most if context is None else min(most, context - len(ids))
+        prompts = [prompt_format.prompt_of_ids(ids)]
+        return ApiRequest(body, self._generation(body, prompt_format, prompts, most, body.top_logprobs or 0))
 
-    def _refuse_silent(self) -> None:
-        self.writer.refuse_silent()
-        if not self.writer.writes:
+    def _check_generates(self) -> None:
+        self.generator.check_generates()
+        if not self.generator.writes:
             raise UsageError(f"this model has no next token: {self.loaded.model.describe()}")
 
-    def _prompt(self, given: str | list[int]) -> Prompt:
-        framing = self.loaded.framing
-        prompt = framing.prompt(given) if isinstance(given, str) else framing.given(given)
+    def _prompt(self, text: str | list[int]) -> Prompt:
+        prompt_format = self.loaded.prompt_format
+        prompt = prompt_format.prompt(text) if isinstance(text, str) else prompt_format.prompt_of_ids(text)
         try:
             return self.scheduler.fitted(prompt)
         except UsageError as error:
             context = self.loaded.model.context
             is_long = context is not None and len(prompt.tokens) + len(prompt.source or ()) > context
             code = "context_length_exceeded" if is_long else None
-            raise Refused(400, error.what, param="prompt", code=code) from None
+            raise BadRequest(400, error.what, param="prompt", code=code) from None
 
     def _most(self, wanted: int | None, default: int) -> int:
         if wanted is not None and wanted > self.max_tokens:
-            raise Refused(400, f"max_tokens: at most {self.max_tokens} are generated here", param="max_tokens")
+            raise BadRequest(400, f"max_tokens: at most {self.max_tokens} are generated here", param="max_tokens")
         return min(default, self.max_tokens) if wanted is None else wanted
 
-    def _generating(self, body: TextBody, prompts: Sequence[Prompt], most: int, n_alternatives: int) -> Generating:
+    def _generation(
+        self, body: TextBody, prompt_format: PromptFormat, prompts: Sequence[Prompt], most: int, n_alternatives: int
+    ) -> GenerationRequest:
         if len(prompts) * (body.n or 1) > MAX_TEXTS:
-            raise Refused(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
+            raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         settings = Sample(
             seed=secrets.randbelow(2**32) if body.seed is None else body.seed,
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -196,33 +190,31 @@ class Service:
             max_new_tokens=most,
             logit_bias=self._biases(body.logit_bias or {}),
         )
-        return Generating(
-            self.loaded.framing, tuple(prompts), settings, body.n or 1, body.stops, n_alternatives=n_alternatives
-        )
+        return GenerationRequest(prompt_format, tuple(prompts), settings, body.n or 1, body.stops, n_alternatives)
 
-    def _biases(self, given: dict[str, float]) -> LogitBias:
+    def _biases(self, logit_bias: dict[str, float]) -> LogitBias:
         biases = []
-        for name, bias in given.items():
+        for name, bias in logit_bias.items():
             if not (name.isascii() and name.isdigit() and int(name[:10]) < self.loaded.model.vocab_size):
-                raise Refused(400, "logit_bias: name tokens by their ids", param="logit_bias")
+                raise BadRequest(400, "logit_bias: name tokens by their ids", param="logit_bias")
             biases.append(((int(name),), bias))
         return tuple(biases)
 
     def text_rows(self, body: EmbeddingBody) -> list[TextRow]:
-        """The texts of a request for embeddings as token ids. Raises Refused, and UsageError for texts without any."""
+        """Texts to embed as token ids. Raises BadRequest, and UsageError for texts without any."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         rows = [text_row(self.loaded, i, text) for i, text in enumerate(texts)]
         longest = max(rows, key=lambda row: len(row.tokens))
         if self.loaded.model.context is None and len(longest.tokens) > LONGEST_TEXT:
             what = f"text {longest.number + 1} has {len(longest.tokens)} tokens, but at most {LONGEST_TEXT} are read"
-            raise Refused(400, f"input: {what}", param="input", code="context_length_exceeded")
+            raise BadRequest(400, f"input: {what}", param="input", code="context_length_exceeded")
         return rows
 
     async def embeddings(self, body: EmbeddingBody, rows: Sequence[TextRow]) -> bytes:
         """The answer to a request for embeddings."""
 
         def embed(rows: Sequence[TextRow]) -> list[Vectors]:
-            return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own", World())]
+            return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own")]
 
         vectors = await self._computed(embed, rows)
         n_tokens = sum(row.last - row.first for row in rows)
@@ -244,10 +236,10 @@ class Service:
         inputs = body.input if isinstance(body.input, list) else [body.input]
         return self.classifier.encode([_row(one, columns) for one in inputs])
 
-    async def classify(self, rows: Sequence[EncodedRow]) -> bytes:
+    async def classify(self, body: ClassifyBody, rows: Sequence[EncodedRow]) -> bytes:
         """The answer to a request for classes."""
-        found = await self._computed(self.classifier.judge, rows)
-        data = ({"index": i, "label": one.label, "probabilities": one.probabilities} for i, one in enumerate(found))
+        answers = await self._computed(self.classifier.predict, rows)
+        data = ({"index": i, "label": one.label, "probabilities": one.probabilities} for i, one in enumerate(answers))
         return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
 
     async def _computed(
@@ -255,30 +247,25 @@ class Service:
     ) -> list[Result]:
         """The result for each row, about TOKENS_AT_ONCE at a time."""
         ends = accumulate(len(row.tokens) for row in rows)
-        found: list[Result] = []
+        results: list[Result] = []
         for _, group in groupby(zip(ends, rows, strict=True), key=lambda pair: pair[0] // TOKENS_AT_ONCE):
-            found += await self.scheduler.compute(partial(call, [row for _, row in group]))
-        return found
+            results += await self.scheduler.compute(partial(call, [row for _, row in group]))
+        return results
 
 
-def _counts(body: TextBody) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
-
-
-def _encoded(vector: Vectors, form: str | None) -> str | list[float]:
+def _encoded(vector: Vectors, form: str | None) -> Any:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    found: list[float] = np.asarray(vector, dtype=np.float64).tolist()
-    return found
+    return np.asarray(vector, dtype=np.float64).tolist()
 
 
-def _row(given: str | dict[str, str], columns: tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        given = {columns[0]: given}
-    names = [matching_column(name, list(given)) for name in columns]
-    if len(given) != len(columns) or None in names:
-        raise Refused(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
-    return tuple(given[name] for name in names if name is not None)
+def _row(texts: str | dict[str, str], columns: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(texts, str):
+        texts = {columns[0]: texts}
+    names = [matching_column(name, list(texts)) for name in columns]
+    if len(texts) != len(columns) or None in names:
+        raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
+    return tuple(texts[name] for name in names if name is not None)
 
 
 class _Token(NamedTuple):
@@ -304,18 +291,18 @@ class _Choice:
 class ClientAnswer:
     """The answer to a request for text, as its tokens come: events of a stream, or all at the end."""
 
-    def __init__(self, service: Service, asked: Asked) -> None:
-        self._service, self._asked = service, asked
+    def __init__(self, service: Service, request: ApiRequest) -> None:
+        self._request, self._generation = request, request.generation
         self._tokenizer = service.loaded.tokenizer
+        self.wants_usage = request.body.wants_usage
         self._head = {
-            "id": f"{'chatcmpl' if asked.kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": service.name,
             "system_fingerprint": service.fingerprint,
-            "seed": asked.generating.settings.seed,
+            "seed": self._generation.settings.seed,
         }
-        generating = asked.generating
-        self._choices = [_Choice() for _ in range(len(generating.prompts) * generating.n)]
+        self._choices = [_Choice() for _ in range(len(self._generation.prompts) * self._generation.n)]
         self._n_generated = 0
 
     def events(self, progress: Progress) -> Iterator[dict[str, Any]]:
@@ -323,15 +310,12 @@ class ClientAnswer:
         choice = self._choices[progress.index]
         is_first = not choice.begun
         text, tokens = self._take(choice, progress)
-        if self._asked.kind == "chat":
-            delta = {"role": "assistant", "content": text} if is_first else {"content": text}
-            own: dict[str, Any] = {"delta": delta}
-        else:
-            own = {"text": text}
         if not (text or tokens or choice.finish or is_first):
             return
-        event = {"index": progress.index, **own, "logprobs": self._logprobs(tokens), "finish_reason": choice.finish}
-        yield self._object(".chunk", choices=[event], **({"usage": None} if self._asked.counts else {}))
+        delta = {"role": "assistant", "content": text} if is_first else {"content": text}
+        content = {"delta": delta} if self._request.is_chat else {"text": text}
+        event = self._choice(progress.index, content, tokens)
+        yield self._object(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
 
     def last(self) -> dict[str, Any]:
         """The last event of a stream that counts tokens."""
@@ -350,61 +334,60 @@ class ClientAnswer:
 
     def _whole(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
-        if self._asked.kind == "chat":
-            own: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
-        else:
-            own = {"text": choice.text}
-        return {"index": index, **own, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        content = {"message": message} if self._request.is_chat else {"text": choice.text}
+        return self._choice(index, content, choice.tokens)
+
+    def _choice(self, index: int, content: dict[str, Any], tokens: Sequence[_Token]) -> dict[str, Any]:
+        finish = self._choices[index].finish
+        return {"index": index, **content, "logprobs": self._logprobs(tokens), "finish_reason": finish}
 
     def _object(self, part: str, **more: Any) -> dict[str, Any]:
-        kind = f"chat.completion{part}" if self._asked.kind == "chat" else "text_completion"
+        kind = f"chat.completion{part}" if self._request.is_chat else "text_completion"
         return {**self._head, "object": kind, **more}
 
     def _usage(self) -> dict[str, int]:
-        n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self._asked.generating.prompts)
-        return {
-            "prompt_tokens": n_read,
-            "completion_tokens": self._n_generated,
-            "total_tokens": n_read + self._n_generated,
-        }
+        n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self._generation.prompts)
+        n_generated = self._n_generated
+        return {"prompt_tokens": n_read, "completion_tokens": n_generated, "total_tokens": n_read + n_generated}
 
     def _take(self, choice: _Choice, progress: Progress) -> tuple[str, list[_Token]]:
         """The text that a token adds, and what is told of its probability, with those of the prompt for the first."""
-        asked, event = self._asked, progress.event
-        place = progress.index // asked.generating.n
+        request, event = self._request, progress.event
+        prompt = progress.index // self._generation.n
         echoed, tokens = "", []
         if not choice.begun:
-            echoed = "" if asked.shown is None else asked.shown[place]
-            if asked.generating.wants_prompt:
-                tokens = self._of_prompt(asked.generating.prompts[place].tokens[0], progress.read)
-        text = "" if asked.silent else progress.text
-        if asked.kind == "chat" and not choice.length:
+            echoed = "" if request.echoed is None else request.echoed[prompt]
+            if self._generation.wants_prompt:
+                tokens = self._of_prompt(self._generation.prompts[prompt].tokens[0], progress.read)
+        text = "" if request.echo_only else progress.text
+        if request.is_chat and not choice.length:
             text = text.lstrip()
-        if not asked.silent:
+        if not request.echo_only:
             self._n_generated += 1
-            if asked.logprobs and event.finish != "end":
+            if request.wants_logprobs and event.finish != "end":
                 offset = choice.length + len(echoed)
                 tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset))
         choice.begun = True
         choice.length += len(echoed) + len(text)
         if progress.completion is not None:
-            choice.finish = "length" if asked.silent else _FINISH[progress.completion.finish_reason]
+            choice.finish = "length" if request.echo_only else _FINISH[progress.completion.finish_reason]
         return echoed + text, tokens
 
-    def _of_prompt(self, first: int, read: Sequence[PromptToken]) -> list[_Token]:
+    def _of_prompt(self, first: int, read: Sequence[Choice]) -> list[_Token]:
         """The tokens of a prompt; the first one has no probability."""
         decode = self._tokenizer.decode
         tokens, offset = [_Token(first, None, (), 0)], len(decode([first]))
         for one in read:
-            tokens.append(_Token(one.token, one.logprob, one.alternatives, offset))
+            tokens.append(_Token(one.token, one.logprob, one.alternatives or (), offset))
             offset += len(decode([one.token]))
         return tokens
 
     def _logprobs(self, tokens: Sequence[_Token]) -> dict[str, Any] | None:
         """Log-probabilities as the API has them."""
-        if not self._asked.logprobs:
+        if not self._request.wants_logprobs:
             return None
-        if self._asked.kind == "chat":
+        if self._request.is_chat:
             return {"content": [self._of_chat(one) for one in tokens], "refusal": None}
         piece = self._tokenizer.piece
         best = [{piece(other.token): other.logprob for other in one.alternatives} or None for one in tokens]

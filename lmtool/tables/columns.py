@@ -1,18 +1,19 @@
-"""The columns of a table to read: given ones, or those with conventional names."""
+"""The columns of a table to read: named ones, or those with conventional names; and whether their cells are texts."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from shlex import quote
 from typing import Literal
 
+from lmtool.data.annotated import Conll, Squad
+from lmtool.data.files import display, shown
+from lmtool.data.rowfile import Delimited, bare_name, matching_column, missing_column
+from lmtool.data.table import Skipped, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.contents import is_code, is_prose
-from lmtool.text.annotated import Conll, Squad
-from lmtool.text.files import place, shown
-from lmtool.text.rowfile import Delimited, bare_name, matching_column, missing_column
-from lmtool.text.table import Skipped, Table, Value
+from lmtool.tables.labels import MANY
 
 SINGLE = ("label_column", "source_column", "target_column", "input_column", "messages_column")
 """Keys of `Data` that name one column each; their options are called as they are."""
@@ -22,16 +23,9 @@ SAMPLED = 1_000
 
 # Names are compared as `bare_name` gives them. Earlier ones win.
 TEXT_PAIRS = (
-    ("premise", "hypothesis"),
-    ("sentence1", "sentence2"),
-    ("text1", "text2"),
-    ("texta", "textb"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("query", "passage"),
-    ("question", "passage"),
-    ("question", "context"),
-    ("question", "answer"),
+    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("text1", "text2"), ("texta", "textb")),
+    *(("question1", "question2"), ("question", "sentence"), ("query", "passage"), ("question", "passage")),
+    *(("question", "context"), ("question", "answer")),
 )
 TEXTS = (
     *("text", "sentence", "review", "reviewtext", "reviewbody", "content", "comment", "commenttext", "body"),
@@ -43,22 +37,10 @@ LABELS = (
     *("polarity", "genre", "tag", "tags", "stars", "rating", "score", "similarity", "target", "y", "isduplicate"),
 )
 TRANSLATIONS = (
-    ("source", "target"),
-    ("src", "tgt"),
-    ("src", "trg"),
-    ("input", "output"),
-    ("article", "highlights"),
-    ("article", "summary"),
-    ("document", "summary"),
-    ("text", "summary"),
-    ("dialogue", "summary"),
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("prompt", "answer"),
-    ("prompt", "output"),
-    ("query", "response"),
-    ("question", "response"),
-    ("question", "answer"),
+    *(("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output")),
+    *(("article", "highlights"), ("article", "summary"), ("document", "summary"), ("text", "summary")),
+    *(("dialogue", "summary"), ("prompt", "completion"), ("prompt", "response"), ("prompt", "answer")),
+    *(("prompt", "output"), ("query", "response"), ("question", "response"), ("question", "answer")),
 )
 WORDS = ("tokens", "words")
 TAGS_OF_WORDS = ("tags", "nertags", "ner", "labels", "postags", "pos", "upos", "chunktags")
@@ -83,6 +65,25 @@ LANGUAGES = frozenset(
 Two columns with such names are a translation, from the first to the second."""
 
 
+MOST = 0.9
+"""Share of cells that decides for all of them."""
+
+SEVERAL = 0.5
+"""Share of cells of several words in a column of prose; and of different ones, up to MANY."""
+
+LONGEST_CODE = 200
+"""Characters of a cell that may be no text."""
+
+_NUMBER = re.compile(r"[^\w\s]{0,2}\d[\d.,' ]*(?:[eE][+-]?\d+)?\s?[^\w\s]?")
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DATE = re.compile(
+    rf"(?:\d{{1,4}}[-/.]\d{{1,2}}[-/.]\d{{1,4}}|\d{{1,2}}\.? {_MONTH},? \d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{2,4}})"
+    r"(?:[T ,]+\d{1,2}:\d{2}\S*(?: ?[ap]\.?m\.?)?(?: \S+)?)?",
+    re.IGNORECASE,
+)
+_CODE = re.compile(r"\S*(?:\d|://|\S@\S)\S*")
+"""One word with a digit, an address of mail, or one of a page."""
+
 RowKind = Literal["texts", "words", "questions"]
 """What a row is: texts with a label or a target, words with tags, or a question and a context with answers in it."""
 
@@ -91,14 +92,15 @@ RowKind = Literal["texts", "words", "questions"]
 class Columns:
     """Columns by name. `target` is set for sequence to sequence, `label` for classes and numbers, never both.
 
-    kind: of the rows. Words have tags as their label, and questions answers. input: continues the source. messages:
-    conversations, which hold source and target; then there are no others.
+    kind: of the rows. Words have tags as their label, and questions answers.
+    input: continues the source.
+    messages: conversations, which hold source and target; then there are no others.
     """
 
     texts: tuple[str, ...]
     label: str | None = None
     target: str | None = None
-    found: bool = False
+    inferred: bool = False
     """Some were inferred from their conventional names."""
     input: str | None = None
     messages: str | None = None
@@ -113,21 +115,13 @@ class Columns:
 
     def describe(self) -> str:
         """The columns and their roles, in one line."""
-        inferred = " (inferred from their names)" if self.found else ""
-        if self.messages is not None:
-            return f"columns: messages {shown(self.messages)}{inferred}"
-        if self.kind != "texts":
-            names = ("words", "tags") if self.kind == "words" else ("question and context", "answers")
-            parts = [f"{names[0]} {' and '.join(map(shown, self.texts))}"]
-            parts += [] if self.label is None else [f"{names[1]} {shown(self.label)}"]
-            return f"columns: {', '.join(parts)}{inferred}"
-        parts = [f"{'text' if self.target is None else 'source'} {' and '.join(map(shown, self.texts))}"]
-        if self.input is not None:
-            parts.append(f"input {shown(self.input)}")
-        if self.label is not None:
-            parts.append(f"label {shown(self.label)}")
-        if self.target is not None:
-            parts.append(f"target {shown(self.target)}")
+        inferred = " (inferred from their names)" if self.inferred else ""
+        usual = ("text" if self.target is None else "source", "label")
+        annotated = {"words": ("words", "tags"), "questions": ("question and context", "answers")}
+        text, label = annotated.get(self.kind, usual)
+        parts = [f"{text} {' and '.join(map(shown, self.texts))}"] if self.texts else []
+        others = {"messages": self.messages, "input": self.input, label: self.label, "target": self.target}
+        parts += [f"{role} {shown(name)}" for role, name in others.items() if name is not None]
         return f"columns: {', '.join(parts)}{inferred}{self._ignored()}"
 
     def _ignored(self) -> str:
@@ -150,65 +144,61 @@ def choose_columns(
     When all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
     target is looked for. Raises DataError for a missing or ambiguous column, UsageError for contradictions.
     """
-    given = _in_table(table, names or Data())
+    named = _in_table(table, names or Data())
     kind = kind or infer_kind(table)
     if kind == "texts" and isinstance(table.file, Conll | Squad):
         what, option = ("tagged sentences", "tags") if isinstance(table.file, Conll) else ("questions", "answers")
-        raise DataError(
-            f"{what}, where a table of texts is needed",
-            where=place(table.path),
-            fix=f"name a table of texts, or train a model on it: lmtool finetune FILE --labels {option}",
-        )
+        what = f"{what}, where a table of texts is needed"
+        fix = f"name a table of texts, or train a model on it: lmtool finetune FILE --labels {option}"
+        raise DataError(what, where=display(table.path), fix=fix)
     if kind != "texts":
-        return _annotated(table, kind, given.text_columns, given.label_column, labelled)
-    if given.messages_column:
-        return Columns((), messages=given.messages_column)
-    if given.source_column or given.target_column or given.input_column:
-        pair = _source_and_target(table, given.source_column, given.target_column, labelled)
-        return replace(pair, input=given.input_column)
-    if given.text_columns or given.label_column:
-        return _texts_and_label(table, given, labelled)
-    if messages := _messages(table):
-        return Columns((), found=True, messages=messages)
+        return _annotated(table, kind, named.text_columns, named.label_column, labelled)
+    if named.messages_column:
+        return Columns((), messages=named.messages_column)
+    if named.source_column or named.target_column or named.input_column:
+        pair = _source_and_target(table, named.source_column, named.target_column, labelled)
+        return replace(pair, input=named.input_column)
+    if named.text_columns or named.label_column:
+        return _texts_and_label(table, named, labelled)
+    if not isinstance(table.file, Delimited) and (messages := _usual(table, MESSAGES)):
+        return Columns((), inferred=True, messages=messages)
     if instruction := _instruction(table, labelled):
         source, target = instruction
-        return Columns((source,), target=target, found=True, input=_usual(table, INPUTS))
+        return Columns((source,), target=target, inferred=True, input=_usual(table, INPUTS))
     translation = _translation(table)
     if translation and _usual(table, LABELS, exclude=translation) is None:
-        return Columns(translation[:1], target=translation[1] if labelled else None, found=True)
-    return _texts_and_label(table, given, labelled)
+        return Columns(translation[:1], target=translation[1] if labelled else None, inferred=True)
+    return _texts_and_label(table, named, labelled)
 
 
 def _in_table(table: Table, names: Data) -> Data:
     """The columns that are named, as the table spells them. Raises as `choose_columns` does."""
     pair = names.source_column or names.target_column
     if pair and (names.text_columns or names.label_column):
-        raise UsageError(
-            "a table is read either with texts and a label or with a source and a target",
-            fix="give --text-column and --label-column, or --source-column and --target-column",
-        )
+        what = "a table is read either with texts and a label or with a source and a target"
+        raise UsageError(what, fix="give --text-column and --label-column, or --source-column and --target-column")
     others = names.text_columns or names.label_column or pair or names.input_column
     if names.messages_column and others:
         raise UsageError("messages hold source and target", fix="give --messages-column, or the other columns")
     taken: set[str] = set()
 
     def spelled(name: str, flag: str) -> str:
-        own = matching_column(name, table.names)
-        if own is None:
-            raise missing_column(name, table.names, place(table.path), flag)
-        if own in taken:
-            raise UsageError(f"column {shown(own)} is named twice", fix="name each column once")
-        taken.add(own)
-        return own
+        column = matching_column(name, table.names)
+        if column is None:
+            raise missing_column(name, table.names, display(table.path), flag)
+        if column in taken:
+            raise UsageError(f"column {shown(column)} is named twice", fix="name each column once")
+        taken.add(column)
+        return column
 
     texts = tuple(spelled(name, "--text-column") for name in names.text_columns)
     alone = {key: spelled(name, f"--{key.replace('_', '-')}") for key in SINGLE if (name := getattr(names, key))}
-    return names.model_copy(update={"text_columns": texts, **alone})
+    return names.with_values({"text_columns": texts, **alone})
 
 
-def _texts_and_label(table: Table, given: Data, labelled: bool) -> Columns:
-    label = given.label_column or (_usual(table, LABELS, exclude=given.text_columns) if labelled else None)
-    texts, ignored = (given.text_columns, ()) if given.text_columns else _texts(table, label, labelled)
+def _texts_and_label(table: Table, named: Data, labelled: bool) -> Columns:
+    label = named.label_column or (_usual(table, LABELS, exclude=named.text_columns) if labelled else None)
+    texts, ignored = (named.text_columns, ()) if named.text_columns else _texts(table, label, labelled)
     if not texts:
         raise _cannot_tell(table, "the text", "--text-column")
     if labelled and label is None:
@@ -216,20 +206,16 @@ def _texts_and_label(table: Table, given: Data, labelled: bool) -> Columns:
         if len(rest) != 1:
             raise _cannot_tell(table, "the label", "--label-column")
         label = rest[0]
-    is_inferred = not (given.text_columns and (given.label_column or not labelled))
+    is_inferred = not (named.text_columns and (named.label_column or not labelled))
     ignored = tuple(name for name in ignored if name != label)
-    return Columns(texts, label, found=is_inferred, ignored=ignored if labelled else ())
+    return Columns(texts, label, inferred=is_inferred, ignored=ignored if labelled else ())
 
 
 def infer_kind(table: Table) -> RowKind:
     """What the rows of a table are, by its format, and by the names of columns whose cells are lists."""
-    match table.file:
-        case Conll():
-            return "words"
-        case Squad():
-            return "questions"
-        case Delimited():
-            return "texts"
+    of_format: dict[type, RowKind] = {Conll: "words", Squad: "questions", Delimited: "texts"}
+    if type(table.file) in of_format:
+        return of_format[type(table.file)]
     words, answers = _usual(table, WORDS), _usual(table, (ANSWERS,))
     if words is not None and _usual(table, TAGS_OF_WORDS) is not None:
         first = next(table.rows(Skipped()), None)
@@ -243,22 +229,24 @@ def _annotated(
     table: Table, kind: RowKind, text_columns: Sequence[str], label_column: str | None, labelled: bool
 ) -> Columns:
     """The columns of sentences with tags, or of questions."""
-    n_texts, flag = (1, "the words") if kind == "words" else (2, "the question and the context")
-    texts = tuple(text_columns)
-    if not texts:
-        usual = [WORDS] if kind == "words" else [(QUESTION,), (CONTEXT,)]
-        texts = tuple(name for names in usual if (name := _usual(table, names, exclude=(label_column,))))
-    if len(texts) != n_texts:
-        raise _cannot_tell(table, flag, "--text-column")
-    label = label_column or _usual(table, TAGS_OF_WORDS if kind == "words" else (ANSWERS,), exclude=texts)
+    names: dict[RowKind, tuple[str, list[tuple[str, ...]], str, tuple[str, ...]]] = {
+        "words": ("the words", [WORDS], "the tags", TAGS_OF_WORDS),
+        "questions": ("the question and the context", [(QUESTION,), (CONTEXT,)], "the answers", (ANSWERS,)),
+    }
+    of_texts, usual, of_label, usual_label = names[kind]
+    matches = (_usual(table, one, exclude=(label_column,)) for one in usual)
+    texts = tuple(text_columns) or tuple(name for name in matches if name)
+    if len(texts) != len(usual):
+        raise _cannot_tell(table, of_texts, "--text-column")
+    label = label_column or _usual(table, usual_label, exclude=texts)
     if labelled and label is None:
-        raise _cannot_tell(table, "the tags" if kind == "words" else "the answers", "--label-column")
-    found = not (text_columns and (label_column or not labelled))
-    return Columns(texts, label if labelled else None, found=found, kind=kind)
+        raise _cannot_tell(table, of_label, "--label-column")
+    inferred = not (text_columns and (label_column or not labelled))
+    return Columns(texts, label if labelled else None, inferred=inferred, kind=kind)
 
 
 def _source_and_target(table: Table, source: str | None, target: str | None, labelled: bool) -> Columns:
-    found = (labelled and target is None) or source is None
+    inferred = (labelled and target is None) or source is None
     pair = _instruction(table, labelled) or _translation(table)
     rest = [name for name in table.names if name not in (source, target)]
     other = rest[0] if len(rest) == 1 else None
@@ -270,20 +258,21 @@ def _source_and_target(table: Table, source: str | None, target: str | None, lab
             raise _cannot_tell(table, "the target", "--target-column")
     if source is None:
         raise _cannot_tell(table, "the source", "--source-column")
-    return Columns((source,), target=target if labelled else None, found=found)
+    return Columns((source,), target=target if labelled else None, inferred=inferred)
 
 
 def _texts(table: Table, label: str | None, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of texts, and others that hold texts too."""
     others = [name for name in table.names if name != label]
     usual = tuple(name for name in others if bare_name(name) in TEXTS)
-    pair = next((found for names in TEXT_PAIRS if (found := _all_usual(table, names, label))), ())
+    pair = next((pair for names in TEXT_PAIRS if (pair := _all_usual(table, names, label))), ())
     texts = pair or usual
     if not texts and len(others) == 1 and (label or not labelled):
         texts = tuple(others)
     if not texts or len(others) == 1:
         return texts, ()
-    cells = _sample(table)
+    rows = [row.values for row in islice(table.rows(Skipped()), SAMPLED)]
+    cells = {name: [values[i] for values in rows] for i, name in enumerate(table.names)}
     if len(usual) > 1 and not pair:
         # where all are codes, that of the most usual name is the text
         texts = tuple(name for name in usual if not is_code(cells[name]))
@@ -293,14 +282,8 @@ def _texts(table: Table, label: str | None, labelled: bool) -> tuple[tuple[str, 
 
 def _all_usual(table: Table, names: Sequence[str], label: str | None) -> tuple[str, ...]:
     """A column for each of these names; none unless there are all."""
-    found = [_usual(table, (name,), exclude=(label,)) for name in names]
-    return tuple(name for name in found if name) if all(found) else ()
-
-
-def _sample(table: Table) -> dict[str, list[Value]]:
-    """The cells of the first rows, by column."""
-    rows = [row.values for row in islice(table.rows(Skipped()), SAMPLED)]
-    return {name: [values[i] for values in rows] for i, name in enumerate(table.names)}
+    columns = [_usual(table, (name,), exclude=(label,)) for name in names]
+    return tuple(name for name in columns if name) if all(columns) else ()
 
 
 def _translation(table: Table) -> tuple[str, str] | None:
@@ -310,10 +293,6 @@ def _translation(table: Table) -> tuple[str, str] | None:
             return source, target
     spoken = [name for name in table.names if bare_name(name) in LANGUAGES]
     return (spoken[0], spoken[1]) if len(spoken) == 2 else None
-
-
-def _messages(table: Table) -> str | None:
-    return None if isinstance(table.file, Delimited) else _usual(table, MESSAGES)
 
 
 def _instruction(table: Table, labelled: bool) -> tuple[str, str | None] | None:
@@ -328,16 +307,36 @@ def has_usual_label(table: Table) -> bool:
 
 
 def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
-    for plain in wanted:
-        for name in table.names:
-            if bare_name(name) == plain and name not in exclude:
-                return name
-    return None
+    columns = ((plain, name) for plain in wanted for name in table.names)
+    return next((name for plain, name in columns if bare_name(name) == plain and name not in exclude), None)
 
 
 def _cannot_tell(table: Table, what: str, flag: str) -> DataError:
-    return DataError(
-        f"cannot infer which column is {what}; found {shown(', '.join(table.names), 120)}",
-        where=place(table.path),
-        fix=f"name it with {flag}; the first row of a table names its columns",
-    )
+    what = f"cannot infer which column is {what}; found {shown(', '.join(table.names), 120)}"
+    fix = f"name it with {flag}; the first row of a table names its columns"
+    return DataError(what, where=display(table.path), fix=fix)
+
+
+def is_code(cells: Sequence[Value]) -> bool:
+    """Whether the cells are surely no texts: other values, numbers, dates, words with digits, or all the same.
+
+    Empty cells do not count.
+    """
+    texts = _filled(cells)
+    if len(texts) < MOST * sum(cell is not None and cell != "" for cell in cells) or not texts:
+        return True
+    short = [text for text in texts if len(text) <= LONGEST_CODE]
+    n_codes = sum(any(shape.fullmatch(text) for shape in (_NUMBER, _DATE, _CODE)) for text in short)
+    return n_codes >= MOST * len(texts) or (len(texts) > 1 and len(set(texts)) == 1)
+
+
+def is_prose(cells: Sequence[Value]) -> bool:
+    """Whether the cells are surely texts: of several words, and no categories."""
+    texts = _filled(cells)
+    n_several = sum(len(text.split()) > 1 for text in texts)
+    half = SEVERAL * len(texts)
+    return not is_code(cells) and n_several >= half and len(set(texts)) > min(MANY, half)
+
+
+def _filled(cells: Sequence[Value]) -> list[str]:
+    return [text for cell in cells if isinstance(cell, str) and (text := cell.strip())]

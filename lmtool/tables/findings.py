@@ -10,12 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from lmtool.data.files import shown
 from lmtool.tables.labels import Label
+from lmtool.tables.notices import Notice, counted, cut_texts, foreign_texts, misspelt
 from lmtool.tables.reading import LabelledText, LabelledTexts
-from lmtool.tables.typos import misspelt
-from lmtool.text.files import shown
-from lmtool.text.notices import Notice, counted, cut_texts, foreign_texts
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
 
 WORDS = 3
 """Words of a shingle."""
@@ -121,23 +120,23 @@ def _nearest(train: Iterable[LabelledText], held: Mapping[int, frozenset[int]]) 
     Exact, by prefixes (Chaudhuri et al. 2006): with the rarest shingles first, two sets of that similarity have one in
     common among the first |s| - ceil(LIKENESS |s|) + 1 of each.
     """
-    frequency = Counter(shingle for found in held.values() for shingle in found)
+    frequency = Counter(shingle for of_row in held.values() for shingle in of_row)
 
-    def prefix(found: frozenset[int]) -> list[int]:
+    def prefix(of_row: frozenset[int]) -> list[int]:
         # those that no held-out row has are the rarest
-        common = sorted((s for s in found if s in frequency), key=lambda s: (frequency[s], s))
-        n = len(found) - math.ceil(LIKENESS * len(found) - 1e-9) + 1
-        return common[: max(0, n - len(found) + len(common))]
+        common = sorted((s for s in of_row if s in frequency), key=lambda s: (frequency[s], s))
+        n = len(of_row) - math.ceil(LIKENESS * len(of_row) - 1e-9) + 1
+        return common[: max(0, n - len(of_row) + len(common))]
 
     index: dict[int, list[int]] = defaultdict(list)
-    for row, found in held.items():
-        for shingle in prefix(found):
+    for row, of_row in held.items():
+        for shingle in prefix(of_row):
             index[shingle].append(row)
     near: dict[int, int] = {}
     for item in train:
-        own = shingles(item.texts)
-        for row in {row for shingle in prefix(own) for row in index.get(shingle, ())} - near.keys():
-            if len(own & held[row]) >= LIKENESS * len(own | held[row]) - 1e-9:
+        of_item = shingles(item.texts)
+        for row in {row for shingle in prefix(of_item) for row in index.get(shingle, ())} - near.keys():
+            if len(of_item & held[row]) >= LIKENESS * len(of_item | held[row]) - 1e-9:
                 near[row] = item.row
     return near
 

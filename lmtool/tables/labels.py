@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, Literal
 
-from lmtool.text.files import shown
+from lmtool.data.files import shown
+from lmtool.data.table import spelled_number
 
 LabelKind = Literal["class", "multi", "number", "tags"]
 """One class per row, any number of labels, a number, or a tag for each word."""
-
-LARGEST = 1e15
-"""Magnitude up to which a number is a label: their mean and deviation are in the recipe, which holds 2**53 at most."""
 
 Label = str | tuple[str, ...] | float
 """The label of a row, by kind: a name, names (of tags as many as words), or a number of at most LARGEST."""
@@ -40,10 +39,10 @@ class LabelMap:
 
     kind: LabelKind
     names: tuple[str, ...] = ()
-    _index: dict[str, int] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_index", {name: i for i, name in enumerate(self.names)})
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
 
     @classmethod
     def of(cls, kind: LabelKind, names: Iterable[str]) -> "LabelMap":
@@ -89,27 +88,13 @@ def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:
         return "multi"
     numbers = set()
     for cell in cells:
-        number = _spelled(str(cell))
+        number = spelled_number(str(cell))
         if number is None:
             return "class"
         if math.isfinite(number):
             numbers.add(number)
     fractions = any(number != int(number) for number in numbers)
     return "number" if fractions or len(numbers) > MANY else "class"
-
-
-def as_number(text: str) -> float | None:
-    """The number of at most LARGEST that a text spells, or None."""
-    number = _spelled(text)
-    return number if number is not None and abs(number) <= LARGEST else None
-
-
-def _spelled(text: str) -> float | None:
-    """The number that a text spells, also an infinite one or nan."""
-    try:
-        return None if "_" in text else float(text)
-    except ValueError:
-        return None
 
 
 def as_cell(value: Any) -> str | tuple[str, ...] | None:

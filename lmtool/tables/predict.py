@@ -1,32 +1,32 @@
 """`eval` and `predict` on tables: evaluate a fine-tuned run on labelled rows, and predict unlabelled ones."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Self, cast
 
-from lmtool.compute.processes import World, joined
+from lmtool.data.files import shown
+from lmtool.data.prepare import default_cache
+from lmtool.data.rowfile import matching_column
+from lmtool.data.table import Row, Skipped, Table, open_table
 from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
+from lmtool.interop.reference import find
 from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
-from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.data import kind_of_rows, task_names
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
-from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow
-from lmtool.tables.spans import SpanTask
-from lmtool.tables.task import AnsweringModel, Cells, Task
-from lmtool.tables.tasks import build_task
-from lmtool.text.files import shown
-from lmtool.text.prepare import default_cache
-from lmtool.text.rowfile import matching_column
-from lmtool.text.table import Row, Skipped, Table, open_table
+from lmtool.tables.tasks.classification import build_task
+from lmtool.tables.tasks.results import Results
+from lmtool.tables.tasks.spans import SpanTask
+from lmtool.tables.tasks.task import AnsweringModel, Cells, Task
 
 AS_TRAINED = Data()
 """Tables are read as in training."""
@@ -49,18 +49,17 @@ def measure_tables(
     task: one of those that the model was trained on, where there are several. reading: how the tables are read, where
     that is not as in training. skipped: counts bad rows that are skipped.
     """
-    with joined(loaded.compute) as world:
+    with loaded.joined() as loaded:
         for source in sources:
             opened = _open(loaded, source, task, reading, labelled=True)
-            chat = loaded.framing.chat
-            texts = read_labelled(
-                opened.table, opened.columns, labels=opened.labels, skip_bad_rows=opened.skips, chat=chat
-            )
+            chat = loaded.prompt_format.chat
+            labels, skips = opened.labels, opened.skips
+            texts = read_labelled(opened.table, opened.columns, labels=labels, skip_bad_rows=skips, chat=chat)
             if skipped is not None:
                 skipped.kinds.update(texts.skipped.kinds)
-            labels = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
-            asked = task_of(loaded, task, opened.trained, labels)
-            yield asked.measure(_model(loaded, world), asked.encode(texts.items), "table", loaded.step)
+            classes = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
+            of_table = task_of(loaded, task, opened.trained, classes)
+            yield of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
 
 
 def texts_of_a_row(loaded: Loaded, reading: Data = AS_TRAINED) -> tuple[tuple[str, ...], bool]:
@@ -97,23 +96,28 @@ def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAI
     of tables.
     """
     opened = _open(loaded, source, task, reading, labelled=False)
-    asked = task_of(loaded, task, opened.trained, ())
+    of_table = task_of(loaded, task, opened.trained, ())
     skipped = Skipped() if opened.skips else None
-    rows = stream_labelled(opened.table, opened.columns, skipped=skipped, chat=loaded.framing.chat)
-    return Predictions(opened.table, asked.added, _answered(loaded, asked, rows), skipped)
+    rows = stream_labelled(opened.table, opened.columns, skipped=skipped, chat=loaded.prompt_format.chat)
+    return Predictions(opened.table, of_table.added, _answered(loaded, of_table, rows), skipped)
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """The answer of a classifier. label: the class, the labels, or the number. probabilities: by class or label."""
+class Prediction:
+    """The answer of a fine-tuned model for one row.
 
-    label: str
-    probabilities: dict[str, float]
+    label: the class; the labels with a probability above one half, in a tuple or joined; a number; the tag of each
+        word; or the text that was generated, or found in a context.
+    probabilities: of each class or label; empty for others.
+    """
+
+    label: str | tuple[str, ...] | float
+    probabilities: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class TextClassifier:
-    """A fine-tuned classifier of texts, which are tokenized first, and judged by the model later."""
+    """A fine-tuned classifier of texts, which are tokenized first, and classified by the model later."""
 
     loaded: Loaded
     task: Task
@@ -122,35 +126,33 @@ class TextClassifier:
     def of(cls, loaded: Loaded) -> Self:
         """Raises UsageError for a run that was not fine-tuned on labels."""
         if not isinstance(loaded.recipe.objective, Classification):
-            raise UsageError(
-                "this run does not classify: it was not fine-tuned on labels",
-                where=str(loaded.run_path),
-                fix="run lmtool finetune on a table with labels, or name another run",
-            )
+            what = "this run does not classify: it was not fine-tuned on labels"
+            fix = "run lmtool finetune on a table with labels, or name another run"
+            raise UsageError(what, where=str(loaded.run_path), fix=fix)
         return cls(loaded, task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ()))
 
     def encode(self, rows: Sequence[tuple[str, ...]]) -> list[EncodedRow]:
         """The texts of rows, of the columns that `texts_of_a_row` names, as token ids."""
         return self.task.encode([LabelledText(texts, None, None, row) for row, texts in enumerate(rows)])
 
-    def classify(self, rows: Sequence[tuple[str, ...]]) -> list[Judgement]:
+    def classify(self, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
         """The answer for the texts of each row."""
-        return self.judge(self.encode(rows))
+        return self.predict(self.encode(rows))
 
-    def judge(self, rows: Sequence[EncodedRow]) -> list[Judgement]:
+    def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """The answer for each row."""
-        with joined(self.loaded.compute) as world:
-            found = self.task.answer(_model(self.loaded, world), rows)
+        with self.loaded.joined() as loaded:
+            answers = self.task.answer(_model(loaded), rows)
         names = [name.removeprefix("p_") for name in self.task.added[1:]]
         return [
-            Judgement(str(label), dict(zip(names, (float(str(p)) for p in probabilities), strict=True)))
-            for label, *probabilities in found
+            Prediction(str(label), dict(zip(names, (float(str(p)) for p in probabilities), strict=True)))
+            for label, *probabilities in answers
         ]
 
 
 def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """The task that a model was fine-tuned on, with what its validation rows have decided. See `build_task`."""
-    task = build_task(loaded.recipe, loaded.framing, name, columns, labels)
+    task = build_task(loaded.recipe, loaded.prompt_format, name, columns, labels)
     spec = loaded.recipe.objective
     if isinstance(task, SpanTask) and cast(QuestionAnswering, spec).null_threshold is None:
         decided = Run.open(loaded.run_path).all_results.get("", {}).get("null_threshold")
@@ -159,14 +161,14 @@ def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]
 
 
 def _answered(loaded: Loaded, task: Task, rows: Iterator[tuple[Row, LabelledText]]) -> Iterator[tuple[Row, Cells]]:
-    with joined(loaded.compute) as world:
+    with loaded.joined() as loaded:
         while chunk := list(islice(rows, CHUNK_ROWS)):
-            answers = task.answer(_model(loaded, world), task.encode([item for _, item in chunk]))
+            answers = task.answer(_model(loaded), task.encode([item for _, item in chunk]))
             yield from zip((row for row, _ in chunk), answers, strict=True)
 
 
-def _model(loaded: Loaded, world: World) -> AnsweringModel:
-    return AnsweringModel(loaded.model, loaded.objective, loaded.compute, world)
+def _model(loaded: Loaded) -> AnsweringModel:
+    return AnsweringModel(loaded.model, loaded.objective, loaded.compute)
 
 
 @dataclass(frozen=True)
@@ -190,33 +192,27 @@ def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bo
     names = task_names(data)
     if task not in names:
         known = " or ".join(filter(None, names))
-        raise UsageError(
-            f"the run has no task {task!r:.40}" if task else "the run was trained on several tasks",
-            where=str(loaded.run_path),
-            fix=f"name one: --task {known}" if known else "omit --task: it was trained on one table",
-        )
+        what = f"the run has no task {task!r:.40}" if task else "the run was trained on several tasks"
+        fix = f"name one: --task {known}" if known else "omit --task: it was trained on one table"
+        raise UsageError(what, where=str(loaded.run_path), fix=fix)
     table = open_beside(source, data, reading)
     named = _laid_over(data, reading)
     if not labelled:
-        named = named.model_copy(update={"label_column": None, "target_column": None})
+        named = named.with_values({"label_column": None, "target_column": None})
     if reading.input_column is None and not matching_column(data.input_column or "", table.names):
-        named = named.model_copy(update={"input_column": None})
+        named = named.with_values({"input_column": None})
     columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(spec))
     n_texts = len(data.text_columns)
     if n_texts and len(columns.texts) != n_texts:
-        raise UsageError(
-            f"the model reads {n_texts} {'text' if n_texts == 1 else 'texts'} in a row, not {len(columns.texts)}",
-            where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200],
-            fix="give --text-column once for each of them, in this order",
-        )
+        what = f"the model reads {n_texts} {'text' if n_texts == 1 else 'texts'} in a row, not {len(columns.texts)}"
+        fix = "give --text-column once for each of them, in this order"
+        raise UsageError(what, where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200], fix=fix)
     trained = replace(columns, texts=data.text_columns) if n_texts else columns
     skips = data.skip_bad_rows or reading.skip_bad_rows
-    match spec:
-        case Classification():
-            return _Opened(table, columns, trained, LabelMap(cast(LabelKind, spec.task), spec.labels), skips)
-        case Tagging():
-            return _Opened(table, columns, trained, LabelMap("tags", spec.labels), skips)
-    return _Opened(table, columns, trained, None, skips)
+    labels = None
+    if isinstance(spec, Classification | Tagging):
+        labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
+    return _Opened(table, columns, trained, labels, skips)
 
 
 def open_beside(source: str, trained: Data, reading: Data) -> Table:
@@ -225,31 +221,21 @@ def open_beside(source: str, trained: Data, reading: Data) -> Table:
     Raises the errors of tables.
     """
 
-    def opened(delimiter: str | None) -> Table:
-        return open_table(
-            source,
-            cache=default_cache(),
-            encoding=reading.encoding,
-            usual_encoding=trained.encoding,
-            delimiter=delimiter,
-        )
-
-    table = opened(reading.delimiter or trained.delimiter)
-    if reading.delimiter is None and trained.delimiter is not None and len(table.names) == 1:
-        return opened(None)
-    return table
+    opened = partial(
+        open_table, source, cache=default_cache(), encoding=reading.encoding, usual_encoding=trained.encoding
+    )
+    table = opened(delimiter=reading.delimiter or trained.delimiter)
+    is_other = reading.delimiter is None and trained.delimiter is not None and len(table.names) == 1
+    return opened(delimiter=None) if is_other else table
 
 
 def _laid_over(trained: Data, reading: Data) -> Data:
     """The columns of training, where `reading` does not name others."""
-    return trained.model_copy(update={key: getattr(reading, key) for key in reading.model_fields_set})
+    return trained.with_values({key: getattr(reading, key) for key in reading.model_fields_set})
 
 
 def _refuse_others(loaded: Loaded) -> None:
     """Raise UsageError unless the run was fine-tuned on a table."""
     if not isinstance(loaded.recipe.objective, HeadSpec | Seq2Seq):
-        raise UsageError(
-            "this run cannot predict tables: it was not fine-tuned on one",
-            where=str(loaded.run_path),
-            fix="run lmtool finetune first, or name another run",
-        )
+        what = "this run cannot predict tables: it was not fine-tuned on one"
+        raise UsageError(what, where=str(loaded.run_path), fix="run lmtool finetune first, or name another run")

@@ -21,12 +21,15 @@ FIXED = np.random.Generator(np.random.PCG64(0))
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row of a table as token ids; see `Framing.row` and `Framing.pair`.
+    """One row of a table as token ids; see `PromptFormat.row` and `PromptFormat.pair`.
 
-    number: of the row in its table. tokens: of the texts, or of the source. cut: texts were truncated to the context.
-    segments: 0 for the first text, 1 for the others; None where the model has no segments. label, places: as in
-    `Example`.
-    target: ids of the target text, [EOS] included. answer: that text; empty where it is unknown.
+    number: of the row in its table.
+    tokens: of the texts, or of the source.
+    cut: texts were truncated to the context.
+    segments: 0 for the first text, 1 for the others; None where the model has no segments.
+    label, word_starts: as in `Example`.
+    target: ids of the target text, [EOS] included.
+    answer: that text; empty where it is unknown.
     learned: as in `Example`.
     """
 
@@ -38,7 +41,7 @@ class EncodedRow:
     target: NDArray[np.int64] | None = None
     answer: str = ""
     learned: NDArray[np.bool_] | None = None
-    places: NDArray[np.int64] | None = None
+    word_starts: NDArray[np.int64] | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -47,15 +50,9 @@ class EncodedRow:
 
     def example(self, rng: np.random.Generator = FIXED) -> Example:
         """The row as an input of an objective."""
-        return Example(
-            self.tokens,
-            rng,
-            other=self.target,
-            label=self.label,
-            segments=self.segments,
-            learned=self.learned,
-            places=self.places,
-        )
+        follows = False
+        parts = self.label, self.segments, self.learned, self.word_starts
+        return Example(self.tokens, rng, self.target, follows, *parts)
 
 
 class TableExamples:
@@ -94,11 +91,12 @@ class TableExamples:
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which continue from epoch to epoch."""
-        numbered = zip(sample_S.tolist(), self._indexes(sample_S), strict=True)
-        return [self._example(self._rows[i], self._rng(sample)) for sample, i in numbered]
-
-    def _example(self, row: EncodedRow, rng: np.random.Generator) -> Example:
-        return (row if self._reread is None else self._reread(row, rng)).example(rng)
+        examples = []
+        for sample, i in zip(sample_S.tolist(), self._indexes(sample_S), strict=True):
+            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
+            row = self._rows[i] if self._reread is None else self._reread(self._rows[i], rng)
+            examples.append(row.example(rng))
+        return examples
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Row numbers of the samples in the table, sorted and distinct."""
@@ -107,9 +105,6 @@ class TableExamples:
     def restarts(self, step: int) -> bool:
         """Rows of a table never continue those of the step before."""
         return True
-
-    def _rng(self, sample: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
 
     def _indexes(self, sample_S: NDArray[np.int64]) -> list[int]:
         n = self.per_epoch
@@ -120,11 +115,10 @@ class TableExamples:
         order = self._epochs.get(epoch)
         if order is None:
             order_R = self._shuffled(epoch)
-            n = len(order_R)
             rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "batches", epoch)))
             pool = POOL_BATCHES * self._batch_size
             parts = []
-            for start in range(0, n, pool):
+            for start in range(0, len(order_R), pool):
                 part = order_R[start : start + pool]
                 part = part[np.argsort(self._lengths_R[part], kind="stable")]
                 whole = len(part) // self._batch_size * self._batch_size
@@ -137,12 +131,12 @@ class TableExamples:
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         """Shuffled indices of the rows of an epoch; each table continues where the epoch before ended."""
-        found, first = [], 0
+        shuffled, first = [], 0
         for n, n_drawn in self._parts:
             _, order = SampleOrder(n, self._seed)(np.arange(epoch * n_drawn, (epoch + 1) * n_drawn))
-            found.append(first + order)
+            shuffled.append(first + order)
             first += n
-        if len(found) == 1:
-            return found[0]
+        if len(shuffled) == 1:
+            return shuffled[0]
         rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "tables", epoch)))
-        return rng.permutation(np.concatenate(found))
+        return rng.permutation(np.concatenate(shuffled))

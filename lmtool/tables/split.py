@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from lmtool.data.files import display
+from lmtool.data.split import document_hash
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import HeldRows
 from lmtool.tables.reading import LabelledTexts, count_labels
-from lmtool.text.files import place
-from lmtool.text.split import document_hash
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,9 @@ def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
             if taken >= wanted:
                 break
     if not held:
-        raise DataError(
-            "no row can be held out for testing: all have the same text",
-            where=place(examples.table.path),
-            fix="add rows, or name a test table with --test",
-        )
+        what = "no row can be held out for testing: all have the same text"
+        fix = "add rows, or name a test table with --test"
+        raise DataError(what, where=display(examples.table.path), fix=fix)
     return _parts(examples, held)
 
 
@@ -72,11 +70,9 @@ def restore_split(examples: LabelledTexts, saved: HeldRows) -> Split:
     rows = {item.row: i for i, item in enumerate(examples.items)}
     if len(saved.train) + len(saved.test) == len(rows) and {*saved.train, *saved.test} == rows.keys():
         return _parts(examples, {rows[row] for row in saved.test})
-    raise CheckpointError(
-        "the saved split does not fit the table",
-        where=place(examples.table.path),
-        fix="put the table back as it was, or start a new run",
-    )
+    what = "the saved split does not fit the table"
+    fix = "put the table back as it was, or start a new run"
+    raise CheckpointError(what, where=display(examples.table.path), fix=fix)
 
 
 def _parts(examples: LabelledTexts, held: set[int]) -> Split:

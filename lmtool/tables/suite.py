@@ -1,23 +1,23 @@
 """A folder of tables as one benchmark: each task by its own measure, and the mean over tasks, as in GLUE."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from lmtool.data.files import display, unpacked_name
+from lmtool.data.rowfile import ENDINGS
+from lmtool.data.table import Skipped
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import Loaded
 from lmtool.recipe.spec.text import Data
-from lmtool.run.places import INFO
+from lmtool.run.paths import INFO
 from lmtool.tables.data import task_names
 from lmtool.tables.predict import AS_TRAINED, measure_tables
-from lmtool.tables.results import Results
-from lmtool.text.files import place, unpacked_name
-from lmtool.text.rowfile import ENDINGS
-from lmtool.text.table import Skipped
+from lmtool.tables.tasks.results import Results
 
 _PARTS = re.compile(r"(test|dev|valid|validation)$")
 
@@ -75,18 +75,20 @@ def tables_in(source: str) -> dict[str, str]:
     folder = Path(source)
     if not folder.is_dir():
         return {}
-    found = {}
+    tables = {}
     for path in sorted(folder.iterdir()):
         ending = next((one for one in ENDINGS if unpacked_name(path).endswith(one)), None)
         if ending is not None and path.is_file():
             name = path.name[: path.name.lower().rindex(ending)]
             if not re.search(r"[\W_]train$|^train$", name.lower()):
-                found[name] = str(path)
-    if not found:
+                tables[name] = str(path)
+    if not tables:
         raise DataError(
-            "the folder has no table to evaluate on", where=place(folder), fix=f"put {', '.join(ENDINGS)} files there"
+            "the folder has no table to evaluate on",
+            where=display(folder),
+            fix=f"put {', '.join(ENDINGS)} files there",
         )
-    return found
+    return tables
 
 
 def runs_in(reference: str) -> dict[str, str]:
@@ -114,11 +116,11 @@ def measure_folder(
     results: dict[str, Results] = {}
     for run in dict.fromkeys(chosen.values()):
         model = load(runs[run])
-        own = [name for name in tables if chosen[name] == run]
-        tasks = {task: task for task in task_names(model.recipe.data)}
-        asked = {name: "" if "" in tasks else _named(name, tasks, "task") for name in own}
-        for name in own:
-            (results[name],) = measure_tables(model, [tables[name]], asked[name], reading, skipped)
+        tasks = task_names(model.recipe.data)
+        of_run = [name for name in tables if chosen[name] == run]
+        task_of = {name: "" if "" in tasks else _named(name, tasks, "task") for name in of_run}
+        for name, task in task_of.items():
+            (results[name],) = measure_tables(model, [tables[name]], task, reading, skipped)
     return Suite({name: results[name] for name in tables})
 
 
@@ -150,7 +152,7 @@ def task_key(name: str) -> str:
     return _PARTS.sub("", plain) or plain
 
 
-def _named(table: str, known: Mapping[str, str], what: str) -> str:
+def _named(table: str, known: Iterable[str], what: str) -> str:
     """The name among those known that is a table's; for both tables of MNLI also mnli."""
     keys = {task_key(name): name for name in known}
     key = task_key(table)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from lmtool.data.prepare import Prepared, default_cache, prepare
 from lmtool.model.ngram import NGramModel
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.recipe.spec.words import NGram
-from lmtool.text.prepare import Prepared, default_cache, prepare
 from lmtool.training.windows import Windows
 
 ORDER = 5
@@ -27,8 +27,9 @@ SECONDS = 2e-6
 class TextResults:
     """Bits per byte of the best checkpoint on the validation text.
 
-    loss: nats per token. ngram: of the 5-gram model; None where the text is too long for it. limit: of the best
-    possible model, for a bundled text.
+    loss: nats per token.
+    ngram: of the 5-gram model; None where the text is too long for it.
+    limit: of the best possible model, for a bundled text.
     """
 
     step: int

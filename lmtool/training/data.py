@@ -9,13 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtool.compute.device import Compute, resolve
+from lmtool.analysis.gradients import gradient_norms
+from lmtool.checks.text import find_in_text
+from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World
-from lmtool.decoding.framing import Framing
+from lmtool.data import bundled
+from lmtool.data.blocks import BlockStores
+from lmtool.data.prepare import Prepared, default_cache, prepare, scored
+from lmtool.data.store import TokenStore
+from lmtool.data.survey import Report
 from lmtool.errors import DataError
-from lmtool.inference.evaluation import Validation, evaluate
-from lmtool.inference.gradients import gradient_norms
-from lmtool.inference.perplexity import HeldOut, limit, perplexity
+from lmtool.inference.evaluation import Items, Validation, evaluate
+from lmtool.inference.perplexity import HeldOut, TokenizedText, limit
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.objective import Cut, Loss, Objective, build_objective
@@ -25,14 +30,9 @@ from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.run.files import SavedSplit, StreamMark
 from lmtool.run.lines import MOST_LINES, KnownLines
 from lmtool.run.order import MixtureOrder, hash_key
-from lmtool.tables.results import Results
-from lmtool.text import bundled
-from lmtool.text.blocks import BlockStores
-from lmtool.text.findings import find_in_text
-from lmtool.text.prepare import Prepared, default_cache, prepare, scored
-from lmtool.text.store import TokenStore
-from lmtool.text.survey import Report
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tables.tasks.results import Results
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.streamed import StreamedMixture, StreamedWindows, streaming
@@ -42,12 +42,19 @@ from lmtool.training.windows import ExampleSource, Mixture, Windows
 class TrainingData(Protocol):
     """The training, validation and test data of a run.
 
-    recipe: with what is inferred from the data. framing: how texts become model inputs. fingerprint: of the content.
-    prompts: of the samples at each validation. unit: of counts of data. batch_units: their number in one step. lines:
-    descriptions of the data. warnings: about the data. bytes_per_token: of the validation text that a causal model
-    predicts, else None. is_measured: the best checkpoint is evaluated at the end. split:
-    the held-out rows, to be saved in the run; None where they follow from the recipe. known_lines: of a list of short
-    lines, to be saved too; else None. per_epoch: examples of one pass.
+    recipe: with what is inferred from the data.
+    prompt_format: how texts become model inputs.
+    fingerprint: of the content.
+    prompts: of the samples at each validation.
+    unit: of counts of data.
+    batch_units: their number in one step.
+    lines: descriptions of the data.
+    warnings: about the data.
+    bytes_per_token: of the validation text that a causal model predicts, else None.
+    is_measured: the best checkpoint is evaluated at the end.
+    split: the held-out rows, to be saved in the run; None where they follow from the recipe.
+    known_lines: of a list of short lines, to be saved too; else None.
+    per_epoch: examples of one pass.
     """
 
     @property
@@ -75,7 +82,7 @@ class TrainingData(Protocol):
     def recipe(self) -> Recipe: ...
 
     @property
-    def framing(self) -> Framing: ...
+    def prompt_format(self) -> PromptFormat: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -92,7 +99,7 @@ class TrainingData(Protocol):
     def with_recipe(self, recipe: Recipe) -> "TrainingData":
         """The same data under a recipe that differs in its training and evaluation only."""
 
-    def flowing(self, world: World, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
+    def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
         """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
         each text, if there are any.
 
@@ -108,14 +115,14 @@ class TrainingData(Protocol):
     def examples(self, objective: Objective) -> ExampleSource:
         """Training examples."""
 
-    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
+    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
         """Loss and metrics on the validation part; computed by all processes together."""
 
     def seconds_after(self, validation: float) -> float:
         """Estimate of the seconds that `measure` takes at the end, from those of a validation."""
 
     def measure(
-        self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
+        self, lm: LanguageModel, objective: Objective, step: int, compute: Compute
     ) -> Sequence[Results | TextResults]:
         """Results of the best checkpoint, of this step: on the test rows or else on the validation rows, or on the
         validation text."""
@@ -142,9 +149,8 @@ class TextData:
         self._blocks: Sequence[BlockStores] = ()
         self._marks: Sequence[StreamMark] = ()
         rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
-        model = recipe.model.model_copy(update={"vocab_size": rows})
-        self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
-        self.framing = Framing.of(self.recipe, prepared.tokenizer)
+        self.recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
+        self.prompt_format = PromptFormat.of(self.recipe, prepared.tokenizer)
         self.fingerprint = prepared.fingerprint
         self._prepared = prepared
         self._is_foreign = is_foreign
@@ -175,11 +181,11 @@ class TextData:
         return data
 
     @contextmanager
-    def flowing(self, world: World, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:
+    def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:
         if not self._prepared.streamed:
             yield
             return
-        with streaming(self._prepared, world, compute, marks) as self._blocks:
+        with streaming(self._prepared, compute, marks) as self._blocks:
             self._marks = marks
             yield
 
@@ -189,8 +195,8 @@ class TextData:
         if bundled.limit([file for parts in texts for part in parts for file in part.text.corpus.files]) is not None:
             return ()  # a program wrote the text, and its results stand beside what can be reached at best
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
-        found = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
-        return tuple(dict.fromkeys(str(notice) for notices in found for notice in notices))
+        findings = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
+        return tuple(dict.fromkeys(str(notice) for notices in findings for notice in notices))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -219,16 +225,20 @@ class TextData:
     def bytes_per_token(self) -> float | None:
         if not isinstance(self.recipe.objective, Causal):
             return None
-        n_bytes, n_tokens = scored(self._valid, self.framing.tokenizer)
+        n_bytes, n_tokens = scored(self._valid, self.prompt_format.tokenizer)
         return n_bytes / n_tokens if n_tokens else None
 
     @cached_property
     def prompts(self) -> tuple[str, ...]:
         """Those of the recipe; by default one that begins as the validation text, if the model continues texts."""
-        if (given := self.recipe.evaluation.prompts) is not None:
-            return given
-        continues = self.recipe.model.reads in ("past", "source") and not self.framing.answers
-        return (beginning(self._valid, self.framing.tokenizer, self.recipe.data.split == "slice"),) if continues else ()
+        if (prompts := self.recipe.evaluation.prompts) is not None:
+            return prompts
+        continues = self.recipe.model.reads in ("past", "source") and not self.prompt_format.answers
+        return (
+            (beginning(self._valid, self.prompt_format.tokenizer, self.recipe.data.split == "slice"),)
+            if continues
+            else ()
+        )
 
     def token_counts(self) -> NDArray[np.int64]:
         return self._train.counts()
@@ -236,7 +246,7 @@ class TextData:
     def set_statistics(self, lm: LanguageModel) -> None:
         if lm.counts_V is not None:
             counts = torch.from_numpy(self.token_counts())
-            counts[list(self.framing.tokenizer.special_ids)] = 0
+            counts[list(self.prompt_format.tokenizer.special_ids)] = 0
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
         for ngrams in ngrams_of(lm):
@@ -244,14 +254,14 @@ class TextData:
 
     def windows(self, objective: Objective) -> Windows:
         """Windows of the training text; of a stream those of its head, of a mixture those of its first text."""
-        training, tokenizer = self.recipe.training, self.framing.tokenizer
+        training, tokenizer = self.recipe.training, self.prompt_format.tokenizer
         lanes = training.batch_size if training.carry_state else None
         cut, marks = objective.cut(self.recipe.model.context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
 
     def examples(self, objective: Objective) -> ExampleSource:
         cut = objective.cut(self.recipe.model.context)
-        marks = self.framing.tokenizer.bos_id, self.framing.tokenizer.eos_id
+        marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit == "pair":
             # here, so that a text that is too short raises before the first step
             self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
@@ -262,7 +272,7 @@ class TextData:
         windows = self.windows(objective)
         if isinstance(self.recipe.objective, WeightedCounts):
             is_word_V = self.token_counts() > 0
-            is_word_V[list(self.framing.tokenizer.special_ids)] = False
+            is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
             window, length = self.recipe.objective.window, self.recipe.model.context
             return CountedPairs.count(windows, is_word_V, window, length, self.recipe.seed)
         return windows
@@ -286,15 +296,13 @@ class TextData:
 
     def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
         """The windows of text n, from its mark on."""
-        whole, _ = self._prepared.streamed[n]
         return StreamedWindows(
             self._blocks[n],
             cut,
             seed,
-            batch_size=self.recipe.training.batch_size,
-            isolated=self.recipe.data.isolate_documents,
-            share=whole.share,
-            mark=self._marks[n] if self._marks else None,
+            self.recipe.training.batch_size,
+            self._marks[n] if self._marks else None,
+            self.recipe.data.isolate_documents,
         )
 
     @property
@@ -308,8 +316,8 @@ class TextData:
         recipe = self.recipe
         # objectives of word vectors need counts, which others do without
         counts = torch.from_numpy(self.token_counts()) if recipe.model.reads == "words" else None
-        found = self.examples(build_objective(recipe, self.framing.tokenizer, counts)).per_epoch
-        return found if self._blocks else max(1, round(found / self._share))
+        examples = self.examples(build_objective(recipe, self.prompt_format.tokenizer, counts)).per_epoch
+        return examples if self._blocks else max(1, round(examples / self._share))
 
     @property
     def _share(self) -> float:
@@ -320,14 +328,14 @@ class TextData:
         whole = sum(n / text.share for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
         return sum(held) / whole
 
-    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
+    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
         wanted = self.recipe.evaluation.tokens
         if self._pairs is not None:
-            return _validate_pairs(self._pairs, wanted, lm, objective, compute, world)
+            return _validate_pairs(self._pairs, wanted, lm, objective, compute)
         if self._held_out is None:
             longest = objective.window(self.recipe.model.context)
             self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
-        return self._held_out.validate(lm, objective, compute, world)
+        return self._held_out.validate(lm, objective, compute)
 
     def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
         """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""
@@ -341,21 +349,19 @@ class TextData:
         sample = min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
         return validation * len(self._valid) / sample + SECONDS * min(len(self._train), MOST_TOKENS)
 
-    def measure(
-        self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
-    ) -> list[TextResults]:
+    def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[TextResults]:
         """Bits per byte of all validation text, computed by all processes, and in the main one of a 5-gram model."""
-        tokenizer, context = self.framing.tokenizer, self.recipe.model.context
-        found = perplexity(lm, self._valid, tokenizer, objective, compute, context, context, world)
+        tokenizer, context = self.prompt_format.tokenizer, self.recipe.model.context
+        measured = TokenizedText(self._valid, tokenizer, context, context).perplexity(lm, objective, compute)
         data = self.recipe.data
         named = data.valid or data.sources
         return [
             TextResults(
                 step=step,
-                tokens=found.tokens,
-                loss=found.loss,
-                bits_per_byte=found.bits_per_byte,
-                ngram=self._ngram_bits() if world.is_main else None,
+                tokens=measured.tokens,
+                loss=measured.loss,
+                bits_per_byte=measured.bits_per_byte,
+                ngram=self._ngram_bits() if compute.world.is_main else None,
                 limit=limit(named, data),
             )
         ]
@@ -368,11 +374,12 @@ class TextData:
         train, tokenizer = prepared.train, prepared.tokenizer
         if len(train) > MOST_TOKENS:
             return None
-        objective = build_objective(self.recipe.model_copy(update={"objective": Causal()}), tokenizer)
+        objective = build_objective(self.recipe.with_values({"objective": Causal()}), tokenizer)
         windows = Windows(train, objective.cut(min(ROW, len(train) - 1)), self.recipe.seed)
         model = counted(windows, tokenizer.embedding_rows(None))
-        compute = resolve("cpu", "float32")
-        return perplexity(model, prepared.valid, tokenizer, objective, compute, ROW, ROW).bits_per_byte
+        compute = choose_compute("cpu", "float32")
+        text = TokenizedText(prepared.valid, tokenizer, ROW, ROW)
+        return text.perplexity(model, objective, compute).bits_per_byte
 
 
 def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
@@ -416,7 +423,7 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
 
 
 def _validate_pairs(
-    pairs: Windows, tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute, world: World
+    pairs: Windows, tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute
 ) -> Validation:
     """Validation on pairs for next-sentence prediction, on about so many of their tokens; all when None."""
     n = pairs.per_epoch if tokens is None else min(pairs.per_epoch, -(-tokens // pairs.length))
@@ -425,5 +432,5 @@ def _validate_pairs(
         batch = objective.collate(pairs.read(np.array(chosen)))
         return objective.score(lm, batch.to(compute.device)), ()
 
-    found = evaluate(lm, [(pairs.length,)] * n, read, compute, world, metrics=objective.metrics)
-    return Validation(found.loss, found.metrics)
+    evaluated = evaluate(lm, Items([(pairs.length,)] * n, read, objective.metrics), compute)
+    return Validation(evaluated.loss, evaluated.metrics)

@@ -7,8 +7,8 @@ from typing import Literal
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.log import Record
-from lmtool.tables.results import Results
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tables.tasks.results import Results
+from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.comparison import TextResults
 from lmtool.training.fit import Step
 
@@ -40,8 +40,8 @@ class AlreadyFinished:
 
 
 @dataclass(frozen=True)
-class Noted:
-    """A line to tell before training."""
+class Info:
+    """A message to the user before training."""
 
     text: str
 
@@ -50,9 +50,10 @@ class Noted:
 class Timed:
     """How long the session will take, by steps that were measured on this machine.
 
-    seconds: of its `steps` steps, their validations and the measurement at the end. speed: of `unit`, tokens computed
-    or pairs, a second. patience: see `Evaluation`. whole_pass: minutes of a run with one pass over its data, where this
-    one has less.
+    seconds: of its `steps` steps, their validations and the measurement at the end.
+    speed: of `unit`, tokens computed or pairs, a second.
+    patience: see `Evaluation`.
+    whole_pass: minutes of a run with one pass over its data, where this one has less.
     """
 
     seconds: float
@@ -67,9 +68,10 @@ class Timed:
 class Plan:
     """The plan of the session, before the first step.
 
-    learning: number of trainable parameters. batch_units: number of `unit` in one step. counted: name of a target of
-    the loss, the unit of the speed. held: bytes of weights, gradients and moments of one
-    process; 0 for a model of counts.
+    learning: number of trainable parameters.
+    batch_units: number of `unit` in one step.
+    counted: name of a target of the loss, the unit of the speed.
+    held: bytes of weights, gradients and moments of one process; 0 for a model of counts.
     """
 
     parameters: int
@@ -117,15 +119,15 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Warned:
-    """An error that does not end the training."""
+class Warn:
+    """A problem that does not end the training."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Resized:
-    """The number of steps in all has changed, since the time of the run is limited and the speed was another."""
+class StepsChanged:
+    """The total number of steps has changed: the run is limited in time, and its speed is not the estimated one."""
 
     steps: int
 
@@ -148,15 +150,15 @@ class Ended:
 Event = (
     Started
     | AlreadyFinished
-    | Noted
+    | Info
     | Timed
     | Plan
     | Stepped
     | Logged
     | Sampled
     | Saved
-    | Warned
-    | Resized
+    | Warn
+    | StepsChanged
     | Ended
     | Results
     | TextResults

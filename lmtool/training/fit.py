@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, peers_may_end
+from lmtool.compute.processes import peers_may_end
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.inference.evaluation import by_length
 from lmtool.model import DecodeState, LanguageModel
@@ -23,10 +22,10 @@ from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.order import hash_key, rank_samples
-from lmtool.training.carried import CarriedModel, fresh, rows_of
 from lmtool.training.counting import count_part
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import multiplier
+from lmtool.training.truncated_bptt import CarriedModel, fresh, rows_of
 from lmtool.training.windows import ExampleSource, Windows
 
 MOST_SKIPPED = 25
@@ -40,12 +39,18 @@ AVERAGED = 64
 class Step:
     """One step of the optimizer, or of counting, done.
 
-    step: steps done so far. loss: mean over the step's targets, before the update. lr: peak learning rate x schedule.
+    step: steps done so far.
+    loss: mean over the step's targets, before the update.
+    lr: peak learning rate x schedule.
     grad_norm: before clipping; like lr it is 0 for a model that counts. Where it is not finite, no weight was changed.
-    tokens: targets of the step, over all processes. computed: tokens that they computed for it, padding included, which
-    depends on micro-batches; see `Objective.count_computed`. seconds: duration of the step. micro_batch: rows computed
-    at once. recomputes: activations were recomputed because memory ran out. stop: a stop was requested; the same in
-    every process. carried: the initial state of the next step's rows; None unless the recipe carries states.
+    tokens: targets of the step, over all processes.
+    computed: tokens that they computed for it, padding included, which depends on micro-batches; see
+        `Objective.count_computed`.
+    seconds: duration of the step.
+    micro_batch: rows computed at once.
+    recomputes: activations were recomputed because memory ran out.
+    stop: a stop was requested; the same in every process.
+    carried: the initial state of the next step's rows; None unless the recipe carries states.
     """
 
     step: int
@@ -77,149 +82,200 @@ class LossModule(nn.Module):
         return self.objective.loss(carrying, batch).total, carrying.after
 
 
+@dataclass(frozen=True)
+class Trainable:
+    """What is trained, and how.
+
+    model: trained in place.
+    objective: with its teacher, if it has one.
+    optimizers: of the model's weights.
+    module: model and objective, where they are sharded; replicated in each process when None.
+    """
+
+    model: LanguageModel
+    objective: Objective
+    optimizers: Optimizers
+    module: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins.
+
+    step: steps done before.
+    micro_batch: rows at once; by default that of the recipe.
+    carried: the final states of the last step before, when the recipe carries states.
+    """
+
+    step: int = 0
+    micro_batch: int | None = None
+    carried: DecodeState | None = None
+
+
+def never() -> bool:
+    """No stop is requested."""
+    return False
+
+
 def fit(
-    model: LanguageModel,
-    objective: Objective,
-    optimizers: Optimizers,
+    trainable: Trainable,
     examples: ExampleSource,
     recipe: Recipe,
     compute: Compute,
-    world: World,
-    *,
-    first_step: int = 0,
-    micro_batch: int | None = None,
-    carried: DecodeState | None = None,
-    module: nn.Module | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    start: Start = Start(),
+    stop: Callable[[], bool] = never,
 ) -> Generator[Step]:
-    """Train `model` in place, from `first_step` to the recipe's last, and yield each step when it is done.
+    """Train a model in place, from `start` to the recipe's last step, and yield each step when it is done.
 
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
-    from the seed and n.
-
-    micro_batch: rows at once; by default that of the recipe. When out of memory, activations are recomputed where the
-    recipe lets them be, else the rows are halved, and the step is repeated; the batch size stays. carried: the final
-    states of the step before `first_step`, when the recipe carries states. module: model and objective, where they are
-    sharded; replicated in each process when None. A model that counts has no gradient: its steps are one pass over the
-    text, see `count_part`.
+    from the seed and n. When out of memory, activations are recomputed where the recipe lets them be, else the rows
+    computed at once are halved, and the step is repeated; the batch size stays. A model that counts has no gradient:
+    its steps are one pass over the text, see `count_part`.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends.
     """
-    training = recipe.training
-    rows = micro_batch or training.rows_at_once(world.size)
+    model, steps = trainable.model, range(start.step, recipe.training.steps)
     if isinstance(model, CountingModel):
         assert isinstance(examples, Windows)
-        for step in range(first_step, training.steps):
+        rows = start.micro_batch or recipe.training.rows_at_once(compute.world.size)
+        for step in steps:
             started = time.perf_counter()
             total, count = count_part(model, examples, recipe, step, compute)
-            (stops,) = world.sum((float(stop()),), compute)
+            (stops,) = compute.world.sum((float(stop()),))
             seconds = time.perf_counter() - started
             yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, count, seconds, rows, stops > 0)
         return
-    if module is None:
-        module = world.wrap(LossModule(model, objective), compute)
-    loader = _Loader(examples, objective, recipe, world, compute)
-    model.train()
-    recomputes, n_skipped = False, 0
-    if training.recompute == "layers":
-        recompute_layers(model)
+    loop = _Loop(trainable, examples, recipe, compute, start)
     threads = torch.get_num_threads()
     if model.step_threads is not None:
         torch.set_num_threads(model.step_threads)
     try:
-        for step in range(first_step, training.steps):
-            started = time.perf_counter()
-            before = None
-            if training.carry_state:
-                restarts = carried is None or examples.restarts(step)
-                before = fresh(model, training.batch_size, compute.device) if restarts else carried
-            while True:
-                try:
-                    batches = loader.batches(step, rows)
-                    total, count, carried, n_computed = _accumulate(
-                        module, objective, optimizers, batches, before, recipe.seed, step, compute, world
-                    )
-                    break
-                except RuntimeError as error:
-                    if not _out_of_memory(error):
-                        raise
-                    if training.recompute == "auto" and world.size == 1 and recompute_layers(model):
-                        recomputes = True
-                    else:
-                        rows = _halve(rows, world, error)
-                # outside of the handler, because the error keeps the tensors of its micro-batch alive
-                optimizers.forget_gradients()
-                if compute.device.type == "cuda":
-                    torch.cuda.empty_cache()
-            total, n_targets, n_computed, stops = world.sum((total, count, n_computed, float(stop())), compute)
-            n_targets = max(1, n_targets)
-            if not math.isfinite(total):
-                raise _not_finite("loss", total, step, loader)
-            rate = multiplier(recipe.schedule, step, training.steps, recipe.model.d_model)
-            # backward passes summed over targets, and the all-reduce averaged over processes
-            norm = optimizers.update(rate, world.size / n_targets, training.clip_norm, step)
-            n_skipped = 0 if math.isfinite(norm) else n_skipped + 1
-            if n_skipped and (not compute.scales_gradients or n_skipped > MOST_SKIPPED):
-                raise _not_finite("gradient", norm, step, loader)
-            seconds = time.perf_counter() - started
-            lr = optimizers.peak_rate * rate
-            loss, stopped = total / n_targets, stops > 0
-            counts = int(n_targets), int(n_computed)
-            yield Step(step + 1, loss, lr, norm, *counts, seconds, rows, stopped, carried, recomputes)
+        for step in steps:
+            yield loop.step(step, stop)
     finally:
-        loader.close()
+        loop.loader.close()
         if model.step_threads is not None:
             torch.set_num_threads(threads)
 
 
-def _accumulate(
-    module: nn.Module,
-    objective: Objective,
-    optimizers: Optimizers,
-    batches: list[Batch],
-    before: DecodeState | None,
-    seed: int,
-    step: int,
-    compute: Compute,
-    world: World,
-) -> tuple[float, int, DecodeState | None, float]:
-    """Accumulate the gradients of this process's micro-batches.
+class _Loop:
+    """The state of training by gradients between two steps, besides weights and moments."""
 
-    before: the initial states of the rows, if they are carried.
-    Returns the summed loss, the number of targets, the final states of the rows, and the number of tokens computed.
-    """
-    losses, states, count, n_rows = [], [], 0, 0
-    for index, batch in enumerate(batches):
-        n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
-        part = None if before is None else rows_of(before, n_before, n_rows)
-        torch.manual_seed(hash_key(seed, "step", step, world.rank, index))
-        last = index == len(batches) - 1
-        with peers_may_end(), nullcontext() if last else world.alone(module):
-            with compute.autocast():
-                total, after = module(batch.to(compute.device), part)
-            optimizers.backward(total)
-        losses.append(total.detach())
-        states += [] if after is None else [after]
-        count += objective.count(batch)
-    after = DecodeState.join(states) if states else None
-    n_computed = sum(map(objective.count_computed, batches))
-    return float(torch.stack(losses).sum(dtype=torch.float32)), count, after, n_computed
+    def __init__(
+        self, trainable: Trainable, examples: ExampleSource, recipe: Recipe, compute: Compute, start: Start
+    ) -> None:
+        self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
+        self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
+        module = trainable.module
+        self.module = self.world.wrap(LossModule(self.model, self.objective)) if module is None else module
+        self.loader = _Loader(examples, self.objective, recipe, compute)
+        self.rows = start.micro_batch or recipe.training.rows_at_once(self.world.size)
+        self.carried = start.carried
+        self.recomputes, self.n_skipped = False, 0
+        self.model.train()
+        if recipe.training.recompute == "layers":
+            recompute_layers(self.model)
+
+    def step(self, step: int, stop: Callable[[], bool]) -> Step:
+        """One step of the optimizer."""
+        started = time.perf_counter()
+        training, compute, before = self.recipe.training, self.compute, None
+        if training.carry_state:
+            restarts = self.carried is None or self.examples.restarts(step)
+            before = fresh(self.model, training.batch_size, compute.device) if restarts else self.carried
+        total, count, n_computed = self._gradients(step, before)
+        total, n_targets, n_computed, stops = self.world.sum((total, count, n_computed, float(stop())))
+        n_targets = max(1, n_targets)
+        if not math.isfinite(total):
+            raise self._not_finite("loss", total, step)
+        rate = multiplier(self.recipe.schedule, step, training.steps, self.recipe.model.d_model)
+        # backward passes summed over targets, and the all-reduce averaged over processes
+        norm = self.optimizers.update(rate, self.world.size / n_targets, training.clip_norm, step)
+        self.n_skipped = 0 if math.isfinite(norm) else self.n_skipped + 1
+        if self.n_skipped and (not compute.scales_gradients or self.n_skipped > MOST_SKIPPED):
+            raise self._not_finite("gradient", norm, step)
+        return Step(
+            step=step + 1,
+            loss=total / n_targets,
+            lr=self.optimizers.peak_rate * rate,
+            grad_norm=norm,
+            tokens=int(n_targets),
+            computed=int(n_computed),
+            seconds=time.perf_counter() - started,
+            micro_batch=self.rows,
+            stop=stops > 0,
+            carried=self.carried,
+            recomputes=self.recomputes,
+        )
+
+    def _gradients(self, step: int, before: DecodeState | None) -> tuple[float, int, float]:
+        """As `_accumulate`, again with less memory where it was short."""
+        while True:
+            try:
+                return self._accumulate(step, before)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+                alone = self.world.size == 1
+                if self.recipe.training.recompute == "auto" and alone and recompute_layers(self.model):
+                    self.recomputes = True
+                elif self.rows > 1 and alone:
+                    self.rows //= 2
+                else:
+                    fewer = f"set training.micro_batch below {self.rows}"
+                    fix = "set model.context or model.d_model lower" if self.rows == 1 else fewer
+                    what = f"out of memory with {self.rows} rows of a batch at once"
+                    raise ResourceError(what, fix=fix) from error
+            # outside of the handler, because the error keeps the tensors of its micro-batch alive
+            self.optimizers.forget_gradients()
+            if self.compute.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _accumulate(self, step: int, before: DecodeState | None) -> tuple[float, int, float]:
+        """Accumulate the gradients of this process's micro-batches, and keep the final states of the rows.
+
+        before: the initial states of the rows, if they are carried.
+        Returns the summed loss, the number of targets, and the number of tokens computed.
+        """
+        losses, states, count, n_rows = [], [], 0, 0
+        batches = self.loader.batches(step, self.rows)
+        for index, batch in enumerate(batches):
+            n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
+            part = None if before is None else rows_of(before, n_before, n_rows)
+            torch.manual_seed(hash_key(self.recipe.seed, "step", step, self.world.rank, index))
+            last = index == len(batches) - 1
+            with peers_may_end(), nullcontext() if last else self.world.alone(self.module):
+                with self.compute.autocast():
+                    total, after = self.module(batch.to(self.compute.device), part)
+                self.optimizers.backward(total)
+            losses.append(total.detach())
+            states += [] if after is None else [after]
+            count += self.objective.count(batch)
+        self.carried = DecodeState.join(states) if states else None
+        n_computed = sum(map(self.objective.count_computed, batches))
+        return float(torch.stack(losses).sum(dtype=torch.float32)), count, n_computed
+
+    def _not_finite(self, what: str, value: float, step: int) -> NumericalError:
+        documents = self.examples.documents(rank_samples(step, self.recipe.training.batch_size))
+        listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
+        return NumericalError(
+            f"the {what} of step {step + 1} is {value}; no weight was changed",
+            where=f"{self.examples.unit} {listed} of the training text",
+            fix="try a lower optimizer.lr, more schedule.warmup_steps, or training.precision=float32",
+        )
 
 
 class _Loader:
     """Prefetches the batches of the next step while the current one is computed."""
 
-    def __init__(
-        self, examples: ExampleSource, objective: Objective, recipe: Recipe, world: World, compute: Compute
-    ) -> None:
+    def __init__(self, examples: ExampleSource, objective: Objective, recipe: Recipe, compute: Compute) -> None:
         self._examples = examples
         self._objective = objective
         self._batch_size = recipe.training.batch_size
         self._micro_tokens = recipe.training.micro_tokens
         self._last_step = recipe.training.steps - 1
-        self._world = world
-        self._compute = compute
+        self._world = compute.world
         self._pin = compute.device.type == "cuda"
         self._thread = ThreadPoolExecutor(1)
         self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
@@ -232,29 +288,16 @@ class _Loader:
         ahead = self._ahead.pop((step, rows), None)
         batches = self._read(step, rows) if ahead is None else ahead.result()
         if self._world.in_step and self._micro_tokens is not None:
-            most = self._world.most(len(batches), self._compute)
+            most = self._world.most(len(batches))
             batches = batches if len(batches) == most else self._read(step, rows, most)
         if step < self._last_step:
             self._ahead = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
         return batches
 
-    def samples(self, step: int) -> NDArray[np.int64]:
-        """Sample numbers of this process in `step`."""
-        return rank_samples(step, self._batch_size, self._world.rank, self._world.size)
-
-    @property
-    def unit(self) -> str:
-        """The unit of `documents`."""
-        return self._examples.unit
-
-    def documents(self, step: int) -> list[int]:
-        """Numbers of the documents in the whole batch of `step`, over all processes."""
-        return self._examples.documents(rank_samples(step, self._batch_size))
-
     def _read(self, step: int, rows: int, least: int = 1) -> list[Batch]:
-        found = self._examples.read(self.samples(step))
+        examples = self._examples.read(rank_samples(step, self._batch_size, self._world.rank, self._world.size))
         done = step / (self._last_step + 1)
-        parts = micro_batches(found, rows, self._micro_tokens, least)
+        parts = micro_batches(examples, rows, self._micro_tokens, least)
         batches = [self._objective.collate(part, done) for part in parts]
         return [batch.pin() for batch in batches] if self._pin else batches
 
@@ -269,7 +312,7 @@ def tokens_of_a_step(examples: ExampleSource, objective: Objective, recipe: Reci
     steps = np.unique(np.linspace(0, n_steps - 1, AVERAGED).round().astype(int)).tolist()
     rows = training.rows_at_once(1)
     read = (examples.read(rank_samples(step, training.batch_size)) for step in steps)
-    parts = (part for found in read for part in micro_batches(found, rows, training.micro_tokens))
+    parts = (part for batch in read for part in micro_batches(batch, rows, training.micro_tokens))
     return sum(objective.count_computed(objective.collate(part)) for part in parts) / len(steps)
 
 
@@ -292,20 +335,3 @@ def micro_batches(examples: list[Example], rows: int, tokens: int | None, least:
 
 def _out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _halve(rows: int, world: World, error: RuntimeError) -> int:
-    if rows > 1 and world.size == 1:
-        return rows // 2
-    fix = "set model.context or model.d_model lower" if rows == 1 else f"set training.micro_batch below {rows}"
-    raise ResourceError(f"out of memory with {rows} rows of a batch at once", fix=fix) from error
-
-
-def _not_finite(what: str, value: float, step: int, loader: _Loader) -> NumericalError:
-    documents = loader.documents(step)
-    listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
-    return NumericalError(
-        f"the {what} of step {step + 1} is {value}; no weight was changed",
-        where=f"{loader.unit} {listed} of the training text",
-        fix="try a lower optimizer.lr, more schedule.warmup_steps, or training.precision=float32",
-    )

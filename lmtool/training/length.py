@@ -7,20 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World
 from lmtool.errors import NumericalError
-from lmtool.inference.base import Base
-from lmtool.inference.load import learner
+from lmtool.inference.load import Initialization, build_for_training
 from lmtool.model import LanguageModel
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
 from lmtool.training.data import TrainingData
+from lmtool.training.distillation import distilled
 from lmtool.training.events import Timed
-from lmtool.training.fit import Step, fit, tokens_of_a_step
+from lmtool.training.fit import Step, Trainable, fit, tokens_of_a_step
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.schedule import Pace
-from lmtool.training.teaching import distilled
+from lmtool.training.schedule import TimeBudget
 from lmtool.training.windows import ExampleSource
 
 VALIDATIONS = 12
@@ -57,7 +55,6 @@ class Trial:
 
     recipe: Recipe
     compute: Compute
-    world: World
     seconds: float
     most: int | None = None
 
@@ -66,29 +63,19 @@ class Trial:
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
         # as many weights as are trained in the end
-        tuning = self.recipe.tuning.model_copy(update={"unfreeze_every": None})
+        tuning = self.recipe.tuning.with_values({"unfreeze_every": None})
         optimizers = Optimizers(self.recipe.optimizer, lm, self.compute, tuning)
-        training = self.recipe.training.model_copy(update={"steps": MOST_STEPS})
-        endless = self.recipe.model_copy(update={"training": training})
+        endless = self.recipe.with_values({"training.steps": MOST_STEPS})
         steps: list[Step] = []
         spent, most = 0.0, MOST_STEPS if self.most is None else max(LEAST_PROBE, self.most)
         with suppress(NumericalError):
-            for step in fit(lm, objective, optimizers, examples, endless, self.compute, self.world):
+            for step in fit(Trainable(lm, objective, optimizers), examples, endless, self.compute):
                 steps.append(step)
                 # all processes stop at the same step
-                (spent,) = self.world.sum((spent + step.seconds if self.world.is_main else 0.0,), self.compute)
+                (spent,) = self.compute.world.sum((spent + step.seconds if self.compute.world.is_main else 0.0,))
                 if len(steps) >= most or (len(steps) >= LEAST_PROBE and spent > self.seconds):
                     break
         return steps[len(steps) // 2 :]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The trained models that a run begins with, learns from, and reads the states of."""
-
-    base: Base | None = None
-    teacher: Base | None = None
-    features: LanguageModel | None = None
 
 
 @dataclass(frozen=True)
@@ -105,21 +92,21 @@ class Speed:
 
     @classmethod
     def measure(
-        cls, data: TrainingData, trained: Trained, compute: Compute, world: World, began: float
+        cls, data: TrainingData, initialization: Initialization, compute: Compute, began: float
     ) -> "Speed | None":
         """By some seconds of training, and a validation; the same in all processes, by the figures of the main one.
 
         began: when the command did, by time.perf_counter. None for a model of counts, and where a loss is not finite.
         """
-        recipe, tokenizer, teacher = data.recipe, data.framing.tokenizer, trained.teacher
+        recipe, tokenizer, teacher = data.recipe, data.prompt_format.tokenizer, initialization.teacher
         if recipe.model.counts:
             return None
-        lm, _ = learner(recipe, tokenizer, compute, data.set_statistics, trained.base, False, None, trained.features)
+        lm, _ = build_for_training(recipe, tokenizer, compute, data.set_statistics, initialization)
         objective = build_objective(recipe, tokenizer, lm.counts_V)
         taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
         examples = data.examples(objective)
         limits = SECONDS, math.ceil(PROBE_SHARE * recipe.training.steps)
-        trial = Trial(recipe, compute, world, *((PROBE_SECONDS, None) if recipe.training.minutes else limits))
+        trial = Trial(recipe, compute, *((PROBE_SECONDS, None) if recipe.training.minutes else limits))
         steps = trial.steps(lm, taught, examples)
         if not steps:
             return None
@@ -127,13 +114,13 @@ class Speed:
         tokens = sum(step.computed for step in steps) / len(steps)
         if data.unit == "row":
             tokens = tokens_of_a_step(examples, objective, recipe)
-        validation = _seconds(lambda: data.validate(lm, objective, compute, world))
+        validation = _seconds(lambda: data.validate(lm, objective, compute))
         # the first one is slower; all processes repeat it or none does
-        if world.sum((validation if world.is_main else 0.0,), compute)[0] < SECONDS:
-            validation = _seconds(lambda: data.validate(lm, objective, compute, world))
+        if compute.world.sum((validation if compute.world.is_main else 0.0,))[0] < SECONDS:
+            validation = _seconds(lambda: data.validate(lm, objective, compute))
         after, before = data.seconds_after(validation), time.perf_counter() - began
-        own = (before, per_token * tokens, tokens, validation, after)
-        return cls(objective.unit, *world.sum(own if world.is_main else (0.0,) * len(own), compute))
+        figures = (before, per_token * tokens, tokens, validation, after)
+        return cls(objective.unit, *compute.world.sum(figures if compute.world.is_main else (0.0,) * len(figures)))
 
     def seconds(self, steps: int, every: int, done: int = 0) -> float:
         """Of the steps of a run after the first `done`, a validation each `every` steps, and what comes at the end."""
@@ -141,15 +128,15 @@ class Speed:
         return (steps - done) * self.step + validations * self.validation + self.after
 
 
-def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, Pace | None, str]:
-    """The same data under a recipe with its steps resolved, its pace where time is a limit, and a line on the steps.
+def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, TimeBudget | None, str]:
+    """The same data under a recipe with its steps resolved, its budget where time is a limit, and a line on the steps.
 
     The line is empty where nothing had to be. speed: None for a model of counts, which no time limits.
     """
     recipe = data.recipe
     training = recipe.training
     limits: list[tuple[int, str]] = []
-    pace = None
+    budget = None
     if training.epochs is not None:
         source = "table" if data.unit == "row" else "text"
         limits.append((steps_of_epochs(data, training.epochs), f"{training.epochs:g} passes over the {source}"))
@@ -159,24 +146,21 @@ def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, 
         seconds = 60 * training.minutes
         left = max(seconds - speed.before - speed.after, LEAST_SHARE * seconds)
         most = min((limit for limit, _ in limits), default=MOST_STEPS)
-        pace = Pace(time.perf_counter() + left, most)
+        budget = TimeBudget(time.perf_counter() + left, most)
         limit = _steps_in(left, speed, recipe.evaluation.every)
         limits.append((limit, f"{training.minutes:g} minutes at {speed.tokens / speed.step:,.0f} {speed.unit}s/s"))
-    if pace is None and (data.unit == "row" or not limits):
+    if budget is None and (data.unit == "row" or not limits):
         return data, None, ""
     steps, why = min(limits)
-    evaluation, checkpoint, schedule, between = recipe.evaluation, recipe.checkpoint, recipe.schedule, _between(steps)
-    warmup = min(schedule.warmup_steps, math.ceil(steps / WARM_UPS))
-    no_budget = dict.fromkeys(("epochs", "min_steps", "tokens", "minutes"))
-    settled = recipe.model_copy(
-        update={
-            "training": training.model_copy(update={"steps": steps, **no_budget}),
-            "schedule": schedule.model_copy(update={"warmup_steps": warmup}),
-            "evaluation": evaluation.model_copy(update={"every": min(evaluation.every, between), "epochs": None}),
-            "checkpoint": checkpoint.model_copy(update={"every": min(checkpoint.every, between)}),
-        }
-    )
-    return data.with_recipe(settled), pace, f"length: {steps:,} steps, for {why}"
+    values = {
+        "training.steps": steps,
+        **dict.fromkeys(f"training.{key}" for key in ("epochs", "min_steps", "tokens", "minutes")),
+        "schedule.warmup_steps": min(recipe.schedule.warmup_steps, math.ceil(steps / WARM_UPS)),
+        "evaluation.every": min(recipe.evaluation.every, _between(steps)),
+        "evaluation.epochs": None,
+        "checkpoint.every": min(recipe.checkpoint.every, _between(steps)),
+    }
+    return data.with_recipe(recipe.with_values(values)), budget, f"length: {steps:,} steps, for {why}"
 
 
 def timed(data: TrainingData, speed: Speed, *, done: int = 0, draft: Recipe | None = None) -> Timed:
@@ -217,16 +201,11 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     """A recipe of `with_length` with another number of steps, validated and saved as often as before."""
     before, after = _between(recipe.training.steps), _between(steps)
 
-    def every(part: Evaluation | Checkpointing) -> dict[str, int]:
-        return {"every": after if part.every == before else min(part.every, after)}
+    def every(part: Evaluation | Checkpointing) -> int:
+        return after if part.every == before else min(part.every, after)
 
-    return recipe.model_copy(
-        update={
-            "training": recipe.training.model_copy(update={"steps": steps}),
-            "evaluation": recipe.evaluation.model_copy(update=every(recipe.evaluation)),
-            "checkpoint": recipe.checkpoint.model_copy(update=every(recipe.checkpoint)),
-        }
-    )
+    intervals = {"evaluation.every": every(recipe.evaluation), "checkpoint.every": every(recipe.checkpoint)}
+    return recipe.with_values({"training.steps": steps, **intervals})
 
 
 def _between(steps: int) -> int:

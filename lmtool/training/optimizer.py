@@ -13,8 +13,8 @@ from lmtool.compute.device import Compute
 from lmtool.compute.shards import group_of, is_sharded, norm_over, own_rows, own_slice, sharded_like
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
+from lmtool.model.layers.attention import layer_matrices
 from lmtool.model.layers.ngrams import ngrams_of
-from lmtool.model.parameters import depths, layer_matrices
 from lmtool.recipe.spec.training import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
 from lmtool.run.tensors import outlines, rows_of
 from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
@@ -40,7 +40,7 @@ class Optimizers:
         # of a sharded parameter, the rules see the rows of this process
         self._rows = {parameter: Parameter(own_rows(parameter)) for parameter in trained if is_sharded(parameter)}
         self._names: dict[Tensor, str] = {self._rows.get(p, p): name for p, name in trained.items()}
-        depth = {parameter: n for parameter, n in depths(model).items() if parameter.requires_grad}
+        depth = {parameter: n for parameter, n in model.depths().items() if parameter.requires_grad}
         below = {self._rows.get(p, p): max(depth.values()) - n for p, n in depth.items()}
         self._first_steps = {p: (tuning.unfreeze_every or 0) * n for p, n in below.items()}
         # a model that counts has no parameters
@@ -75,10 +75,10 @@ class Optimizers:
         for rule, _ in active:
             self._scaler.unscale_(_as_optimizer(rule))
         gradients = [_values(parameter) for parameter in self._names if parameter.grad is not None]
-        found = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        summed = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if self._rows:
-            found = norm_over(group_of(next(iter(self._rows))), found)
-        norm = gradient_scale * float(found)
+            summed = norm_over(group_of(next(iter(self._rows))), summed)
+        norm = gradient_scale * float(summed)
         if math.isfinite(norm):
             clip = 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm
             torch._foreach_mul_(gradients, gradient_scale * clip)
@@ -105,7 +105,7 @@ class Optimizers:
 
         Those of sharded parameters are sharded.
         """
-        found = {f"{_SCALER}{key}": torch.tensor(value) for key, value in self._scaler.state_dict().items()}
+        moments_of = {f"{_SCALER}{key}": torch.tensor(value) for key, value in self._scaler.state_dict().items()}
         sharded = self._sharded()
         for rule in self._all:
             for parameter, moments in rule.state.items():
@@ -113,8 +113,8 @@ class Optimizers:
                     tensor = torch.as_tensor(value)
                     if parameter in sharded and tensor.ndim:
                         tensor = sharded_like(tensor, sharded[parameter])
-                    found[f"{moment}/{self._names[parameter]}"] = tensor
-        return found
+                    moments_of[f"{moment}/{self._names[parameter]}"] = tensor
+        return moments_of
 
     def _sharded(self) -> dict[Tensor, Parameter]:
         """The sharded parameters, by the rows that the rules see."""
@@ -141,7 +141,7 @@ class Optimizers:
             ):
                 what = "does not fit the model" if key in moments and key in known else "is unknown"
                 raise _misfit(f"{key} {what if key in moments else 'is missing'}", where)
-        own: dict[str, Tensor] = {}
+        loaded: dict[str, Tensor] = {}
         for key, outline in moments.items():
             whole = sharded.get(known[key])
             rows = None if whole is None or not outline.ndim else own_slice(whole)
@@ -155,15 +155,15 @@ class Optimizers:
                 )
             parameter = known[key]
             # counters stay on the device that torch requires, moments on that of their parameter
-            place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
-            own[key] = tensor.clone().to(place)
+            device = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
+            loaded[key] = tensor.clone().to(device)
         if self._scaler.is_enabled() and scale:
             if scale.keys() != self._scaler.state_dict().keys() or any(
                 tensor.numel() != 1 for tensor in scale.values()
             ):
                 raise _misfit("the scale of float16 is not one", where)
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
-        for key, tensor in own.items():
+        for key, tensor in loaded.items():
             owner[known[key]].state[known[key]][key.partition("/")[0]] = tensor
 
 
@@ -203,8 +203,8 @@ def _build(
 
     rows: of this process, of sharded parameters. Embeddings of n-grams have a rule of their own.
     """
-    found = (rows.get(part.weight, part.weight) for part in ngrams_of(model))
-    tables = {table: shares[table] for table in found if table in shares}
+    weights = (rows.get(part.weight, part.weight) for part in ngrams_of(model))
+    tables = {table: shares[table] for table in weights if table in shares}
     if tables:
         groups = [{"params": [table], "lr": spec.lr * share} for table, share in tables.items()]
         yield RowAdagrad(groups)
@@ -236,4 +236,4 @@ def _groups(shares: Shares, spec: Optimizer) -> Groups:
     groups: dict[tuple[float, float], list[Parameter]] = defaultdict(list)
     for parameter, share in shares.items():
         groups[spec.lr * share, spec.weight_decay if parameter.ndim >= 2 else 0.0].append(parameter)
-    return [{"params": found, "lr": rate, "weight_decay": decay} for (rate, decay), found in groups.items()]
+    return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.errors import DataError
-from lmtool.model.cooccurrence import FloatArray, IntArray, PairCounts
+from lmtool.model.word_vectors import FloatArray, IntArray, PairCounts
 from lmtool.objective import Example
 from lmtool.run.order import hash_key, permute
 from lmtool.training.windows import Windows
@@ -58,8 +58,8 @@ class CountedPairs:
         examples = []
         for sample in sample_S.tolist():
             epoch, item = divmod(sample, self.per_epoch)
-            place = (item * self._length + np.arange(self._length)) % len(self._sums_P)
-            chosen = permute(place, len(self._sums_P), hash_key(self._seed, "pairs", epoch))
+            position = (item * self._length + np.arange(self._length)) % len(self._sums_P)
+            chosen = permute(position, len(self._sums_P), hash_key(self._seed, "pairs", epoch))
             rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
             words, contexts = self._words_P[chosen], self._contexts_P[chosen]
             examples.append(Example(words, rng, other=contexts, label=self._sums_P[chosen]))

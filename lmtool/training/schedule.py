@@ -54,7 +54,7 @@ def shortest(recipe: Recipe, done: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Pace:
+class TimeBudget:
     """The time that a run has. Its number of steps follows the speed, while the steps done do not depend on it.
 
     until: when training has to end, by time.perf_counter. most: steps that another limit leaves.

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World
+from lmtool.data.blocks import BlockFolder, BlockStores
+from lmtool.data.prepare import Prepared, default_cache
+from lmtool.data.streaming import BlockStart
 from lmtool.errors import CheckpointError
 from lmtool.objective import Cut, Example
 from lmtool.run.files import StreamMark
 from lmtool.run.order import hash_key
-from lmtool.text.blocks import BlockFolder, BlockStores
-from lmtool.text.prepare import Prepared, default_cache
-from lmtool.text.streaming import Place
 from lmtool.training.windows import Mixture, Windows
 
 KEPT = 4
@@ -25,9 +24,7 @@ KEPT = 4
 
 
 @contextmanager
-def streaming(
-    prepared: Prepared, world: World, compute: Compute, marks: Sequence[StreamMark]
-) -> Iterator[list[BlockStores]]:
+def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark]) -> Iterator[list[BlockStores]]:
     """The blocks of each streamed text while a run trains on them, from its beginning or from its mark.
 
     Raises CheckpointError when the block of a mark has another text than it had, or marks are missing.
@@ -38,35 +35,28 @@ def streaming(
             fix="resume from another checkpoint",
         )
     with ExitStack() as stack:
-        folder = BlockFolder(default_cache()) if world.is_main else None
+        folder = BlockFolder(default_cache()) if compute.world.is_main else None
         if folder is not None:
             stack.callback(folder.close)
-        path = Path(world.from_main("" if folder is None else str(folder.path.absolute()), compute))
+        path = Path(compute.world.from_main("" if folder is None else str(folder.path.absolute())))
         opened = []
-        for n, ((text, part), head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
-            number, place = 0, Place()
-            if marks:
-                number, place = marks[n].block, Place(marks[n].turn, marks[n].unit, marks[n].chunk)
-            blocks = BlockStores(
-                text,
-                part,
-                head,
-                prepared.tokenizer,
-                path,
-                prefix=f"{n}-",
-                number=number,
-                place=place,
-                makes=world.is_main,
-            )
+        for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
+            begin = (marks[n].block, _start(marks[n])) if marks else (0, BlockStart())
+            makes = compute.world.is_main
+            blocks = BlockStores(streamed, head, prepared.tokenizer, path / str(n), begin, makes=makes)
             opened.append(stack.enter_context(closing(blocks)))
         for mark, blocks, (text, _) in zip(marks, opened, prepared.streamed, strict=bool(marks)):
             if blocks.store(mark.block).content != mark.content:
                 raise CheckpointError(
                     f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was trained on",
-                    where=text.where(Place(mark.turn, mark.unit, mark.chunk)),
+                    where=text.where(_start(mark)),
                     fix="restore the old files, or start a new run",
                 )
         yield opened
+
+
+def _start(mark: StreamMark) -> BlockStart:
+    return BlockStart(mark.turn, mark.unit, mark.chunk)
 
 
 class StreamedWindows:
@@ -84,13 +74,11 @@ class StreamedWindows:
         blocks: BlockStores,
         cut: Cut,
         seed: int,
-        *,
         batch_size: int,
-        isolated: bool,
-        share: float,
         mark: StreamMark | None,
+        isolated: bool = False,
     ) -> None:
-        """share: of the text that block 0 is. mark: of the block to begin with. The others are as for `Windows`."""
+        """mark: of the block to begin with. The others are as for `Windows`."""
         self.length = cut.length
         self._blocks, self._cut, self._seed, self._kept = blocks, cut, seed, KEPT * batch_size
         self._isolated = isolated
@@ -99,7 +87,7 @@ class StreamedWindows:
         self._documents = [0 if mark is None else mark.documents]
         self._opened: dict[int, Windows] = {}
         self._opening = Lock()
-        self._per_epoch = max(1, round(self._windows(0).per_epoch / share))
+        self._per_epoch = max(1, round(self._windows(0).per_epoch / blocks.share))
 
     @property
     def per_epoch(self) -> int:
@@ -111,9 +99,9 @@ class StreamedWindows:
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         with self._opening:
-            found = [example for _, windows, own_S in self._of_blocks(sample_S) for example in windows.read(own_S)]
+            examples = [example for _, windows, own_S in self._of_blocks(sample_S) for example in windows.read(own_S)]
             self._drop(int(sample_S.min()))
-        return found
+        return examples
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Numbers of the documents of the samples in the order of the stream, sorted and distinct."""
@@ -139,7 +127,7 @@ class StreamedWindows:
             at = max(0, bisect_left(self._begins, sample) - 1)
             number = self._first + at
             content = self._blocks.store(number).content
-            turn, unit, chunk = self._blocks.place(number)
+            turn, unit, chunk = self._blocks.start(number)
         return StreamMark(
             block=number,
             turn=turn,
@@ -198,8 +186,8 @@ class StreamedMixture(Mixture):
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         # also those of which this process has no sample for many steps, while the blocks that it would read are dropped
-        for text, own in zip(self._streams, self._order.before(int(sample_S.min())), strict=True):
-            text.follow(own)
+        for text, sample_of_text in zip(self._streams, self._order.before(int(sample_S.min())), strict=True):
+            text.follow(sample_of_text)
         return super().read(sample_S)
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
@@ -207,4 +195,7 @@ class StreamedMixture(Mixture):
 
     def marks(self, sample: int) -> list[StreamMark]:
         """That of each text before this sample of the mixture."""
-        return [text.mark(own) for text, own in zip(self._streams, self._order.before(sample), strict=True)]
+        return [
+            text.mark(sample_of_text)
+            for text, sample_of_text in zip(self._streams, self._order.before(sample), strict=True)
+        ]

@@ -4,23 +4,19 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World
+from lmtool.compute.fsdp import Sharding
 from lmtool.compute.shards import ShardedBuild
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
 from lmtool.errors import NumericalError
-from lmtool.inference.base import Base
 from lmtool.inference.evaluation import Validation
-from lmtool.inference.load import learner, load_weights
-from lmtool.inference.sharding import Sharding
-from lmtool.inference.vectors import MatchedVectors
+from lmtool.inference.load import Initialization, build_for_training, load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
 from lmtool.model.size import held_in_training
@@ -29,20 +25,20 @@ from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Averaging
-from lmtool.run.checkpoint import ALONE, Checkpoint, Peers
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import Run
 from lmtool.run.find import find
-from lmtool.tables.results import Results
-from lmtool.training import carried
+from lmtool.tables.tasks.results import Results
+from lmtool.training import truncated_bptt
+from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
 from lmtool.training.data import TextData, TrainingData
-from lmtool.training.events import Ended, EndReason, Event, Plan, Resized, Sampled, Stepped, Warned
-from lmtool.training.fit import LossModule, Step, fit
-from lmtool.training.keeper import RunKeeper, TrainingState
+from lmtool.training.distillation import distilled
+from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepped, StepsChanged, Warn
+from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.schedule import Pace, doubtful_rate
+from lmtool.training.schedule import TimeBudget, doubtful_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
-from lmtool.training.teaching import distilled
 from lmtool.training.windows import ExampleSource
 
 RISING = 2
@@ -55,32 +51,39 @@ LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a run goes on from, and its state."""
+
+    checkpoint: Checkpoint
+    state: TrainingState
+
+
+@dataclass(frozen=True)
+class TrainingLimits:
+    """When training ends before its last step.
+
+    budget: where time limits the steps.
+    stop: called after each step; when True the run is saved and ends, in all processes at the same step.
+    """
+
+    budget: TimeBudget | None = None
+    stop: Callable[[], bool] = never
+
+
 def train(
     run: Run | None,
     data: TrainingData,
     compute: Compute,
-    world: World,
-    *,
-    checkpoint: Checkpoint | None = None,
-    state: TrainingState | None = None,
-    base: Base | None = None,
-    teacher: Base | None = None,
-    same_labels: bool = False,
-    vectors: MatchedVectors | None = None,
-    features: LanguageModel | None = None,
-    sharded: bool = False,
-    pace: Pace | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    initialization: Initialization,
+    resumed: Resumed | None = None,
+    limits: TrainingLimits = TrainingLimits(),
 ) -> Iterator[Event]:
-    """Train on `data` with its recipe, from the start or from `checkpoint`, and save everything in `run`.
+    """Train on `data` with its recipe, from the start or from a checkpoint, and save everything in `run`.
 
     run: locked and started; None in processes that only compute. Every process iterates to the end.
-    state: of the checkpoint, when the run stopped.
-    base: initial weights, of another run; same_labels: its head has the same labels. With `checkpoint` only for a run
-    that saves only adapters to them. teacher: of a distilled model. vectors: that the embeddings of a new model begin
-    with. features: the frozen model whose states the model reads, if it reads any. sharded: over the processes.
-    pace: where time limits the steps. stop: called after each step; when True the run is saved and ends, in all
-    processes at the same step.
+    compute: its processes share the model where `World.sharded` says so.
+    initialization: of a new model; of a resumed one what is not in its checkpoints.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
     is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
@@ -89,106 +92,20 @@ def train(
     Raises NumericalError, also when the first validation loss is not finite, ResourceError and CheckpointError. When
     saving fails, training continues with a warning, but a run whose last save fails ends with that error.
     """
-    recipe = data.recipe
+    recipe, checkpoint = data.recipe, None if resumed is None else resumed.checkpoint
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
-    peers = world.aside() if sharded else ALONE
-    with RunKeeper(run, recipe.checkpoint, checkpoint, superseded, peers) as keeper:
-        state = state or TrainingState()
-        trainee = _Trainee.of(
-            data, compute, world, state, checkpoint, base, teacher, same_labels, vectors, features, sharded
-        )
-        last = trainee.first_step
-        yield from map(Warned, trainee.warnings)
-        examples = data.examples(trainee.objective)
-        per_epoch = examples.per_epoch
-        steps, metric = recipe.training.steps, recipe.evaluation.metric
-        counts = isinstance(trainee.lm, CountingModel)
-        held = held_in_training(recipe, trainee.lm.vocab_size)
-        yield Plan(
-            parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
-            learning=sum(parameter.numel() for parameter in trainee.lm.parameters() if parameter.requires_grad),
-            unit=data.unit,
-            counted=trainee.objective.unit,
-            batch_units=data.batch_units,
-            steps=steps,
-            first_step=last,
-            epochs=1.0 if counts else steps * recipe.training.batch_size / per_epoch,
-            device=compute.describe()
-            + (f", {world.size} processes" if world.size > 1 else "")
-            + (", sharded" if sharded else ""),
-            held=0 if counts else held.sum // (world.size if sharded else 1),
-        )
-        if _compiles(recipe, compute, sharded):
-            trainee.lm.compile()
-        if state.pending is not None:
-            yield from _validate(trainee, data, keeper, compute, world, None)
-        aside: Validation | None = None
-        reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
-        began, recomputes = time.perf_counter(), False
-        fitted = _saying(trainee.fit(examples, recipe, compute, world, last, trainee.carried, stop), keeper)
-        while reason == "finished" and (step := next(fitted, None)) is not None:
-            last = step.step
-            if step.recomputes and not recomputes:
-                recomputes = True
-                yield Warned("out of memory: activations are computed again in the backward pass from now on")
-            if step.micro_batch != state.micro_batch:
-                yield Warned(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
-            record = state.advance(step)
-            validates = _validates(recipe, last)
-            if step.stop and last < recipe.training.steps:
-                reason = "interrupted"
-            state.pending = record if validates else None
-            if not validates:
-                yield from keeper.log(record)
-                if reason != "interrupted":
-                    yield Stepped(step, None, False)
-            if _saves(recipe, last) or reason == "interrupted":
-                moments = trainee.optimizers.state()
-                moments |= {} if step.carried is None else carried.to_tensors(step.carried)
-                if isinstance(examples, StreamedWindows | StreamedMixture) and keeper.keeps:
-                    marks = examples.marks(last * recipe.training.batch_size)
-                    state.stream = [mark.model_dump() for mark in marks]
-                yield from keeper.save(last, trainee.lm, moments, state)
-            if validates:
-                yield from _validate(trainee, data, keeper, compute, world, step)
-                if reason == "finished" and last < recipe.training.steps and state.is_stale(recipe.evaluation):
-                    reason = "early"
-                if reason == "finished" and pace is not None:
-                    own = pace.steps(recipe, last, began) if world.is_main else 0
-                    steps = int(world.sum((own,), compute)[0])
-                    if last < recipe.training.steps != steps:
-                        recipe = with_steps(recipe, steps)
-                        data = data.with_recipe(recipe)
-                        state.recipe = recipe.model_dump(mode="json")
-                        yield from keeper.keep_recipe(recipe)
-                        yield Resized(steps)
-                        fitted.close()
-                        fitted = _saying(
-                            trainee.fit(examples, recipe, compute, world, last, step.carried, stop), keeper
-                        )
-            elif reason == "interrupted":
-                with trainee.computing(data, world) as group:
-                    aside = data.validate(trainee.lm, trainee.objective, compute, group)
-                yield Stepped(step, aside, state.is_better(aside, metric))
-        yield from keeper.settle()
-        yield from keeper.tidy()
-        best = state.best_step, state.best_value
-        if aside is not None:
-            is_best = state.is_better(aside, metric)
-            best = (last, aside.value(metric)) if is_best else best
-            keeper.close(reason, _note(last, aside) | {"is_best": is_best})
-        else:
-            keeper.close(reason)
-        # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
-        world.wait()
-        is_overfitted = data.unit == "token" and reason != "interrupted" and state.stale >= RISING
-        dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
-        remedies = ("more text", *dropout, "fewer passes") if is_overfitted else ()
-        yield Ended(reason, last, *best, metric, remedies)
-        if data.is_measured and reason != "interrupted":
-            yield from _measure(trainee, data, run, compute, world, peers)
-        if reason != "interrupted" and not recipe.checkpoint.keep_optimizer:
-            yield from keeper.drop_optimizers()
+    peers = compute.world.side_group() if compute.world.sharded else SINGLE_PROCESS
+    with CheckpointManager(run, recipe.checkpoint, checkpoint, superseded, peers) as manager:
+        session = _prepare(data, compute, initialization, resumed, manager)
+        yield from map(Warn, session.warnings)
+        session.examples = data.examples(session.objective)
+        yield session.plan()
+        if _compiles(recipe, compute):
+            session.lm.compile()
+        if session.state.pending is not None:
+            yield from session.validate(None)
+        yield from session.loop(limits)
+        yield from session.finish(run, peers)
 
 
 def _validates(recipe: Recipe, step: int) -> bool:
@@ -201,201 +118,295 @@ def _saves(recipe: Recipe, step: int) -> bool:
     return _validates(recipe, step) or step % recipe.checkpoint.every == 0
 
 
-def _saying(steps: Iterator[Step], keeper: RunKeeper) -> Generator[Step]:
-    """The same steps; a NumericalError among them also says what is saved."""
-    try:
-        yield from steps
-    except NumericalError as error:
-        where = "; ".join(filter(None, (error.where, keeper.saved)))
-        raise NumericalError(error.what, where=where, fix=error.fix) from error
-
-
 @dataclass
-class _Trainee:
+class _TrainingSession:
     """A model in training, and all that changes with it.
 
-    taught: the objective with its teacher, if it has one. sharding: of a model that is sharded over the processes.
+    taught: the objective with its teacher, if it has one.
+    sharding: of a model that is sharded over the processes.
+    last: the last step that is done.
+    carried: the final states of its rows, when the recipe carries states.
+    interrupted: the validation of a step at which the run was interrupted.
     """
 
+    data: TrainingData
+    compute: Compute
+    manager: CheckpointManager
+    state: TrainingState
     lm: LanguageModel
     objective: Objective
     taught: Objective
     sharding: Sharding | None
     optimizers: Optimizers
-    state: TrainingState
-    first_step: int
-    carried: DecodeState | None
-    warnings: list[str]
+    last: int = 0
+    carried: DecodeState | None = None
+    reason: EndReason = "finished"
+    interrupted: Validation | None = None
+    warnings: list[str] = field(default_factory=list)
+    examples: ExampleSource = field(init=False)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.data.recipe
+
+    def plan(self) -> Plan:
+        """The plan of the session."""
+        recipe, steps, world = self.recipe, self.recipe.training.steps, self.compute.world
+        counts = isinstance(self.lm, CountingModel)
+        held = held_in_training(recipe, self.lm.vocab_size)
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
+        processes = f", {world.size} processes" if world.size > 1 else ""
+        return Plan(
+            parameters=sum(size for size, _ in sizes),
+            learning=sum(size for size, learns in sizes if learns),
+            unit=self.data.unit,
+            counted=self.objective.unit,
+            batch_units=self.data.batch_units,
+            steps=steps,
+            first_step=self.last,
+            epochs=1.0 if counts else steps * recipe.training.batch_size / self.examples.per_epoch,
+            device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
+            held=0 if counts else held.sum // (world.size if world.sharded else 1),
+        )
+
+    def loop(self, limits: TrainingLimits) -> Iterator[Event]:
+        """The steps, and what follows each, up to the last one or a reason to end before."""
+        began, recomputes = time.perf_counter(), False
+        if self.last < self.recipe.training.steps and self.state.is_stale(self.recipe.evaluation):
+            self.reason = "early"
+        steps = self._fit(limits.stop)
+        while self.reason == "finished" and (step := next(steps, None)) is not None:
+            self.last, self.carried = step.step, step.carried
+            if step.recomputes and not recomputes:
+                recomputes = True
+                yield Warn("out of memory: activations are computed again in the backward pass from now on")
+            if step.micro_batch != self.state.micro_batch:
+                yield Warn(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
+            yield from self._after(step)
+            if self.reason == "finished" and limits.budget is not None and _validates(self.recipe, self.last):
+                n_steps = limits.budget.steps(self.recipe, self.last, began) if self.compute.world.is_main else 0
+                n_steps = int(self.compute.world.sum((n_steps,))[0])
+                if self.last < self.recipe.training.steps != n_steps:
+                    self.data = self.data.with_recipe(with_steps(self.recipe, n_steps))
+                    self.state.recipe = self.recipe.model_dump(mode="json")
+                    yield from self.manager.keep_recipe(self.recipe)
+                    yield StepsChanged(n_steps)
+                    steps.close()
+                    steps = self._fit(limits.stop)
+        yield from self.manager.finish_pending()
+        yield from self.manager.tidy()
+
+    def _fit(self, stop: Callable[[], bool]) -> Generator[Step]:
+        """The steps after the last one; a NumericalError among them also says what is saved."""
+        module = None if self.sharding is None else self.sharding.module
+        trainable = Trainable(self.lm, self.taught, self.optimizers, module)
+        compute = self.compute if self.sharding is None else self.compute.in_step()
+        start = Start(self.last, self.state.micro_batch, self.carried)
+        try:
+            yield from fit(trainable, self.examples, self.recipe, compute, start, stop)
+        except NumericalError as error:
+            where = "; ".join(filter(None, (error.where, self.manager.saved)))
+            raise NumericalError(error.what, where=where, fix=error.fix) from error
+
+    def _after(self, step: Step) -> Iterator[Event]:
+        """Log a step that is done; save and validate where the recipe says so, or where it is the last."""
+        recipe, state = self.recipe, self.state
+        record, validates, is_last = (
+            state.advance(step),
+            _validates(recipe, step.step),
+            step.step >= recipe.training.steps,
+        )
+        if step.stop and not is_last:
+            self.reason = "interrupted"
+        state.pending = record if validates else None
+        if not validates:
+            yield from self.manager.log(record)
+            if self.reason != "interrupted":
+                yield Stepped(step, None, False)
+        if _saves(recipe, step.step) or self.reason == "interrupted":
+            moments = self.optimizers.state()
+            moments |= {} if step.carried is None else truncated_bptt.to_tensors(step.carried)
+            if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.keeps:
+                marks = self.examples.marks(step.step * recipe.training.batch_size)
+                state.stream = [mark.model_dump() for mark in marks]
+            yield from self.manager.save(step.step, self.lm, moments, state)
+        if validates:
+            yield from self.validate(step)
+            if self.reason == "finished" and not is_last and state.is_stale(recipe.evaluation):
+                self.reason = "early"
+        elif self.reason == "interrupted":
+            with self.computing() as compute:
+                self.interrupted = self.data.validate(self.lm, self.objective, compute)
+            yield Stepped(step, self.interrupted, state.is_better(self.interrupted, recipe.evaluation.metric))
+
+    def validate(self, step: Step | None) -> Iterator[Event]:
+        """Validate the step whose record is pending, log it, and write samples.
+
+        step: None if an earlier session did it.
+        """
+        state, evaluation = self.state, self.recipe.evaluation
+        record, state.pending = state.pending, None
+        assert record is not None
+        number = int(str(record["step"]))
+        with self.computing() as compute:
+            validation = self.data.validate(self.lm, self.objective, compute)
+        before = state.best_value
+        is_best = state.update_best(number, validation, evaluation.metric)
+        norms: dict[str, object] = {}
+        if evaluation.gradient_norms and isinstance(self.data, TextData):
+            norms["gradient_norms"] = self.data.gradient_norms(self.lm)
+        yield from self.manager.log(record | {"valid_loss": validation.loss} | dict(validation.metrics) | norms)
+        if step is not None:
+            yield Stepped(step, validation, is_best)
+        yield from self._doubts(number, validation, before)
+        if self.data.prompts:
+            with self.whole():
+                yield from _samples(self.manager, self.lm, self.data, number)
+        # last, so that a run that is killed before repeats all of it
+        yield from self.manager.note_validation(number, state)
+
+    def _doubts(self, step: int, validation: Validation, before: float | None) -> Iterator[Warn]:
+        """What is wrong with a validation. before: the best value until then.
+
+        Raises NumericalError when the first one is not finite.
+        """
+        metric, value = self.recipe.evaluation.metric, validation.value(self.recipe.evaluation.metric)
+        if not math.isfinite(validation.loss) and before is None and not isinstance(self.lm, CountingModel):
+            raise NumericalError(
+                f"the first validation loss, of step {step}, is {validation.loss}: the weights are useless",
+                where=self.manager.saved,
+                fix=f"start anew with optimizer.lr below {self.recipe.optimizer.lr:g}, more schedule.warmup_steps, or "
+                "training.precision=float32",
+            )
+        if not math.isfinite(value):
+            yield Warn(f"the validation {metric} of step {step} is {value}, which is never the best")
+        if self.data.unit == "token" and before is not None and self.state.stale == RISING and value > TOLD * before:
+            yield Warn(
+                f"the validation loss rises, {value:.4f} after {before:.4f} at step {self.state.best_step}; "
+                "the best is kept"
+            )
+
+    def finish(self, run: Run | None, peers: Peers) -> Iterator[Event]:
+        """End the session, and evaluate the best checkpoint of a finished run."""
+        recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
+        best, note = (state.best_step, state.best_value), None
+        if self.interrupted is not None:
+            is_best = state.is_better(self.interrupted, metric)
+            best = (self.last, self.interrupted.value(metric)) if is_best else best
+            note = _note(self.last, self.interrupted) | {"is_best": is_best}
+        self.manager.close(self.reason, note)
+        # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
+        self.compute.world.wait()
+        is_overfitted = self.data.unit == "token" and self.reason != "interrupted" and state.stale >= RISING
+        dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
+        remedies = ("more text", *dropout, "fewer passes") if is_overfitted else ()
+        yield Ended(self.reason, self.last, *best, metric, remedies)
+        if self.reason == "interrupted":
+            return
+        if self.data.is_measured:
+            yield from self._measure(run, peers)
+        if not recipe.checkpoint.keep_optimizer:
+            yield from self.manager.drop_optimizers()
+
+    def _measure(self, run: Run | None, peers: Peers) -> Iterator[Event]:
+        """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
+        path = self.compute.world.from_main("" if run is None else str(run.path.resolve()))
+        checkpoint, _ = find(path).best(optimizer=False, peers=peers)
+        load_weights(self.lm, checkpoint)
+        with self.computing(self.objective.measures_in_one_pass) as compute:
+            results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
+        if run is not None:
+            records = [result.record() for result in results]
+            is_one = len(records) == 1
+            run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
+            for result in results:
+                remedies = _untried(run, self.recipe, result.step)
+                yield replace(result, remedies=remedies) if isinstance(result, Results) else result
 
     def whole(self) -> AbstractContextManager[None]:
         """A context in which this process can compute with the model by itself."""
         return nullcontext() if self.sharding is None else self.sharding.whole()
 
     @contextmanager
-    def computing(self, data: TrainingData, world: World, in_step: bool = True) -> Iterator[World]:
+    def computing(self, in_step: bool = True) -> Iterator[Compute]:
         """A context in which the processes evaluate the model, each its share. in_step: it takes each of them as many
         passes through the model as the others; then those that share it gather one layer at a time."""
-        if self.sharding is not None and in_step and isinstance(data, TextData):
+        if self.sharding is not None and in_step and isinstance(self.data, TextData):
             with self.sharding.by_layer():
-                yield replace(world, in_step=True)
+                yield self.compute.in_step()
         else:
             with self.whole():
-                yield world
-
-    @classmethod
-    def of(
-        cls,
-        data: TrainingData,
-        compute: Compute,
-        world: World,
-        state: TrainingState,
-        checkpoint: Checkpoint | None,
-        base: Base | None,
-        teacher: Base | None,
-        same_labels: bool,
-        vectors: MatchedVectors | None,
-        features: LanguageModel | None,
-        sharded: bool,
-    ) -> "_Trainee":
-        """The initial state, or that of a checkpoint; see `train`."""
-        recipe, tokenizer = data.recipe, data.framing.tokenizer
-        warnings = []
-        # shards move to the device layer by layer
-        place = Compute(torch.device("cpu"), compute.precision) if sharded else compute
-        # word vectors are put into a whole table
-        shards = ShardedBuild(world.rank, world.size) if sharded and vectors is None else None
-        lm, notice = learner(
-            recipe, tokenizer, place, data.set_statistics, base, same_labels, checkpoint, features, shards
-        )
-        if vectors is not None:
-            vectors.copy_to(lm)
-        if isinstance(lm, TransformerUnmasked):
-            warnings.append("without model.causal_mask the decoder sees what it predicts: its losses measure nothing")
-        objective = build_objective(recipe, tokenizer, lm.counts_V)
-        for parameter in objective.idle(lm):
-            parameter.requires_grad_(False)
-        taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
-        sharding = Sharding(lm, LossModule(lm, taught), compute, world) if sharded else None
-        optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
-        first_step = 0
-        states: DecodeState | None = None
-        if checkpoint is not None and not checkpoint.has_optimizer:
-            ends = checkpoint.step >= recipe.training.steps
-            if not ends and any(parameter.requires_grad for parameter in lm.parameters()):
-                warnings.append(
-                    "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
-                    "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
-                )
-            first_step = checkpoint.step
-        elif checkpoint is not None:
-            tensors: Mapping[str, Tensor] = checkpoint.optimizer()
-            where = str(checkpoint.path)
-            if recipe.training.carry_state:
-                like = carried.fresh(lm, recipe.training.batch_size, compute.device)
-                states = carried.from_tensors(tensors, like, where)
-                tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(carried.PREFIX)}
-            optimizers.load_state(tensors, checkpoint.step, where)
-            first_step = checkpoint.step
-        else:
-            warnings += filter(None, (notice, doubtful_rate(recipe)))
-        setup = _setup(recipe, compute, world, sharded)
-        keys = (setup | state.setup).keys()
-        changed = [f"{k} {state.setup.get(k)} -> {setup.get(k)}" for k in keys if state.setup.get(k) != setup.get(k)]
-        if changed:
-            if checkpoint is not None:
-                warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
-            state.micro_batch = recipe.training.rows_at_once(world.size)
-        state.setup, state.recipe = setup, recipe.model_dump(mode="json")
-        return cls(lm, objective, taught, sharding, optimizers, state, first_step, states, warnings)
-
-    def fit(
-        self,
-        examples: ExampleSource,
-        recipe: Recipe,
-        compute: Compute,
-        world: World,
-        first_step: int,
-        carried: DecodeState | None,
-        stop: Callable[[], bool],
-    ) -> Generator[Step]:
-        """The steps from `first_step` on; see `lmtool.training.fit.fit`."""
-        return fit(
-            self.lm,
-            self.taught,
-            self.optimizers,
-            examples,
-            recipe,
-            compute,
-            world if self.sharding is None else replace(world, in_step=True),
-            first_step=first_step,
-            micro_batch=self.state.micro_batch,
-            carried=carried,
-            module=None if self.sharding is None else self.sharding.module,
-            stop=stop,
-        )
+                yield self.compute
 
 
-def _validate(
-    trainee: _Trainee, data: TrainingData, keeper: RunKeeper, compute: Compute, world: World, step: Step | None
-) -> Iterator[Event]:
-    """Validate the step whose record is pending, log it, and write samples. step: None if an earlier session did it."""
-    state, evaluation = trainee.state, data.recipe.evaluation
-    record, state.pending = state.pending, None
-    assert record is not None
-    number = int(str(record["step"]))
-    with trainee.computing(data, world) as group:
-        validation = data.validate(trainee.lm, trainee.objective, compute, group)
-    before = state.best_value
-    is_best = state.update_best(number, validation, evaluation.metric)
-    norms: dict[str, object] = {}
-    if evaluation.gradient_norms and isinstance(data, TextData):
-        norms["gradient_norms"] = data.gradient_norms(trainee.lm)
-    yield from keeper.log(record | {"valid_loss": validation.loss} | dict(validation.metrics) | norms)
-    if step is not None:
-        yield Stepped(step, validation, is_best)
-    value = validation.value(evaluation.metric)
-    if not math.isfinite(validation.loss) and before is None and not isinstance(trainee.lm, CountingModel):
-        raise NumericalError(
-            f"the first validation loss, of step {number}, is {validation.loss}: the weights are useless",
-            where=keeper.saved,
-            fix=f"start anew with optimizer.lr below {data.recipe.optimizer.lr:g}, more schedule.warmup_steps, or "
-            "training.precision=float32",
+def _prepare(
+    data: TrainingData,
+    compute: Compute,
+    initialization: Initialization,
+    resumed: Resumed | None,
+    manager: CheckpointManager,
+) -> _TrainingSession:
+    """A session at its beginning, or at a checkpoint."""
+    recipe, tokenizer, world = data.recipe, data.prompt_format.tokenizer, compute.world
+    checkpoint, state = (None, TrainingState()) if resumed is None else (resumed.checkpoint, resumed.state)
+    # shards move to the device layer by layer, and word vectors are put into a whole table
+    device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
+    shards = ShardedBuild(world.rank, world.size) if world.sharded and initialization.vectors is None else None
+    lm, notice = build_for_training(recipe, tokenizer, device, data.set_statistics, initialization, shards)
+    if checkpoint is not None:
+        load_weights(lm, checkpoint)
+    objective = build_objective(recipe, tokenizer, lm.counts_V)
+    for parameter in objective.idle(lm):
+        parameter.requires_grad_(False)
+    teacher = initialization.teacher
+    taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
+    sharding = Sharding(lm, LossModule(lm, taught), compute) if world.sharded else None
+    optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
+    session = _TrainingSession(data, compute, manager, state, lm, objective, taught, sharding, optimizers)
+    if isinstance(lm, TransformerUnmasked):
+        session.warnings.append(
+            "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
         )
-    if not math.isfinite(value):
-        yield Warned(f"the validation {evaluation.metric} of step {number} is {value}, which is never the best")
-    if data.unit == "token" and before is not None and state.stale == RISING and value > TOLD * before:
-        yield Warned(
-            f"the validation loss rises, {value:.4f} after {before:.4f} at step {state.best_step}; the best is kept"
-        )
-    if data.prompts:
-        with trainee.whole():
-            yield from _samples(keeper, trainee.lm, data, number)
-    # last, so that a run that is killed before repeats all of it
-    yield from keeper.note_validation(number, state)
+    if checkpoint is None:
+        session.warnings += filter(None, (notice, doubtful_rate(recipe)))
+    else:
+        session.last = checkpoint.step
+        _restore(session, checkpoint)
+    setup = _setup(recipe, compute)
+    keys = (setup | state.setup).keys()
+    changed = [f"{k} {state.setup.get(k)} -> {setup.get(k)}" for k in keys if state.setup.get(k) != setup.get(k)]
+    if changed:
+        if checkpoint is not None:
+            session.warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
+        state.micro_batch = recipe.training.rows_at_once(world.size)
+    state.setup, state.recipe = setup, recipe.model_dump(mode="json")
+    return session
+
+
+def _restore(session: _TrainingSession, checkpoint: Checkpoint) -> None:
+    """Moments and carried states of a checkpoint; a warning where it has none and the model learns further."""
+    recipe, lm = session.recipe, session.lm
+    if not checkpoint.has_optimizer:
+        learns = any(parameter.requires_grad for parameter in lm.parameters())
+        if learns and checkpoint.step < recipe.training.steps:
+            session.warnings.append(
+                "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
+                "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
+            )
+        return
+    tensors: Mapping[str, Tensor] = checkpoint.optimizer()
+    where = str(checkpoint.path)
+    if recipe.training.carry_state:
+        like = truncated_bptt.fresh(lm, recipe.training.batch_size, session.compute.device)
+        session.carried = truncated_bptt.from_tensors(tensors, like, where)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(truncated_bptt.PREFIX)}
+    session.optimizers.load_state(tensors, checkpoint.step, where)
 
 
 def _note(step: int, validation: Validation) -> dict[str, object]:
     """A validation as JSON values; None for those that are not finite."""
     values = {"loss": validation.loss} | dict(validation.metrics)
     return {"step": step} | {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-def _measure(
-    trainee: _Trainee, data: TrainingData, run: Run | None, compute: Compute, world: World, peers: Peers
-) -> Iterator[Event]:
-    """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
-    path = Path(world.from_main("" if run is None else str(run.path.resolve()), compute))
-    checkpoint, _ = find(str(path)).best(optimizer=False, peers=peers)
-    load_weights(trainee.lm, checkpoint)
-    with trainee.computing(data, world, trainee.objective.measures_in_one_pass) as group:
-        results = data.measure(trainee.lm, trainee.objective, checkpoint.step, compute, group)
-    if run is not None:
-        records = [result.record() for result in results]
-        is_one = len(records) == 1
-        run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
-        for result in results:
-            remedies = _untried(run, data.recipe, result.step)
-            yield replace(result, remedies=remedies) if isinstance(result, Results) else result
 
 
 def _untried(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
@@ -413,9 +424,9 @@ def _untried(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
     return tuple(remedy for remedy, helps in remedies.items() if helps)
 
 
-def _samples(keeper: RunKeeper, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warned]:
+def _samples(manager: CheckpointManager, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warn]:
     """Samples of the model for the prompts. No failure ends the training."""
-    if not keeper.keeps:
+    if not manager.keeps:
         return
     recipe, n_tokens = data.recipe, data.recipe.evaluation.sample_tokens
     settings: Settings
@@ -424,33 +435,33 @@ def _samples(keeper: RunKeeper, lm: LanguageModel, data: TrainingData, step: int
     else:
         settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
     try:
-        for completion in complete(write(lm, data.framing, data.prompts, settings, options)):
+        for completion in complete(write(lm, data.prompt_format, data.prompts, settings, options)):
             sampled = Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
-            yield from keeper.log_sample(sampled)
+            yield from manager.log_sample(sampled)
             yield sampled
     except Exception as error:
-        yield Warned(f"no samples at step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        yield Warn(f"no samples at step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
-def _setup(recipe: Recipe, compute: Compute, world: World, sharded: bool) -> dict[str, object]:
+def _setup(recipe: Recipe, compute: Compute) -> dict[str, object]:
     """What results depend on bitwise, besides the recipe and the data."""
     return {
         "device": compute.device.type,
         "precision": compute.precision,
         "threads": torch.get_num_threads(),
-        "processes": world.size,
+        "processes": compute.world.size,
         "micro_batch": recipe.training.micro_batch,
         "micro_tokens": recipe.training.micro_tokens,
-        "compile": _compiles(recipe, compute, sharded),
+        "compile": _compiles(recipe, compute),
         "torch": torch.__version__,
-    } | ({"sharded": True} if sharded else {})
+    } | ({"sharded": True} if compute.world.sharded else {})
 
 
-def _compiles(recipe: Recipe, compute: Compute, sharded: bool) -> bool:
-    asked = recipe.training.compile
-    if sharded or recipe.distillation.teacher is not None:
+def _compiles(recipe: Recipe, compute: Compute) -> bool:
+    wanted = recipe.training.compile
+    if compute.world.sharded or recipe.distillation.teacher is not None:
         return False
-    if asked != "auto":
-        return asked
+    if wanted != "auto":
+        return wanted
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.model.context
     return compute.device.type == "cuda" and tokens >= LONG_RUN

@@ -88,8 +88,8 @@ class AdamUpdate(UpdateRule):
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
         for parameter in parameters:
             if "step" not in self.state[parameter]:
-                place = parameter.device if fused else "cpu"
-                self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=place)
+                device = parameter.device if fused else "cpu"
+                self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=device)
         adam(
             parameters,
             list(grads),
@@ -162,23 +162,23 @@ class MuonMatrices(UpdateRule):
             self._update_rows(self._sharded, group["lr"], parameters, updates, parts)
             return
         pairs = list(zip(parameters, updates, strict=True))
-        for (n_rows, n_columns), found in _by_shape(pairs, parts).items():
-            orthogonal_GRC = orthogonalise(torch.stack([update for _, update in found]))
+        for (n_rows, n_columns), alike in _by_shape(pairs, parts).items():
+            orthogonal_GRC = orthogonalise(torch.stack([update for _, update in alike]))
             rate = group["lr"] * max(1, n_rows / n_columns) ** 0.5
-            torch._foreach_add_([weight for weight, _ in found], list(orthogonal_GRC.unbind()), alpha=-rate)
+            torch._foreach_add_([weight for weight, _ in alike], list(orthogonal_GRC.unbind()), alpha=-rate)
 
     def _update_rows(
         self, sharded: ProcessGroup, rate: float, rows: list[Tensor], updates: Grads, parts: list[list[int]]
     ) -> None:
         """Update the rows that this process has of all matrices; it orthogonalises its part of the matrices."""
-        shapes = [(sum(rows_of_parts), own.shape[1]) for rows_of_parts, own in zip(parts, rows, strict=True)]
+        shapes = [(sum(rows_of_parts), part.shape[1]) for rows_of_parts, part in zip(parts, rows, strict=True)]
         exchange = RowExchange(sharded, shapes)
         matrices = exchange.gather(updates)
         own_parts = [parts[i] for i in exchange.owned]
-        for (n_rows, n_columns), found in _by_shape([(matrix,) for matrix in matrices], own_parts).items():
-            orthogonal_GRC = orthogonalise(torch.stack([update for (update,) in found]))
+        for (n_rows, n_columns), alike in _by_shape([(matrix,) for matrix in matrices], own_parts).items():
+            orthogonal_GRC = orthogonalise(torch.stack([update for (update,) in alike]))
             orthogonal_GRC = orthogonal_GRC * max(1, n_rows / n_columns) ** 0.5
-            torch._foreach_copy_([update for (update,) in found], list(orthogonal_GRC.unbind()))
+            torch._foreach_copy_([update for (update,) in alike], list(orthogonal_GRC.unbind()))
         torch._foreach_add_(rows, exchange.scatter(matrices, updates[0]), alpha=-rate)
 
 
@@ -186,11 +186,11 @@ def _by_shape(
     matrices: Sequence[tuple[Tensor, ...]], parts: Sequence[list[int]]
 ) -> dict[tuple[int, int], list[tuple[Tensor, ...]]]:
     """The parts of matrices by their rows and columns; those together are cut alike. parts: the rows of each part."""
-    found: dict[tuple[int, int], list[tuple[Tensor, ...]]] = defaultdict(list)
+    by_shape: dict[tuple[int, int], list[tuple[Tensor, ...]]] = defaultdict(list)
     for together, rows in zip(matrices, parts, strict=True):
         for part in zip(*(torch.split(matrix, rows) for matrix in together), strict=True):
-            found[part[0].shape[0], part[0].shape[1]].append(part)
-    return found
+            by_shape[part[0].shape[0], part[0].shape[1]].append(part)
+    return by_shape
 
 
 def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
+from lmtool.data.store import TokenStore
 from lmtool.errors import DataError
 from lmtool.objective import Cut, Example
 from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute
-from lmtool.text.store import TokenStore
 
 TRIES = 8
 """Documents that are drawn to find one that is long enough."""
@@ -55,7 +55,7 @@ class WindowSource(ExampleSource, Protocol):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Window:
     """The tokens of an example: spans of the store, start..stop, one after the other; for a pair also a second part."""
 
     spans: Sequence[tuple[int, int]]
@@ -71,9 +71,9 @@ class _Stream:
         self._length = cut.length
         self.n_items = self._windows.n_windows
 
-    def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
+    def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         start = int(self._windows.starts(np.array([epoch]), np.array([item]))[0])
-        return _Place([(start, start + self._length)])
+        return _Window([(start, start + self._length)])
 
 
 class _Documents:
@@ -99,7 +99,7 @@ class _Documents:
         length_D = store.document_lengths()
         return int(length_D[length_D > cut.length].sum()) <= LONGER * len(store)
 
-    def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
+    def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         n, key = self._store.n_documents, hash_key(self._seed, "documents", epoch)
         spans: list[tuple[int, int]] = []
         first, left = item * self._per_row, self._length
@@ -111,7 +111,7 @@ class _Documents:
                 if not left:
                     break
             first += self._per_row + 1
-        return _Place(spans)
+        return _Window(spans)
 
 
 class _Pairs:
@@ -137,29 +137,29 @@ class _Pairs:
                 fix="give more text, divide it with data.documents, or set it to false",
             )
 
-    def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
+    def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         """The window around this item's anchor, or in the next usable document."""
         anchor = (hash_key(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
-        own = self._usable(anchor)
-        start, stop = self._window(own, anchor, self._cut.length)
+        number = self._usable(anchor)
+        start, stop = self._window(number, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
         if rng.integers(2):
-            return _Place([(start, middle)], (middle, stop), follows=True)
-        other = self._other(own, stop - start, rng)
+            return _Window([(start, middle)], (middle, stop), follows=True)
+        other = self._other(number, stop - start, rng)
         first, last = self._window(*other, stop - start)
-        return _Place([(start, middle)], (max(first + 1, last - (stop - middle)), last))
+        return _Window([(start, middle)], (max(first + 1, last - (stop - middle)), last))
 
-    def _other(self, own: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Another document than `own`, and an anchor in it: the first drawn with `length` tokens, or the longest."""
-        begin, end = self._store.document(own)
+    def _other(self, number: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Another document than `number`, and an anchor in it: the first drawn with `length` tokens, or the longest."""
+        begin, end = self._store.document(number)
         drawn = []
         for _ in range(TRIES):
             anchor = int(rng.integers(len(self._store) - (end - begin)))
             anchor += (end - begin) * (anchor >= begin)
-            drawn.append((self._usable(anchor, own), anchor))
+            drawn.append((self._usable(anchor, number), anchor))
             if self._size(drawn[-1][0]) >= length:
                 return drawn[-1]
-        return max(drawn, key=lambda found: self._size(found[0]))
+        return max(drawn, key=lambda candidate: self._size(candidate[0]))
 
     def _usable(self, anchor: int, but: int | None = None) -> int:
         """The document at this anchor, or the next one, cyclically, that is usable and not `but`."""
@@ -191,9 +191,10 @@ class _Pairs:
 class Windows:
     """Examples cut from a store, in an order that is a function of the seed.
 
-    lanes: rows of a batch that continue from one batch to the next; None where rows are independent. marks: the tokens
-    that start and end a document, which are in no pair. isolated: documents do not see each other; short
-    ones are drawn one by one. length: most tokens of an example.
+    lanes: rows of a batch that continue from one batch to the next; None where rows are independent.
+    marks: the tokens that start and end a document, which are in no pair.
+    isolated: documents do not see each other; short ones are drawn one by one.
+    length: most tokens of an example.
     Raises DataError when the text is too short for one example.
     """
 
@@ -235,12 +236,12 @@ class Windows:
         """The examples with these sample numbers, which continue from epoch to epoch."""
         return [
             Example(
-                np.concatenate([self._store.read(*span) for span in place.spans]),
+                np.concatenate([self._store.read(*span) for span in window.spans]),
                 rng,
-                other=None if place.other is None else self._store.read(*place.other),
-                follows=place.follows,
+                other=None if window.other is None else self._store.read(*window.other),
+                follows=window.follows,
             )
-            for place, rng in self._places(sample_S)
+            for window, rng in self._drawn(sample_S)
         ]
 
     @property
@@ -263,21 +264,21 @@ class Windows:
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Numbers of the documents of the samples, sorted and distinct."""
         touched: set[int] = set()
-        for place, _ in self._places(sample_S):
-            for start, stop in (*place.spans, *([place.other] if place.other else [])):
+        for window, _ in self._drawn(sample_S):
+            for start, stop in (*window.spans, *([window.other] if window.other else [])):
                 touched.update(range(self._store.document_at(start), self._store.document_at(stop - 1) + 1))
         return sorted(touched)
 
     def _rng(self, sample: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
 
-    def _places(self, sample_S: NDArray[np.int64]) -> list[tuple[_Place, np.random.Generator]]:
+    def _drawn(self, sample_S: NDArray[np.int64]) -> list[tuple[_Window, np.random.Generator]]:
         """The span of each sample, and its random generator, which may have drawn it."""
-        found = []
+        windows = []
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
             rng = self._rng(int(sample))
-            found.append((self._cutter.place(int(epoch), int(item), rng), rng))
-        return found
+            windows.append((self._cutter.window_of(int(epoch), int(item), rng), rng))
+        return windows
 
 
 class Mixture:
@@ -306,12 +307,12 @@ class Mixture:
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         text_S, own_S = self._order(sample_S)
-        found: dict[int, Example] = {}
+        examples: dict[int, Example] = {}
         for number, text in enumerate(self._texts):
             (here,) = np.nonzero(text_S == number)
             if len(here):
-                found |= zip(here.tolist(), text.read(own_S[here]), strict=True)
-        return [found[place] for place in range(len(sample_S))]
+                examples |= zip(here.tolist(), text.read(own_S[here]), strict=True)
+        return [examples[row] for row in range(len(sample_S))]
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         text_S, own_S = self._order(sample_S)

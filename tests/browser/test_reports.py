@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lmtool.report.history import History
 from lmtool.report.training import training_page
+from lmtool.run.history import History
 from tests.report.test_page import HOSTILE
 from tests.report.test_training import make
 

@@ -59,7 +59,7 @@ def test_a_text_is_generated_with_its_probabilities(visit: Callable[[Served], An
     page.get_by_role("button", name="Generate").click()
     told(page, "tokens/s")
     settings = Sample(seed=7, temperature=0.8, max_new_tokens=12)
-    [text] = server.writer.complete("Who saw <img src=x onerror=hit()>", settings)
+    [text] = server.generator.complete("Who saw <img src=x onerror=hit()>", settings)
     written = page.locator("#written").evaluate("element => element.textContent")
     assert written == "Who saw <img src=x onerror=hit()>" + text
     assert page.locator("#written img").count() == 0

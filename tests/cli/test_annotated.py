@@ -94,7 +94,7 @@ def test_tags_are_learnt_measured_and_predicted(body: str, folder: Path) -> None
     figures = json.loads((made / "metrics.json").read_text())
     assert figures["part"] == "test"
     assert set(figures["entities"]) <= {"PER", "BOAT"}
-    assert figures["floor"]["metric"] == "f1"
+    assert figures["baseline"]["metric"] == "f1"
     evaluated = json.loads(run("eval", made, test, "--json", "-q"))
     assert evaluated["f1"] == pytest.approx(figures["f1"])
     written = run("predict", made, test, "-q")

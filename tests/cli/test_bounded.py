@@ -4,11 +4,12 @@ import json
 import os
 import resource
 import shutil
+from itertools import cycle
 
 import pytest
 
-from lmtool.interop.exporting import export
-from lmtool.run.directory import FLOOR, LINES, LOGS, METRICS, RECIPE, RESULTS, SAMPLES, SPLIT, TOKENIZER, VALIDATED
+from lmtool.export.exporting import export
+from lmtool.run.directory import BASELINE, LINES, LOGS, METRICS, RECIPE, RESULTS, SAMPLES, SPLIT, TOKENIZER, VALIDATED
 from tests.run.killing import in_child
 
 HUGE = 40_000_000_000
@@ -47,7 +48,7 @@ FILES = {
     VALIDATED: {"generate", "resume", "last"},
     LINES: {"generate", "last"},
     SPLIT: set(),
-    FLOOR: set(),
+    BASELINE: set(),
     LOGS: set(),
     RESULTS: {"report", "compare"},
     "checkpoints/step-000006/MANIFEST.json": set(),
@@ -77,8 +78,10 @@ def outcome_of(lmtool, *arguments, memory=MEMORY):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    dict.fromkeys([*zip(FILES, cycle(ATTACKS), strict=False), *((METRICS, attack) for attack in ATTACKS)]),
+)
 def test_a_file_of_a_run(lmtool, run, name, attack):
     (run / name).unlink(missing_ok=True)
     ATTACKS[attack](run / name)

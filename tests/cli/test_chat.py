@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmtool import Greedy, Sample, load
 from lmtool.printable import plain
-from lmtool.tables.conversations import as_messages
+from lmtool.tables.annotations import as_messages
 from tests.inference import talkers
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +107,7 @@ def test_the_same_seed_has_the_same_answers(chat, talker):
     assert said("--seed", "5") == said("--seed", "5") != said("--seed", "6")
 
 
+@pytest.mark.system
 def test_a_program_may_wait_for_each_answer(talker):
     command = [sys.executable, "-m", "lmtool", "chat", talker, "--json", "-q", "--max-new-tokens", "3", "--seed", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -376,6 +377,7 @@ def test_sigterm_ends_it(talk, talker):
     assert session.echoes()
 
 
+@pytest.mark.system
 def test_ctrl_c_ends_a_script(talker, home):
     command = [sys.executable, "-m", "lmtool", "chat", talker, "--min-new-tokens", "90000", "--max-new-tokens", "90000"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -9,8 +9,10 @@ import torch
 
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.run import checkpoint as checkpoints
+from lmtool.run import saving
 from lmtool.run.directory import CHECKPOINTS
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.run.saving import Snapshot
+from lmtool.tokenization.tokenizer import Tokenizer
 from tests.cli.conftest import SMALL
 
 DATA, CHECKPOINT = 3, 4
@@ -86,8 +88,8 @@ def test_weights_that_are_not_finite_are_found_though_their_checksum_is_right(lm
     old = checkpoints.verify(folder, optimizer=False)
     weights, state = old.model(), old.state()
     next(iter(weights.values())).view(-1)[0] = torch.nan
-    checkpoints.set_aside(folder)
-    checkpoints.save(run / CHECKPOINTS, step, weights, {}, state, best_step=old.best_step, keep_last=9)
+    saving.set_aside(folder)
+    saving.save(run / CHECKPOINTS, Snapshot(step, weights, {}, state, old.best_step), keep_last=9)
     found = record(lmtool, "last")
     assert [damage["path"] for damage in found["damage"]] == [os.path.relpath(folder)]
     assert "not finite" in found["damage"][0]["problem"]

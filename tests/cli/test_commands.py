@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.data import bundled
 from lmtool.run.directory import Run
-from lmtool.text import bundled
 from tests.cli.conftest import RUN, SENTENCES, SMALL, contents
 
 ROOT = Path(__file__).parents[2]
@@ -300,6 +300,7 @@ def test_a_full_disk_behind_stdout():
     assert done.stderr.startswith(b"No space left on device")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("reader", ["full disk", "gone"])
 def test_messages_that_stderr_cannot_take_change_no_exit_code(reader, tmp_path):
     """A full disk or a closed pipe behind stderr ends the messages, not the training."""

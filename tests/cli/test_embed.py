@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.inference.load import load_run
-from lmtool.text.tokenizer import find_words
+from lmtool.tokenization.tokenizer import find_words
 
 TEXT = "The  señora's map"
 OTHER = "A twin (at dawn)"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.interop.reference import is_published
+from lmtool.interop.names import is_published
 from tests.cli.conftest import CommandLine
+from tests.export.test_heads import BODIES
 from tests.interop import test_importing
-from tests.interop.test_heads import BODIES
 from tests.interop.test_importing import peer_in
 
 SHORT = ("-s", "training.epochs=1", "-s", "training.device=cpu")

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.errors import DataError, RecipeError, UsageError
-from lmtool.recipe.load import Setting, load
+from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.objective import Classification
-from lmtool.training.start import plan_finetuning
-from tests.text import chat_templates
+from lmtool.training.finetuning import plan_finetuning
+from tests.tokenization import chat_templates
 
 RECIPE = """\
 model: {kind: transformer, shape: SHAPE, n_layers: 1, d_model: 16, n_heads: 2, context: 32}
@@ -144,7 +144,7 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
         ("-s", "data={label_column: label}", "-s", "data.label_column=stars"),
     ],
 )
-@pytest.mark.parametrize("source", ["base", "nothing", "recipe"])
+@pytest.mark.parametrize("source", ["base", "recipe"])
 def test_however_a_column_is_named_it_is_the_one_that_is_trained_on(
     settings: tuple[str, ...], source: str, folder: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -174,7 +174,7 @@ def test_an_objective_that_is_named_decides_what_the_rows_are(named: str, folder
     row = {"tokens": ["the", "cat"], "tags": ["X", "Y"], "text": "the cat", "label": "x"}
     (folder / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 20))
     table = Setting("data.train", [str(folder / "rows.jsonl")], "TABLE")
-    plan = plan_finetuning(str(base), None, [named], [table])
+    plan = plan_finetuning(str(base), None, settings_of([named], [table]))
     assert plan.tables[0].columns.texts == ("text",)
     assert plan.resolved.recipe.objective.kind == "classification"
 
@@ -485,7 +485,7 @@ def test_a_chat_template_writes_questions_and_answers(folder: Path) -> None:
     recipe = folder / "chat.yaml"
     recipe.write_text(
         "model: {kind: transformer, n_layers: 1, d_model: 48, n_heads: 4, context: 64}\nobjective: {kind: seq2seq}\n"
-        "training: {steps: 1, epochs: 20, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.02}\n"
+        "training: {steps: 1, epochs: 40, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.01}\n"
         f"tokenizer: {{kind: file, path: '{folder}/tokens'}}\nevaluation: {{every: 20}}\n"
     )
     train = questions(folder / "train.jsonl", "conversations")

@@ -1,5 +1,6 @@
 """`lmtool generate` with a hand-made model instead of a run."""
 
+import inspect
 import io
 import json
 import os
@@ -15,14 +16,14 @@ import typer
 from typer.testing import CliRunner
 
 import lmtool
-from lmtool.cli.generate import generate
+from lmtool.cli.commands.generate import generate
 from lmtool.compute.device import Compute
-from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Options, Sample, described, from_record
 from lmtool.decoding.text import complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.inference import load as build
+from lmtool.inference import generator as generating
 from lmtool.recipe.spec.objective import Causal
+from lmtool.tokenization.prompt_format import PromptFormat
 from tests.cli.conftest import RUN, SMALL
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
@@ -37,14 +38,14 @@ def load(monkeypatch):
     asked = []
 
     def put(model, warnings=(), answers=False):
-        def load_packed(ref, *, device, precision):
-            asked.append((ref, device, precision))
+        def load_packed(ref, compute):
+            asked.append((ref, compute.device.type, compute.precision))
             compute = Compute(torch.device("cpu"), "float32")
             return SimpleNamespace(
                 model=model,
                 tokenizer=ByteTokenizer(),
                 recipe=SimpleNamespace(objective=Causal()),
-                framing=Framing(
+                prompt_format=PromptFormat(
                     ByteTokenizer(), model.reads, opening=(1,) * (not answers), documents=not answers, answers=answers
                 ),
                 compute=compute,
@@ -54,10 +55,11 @@ def load(monkeypatch):
                 checkpoint_hash=HASH,
                 newer=None,
                 warnings=warnings,
-                refuse_unpredictive=lambda: None,
+                check_likelihood=lambda: None,
+                record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
             )
 
-        monkeypatch.setattr(build, "load_packed", load_packed)
+        monkeypatch.setattr(generating, "load_packed", load_packed)
         return asked
 
     return put
@@ -69,6 +71,13 @@ def call(*arguments, stdin=None):
     return CliRunner().invoke(app, arguments, input=stdin)
 
 
+def generate_here(prompts, **options):
+    """The command in this process, whose standard output may be any stream, with the defaults of its options."""
+    declared = {name: one.default for name, one in inspect.signature(generate).parameters.items()}
+    defaults = {name: getattr(default, "default", default) for name, default in declared.items()}
+    generate(**{**defaults, "prompt": prompts, **options})
+
+
 def history_model():
     return HistoryModel(ByteTokenizer.vocab_size, context=32)
 
@@ -76,7 +85,7 @@ def history_model():
 def expected(prompts, settings, **options):
     pieces = write(
         history_model(),
-        Framing(ByteTokenizer(), "past", opening=(1,), documents=True),
+        PromptFormat(ByteTokenizer(), "past", opening=(1,), documents=True),
         prompts,
         settings,
         Options(**options),
@@ -184,7 +193,7 @@ def test_one_text_streams_to_a_terminal(load, monkeypatch):
     load(ScriptModel([*ByteTokenizer().encode("é\x1b[31m\n[b]"), ByteTokenizer.eos_id], n_prompt=3))
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    generate(["a\x07"], greedy=True, quiet=True)
+    generate_here(["a\x07"], greedy=True, quiet=True)
     assert terminal.getvalue() == "a\\x07é\\x1b[31m\n[b]\n"
     assert [text for text in terminal.writes if text][:4] == ["a\\x07", "é", "\\x1b", "["]
 
@@ -193,7 +202,7 @@ def test_several_texts_are_whole_on_a_terminal(load, monkeypatch):
     load(ScriptModel([*ByteTokenizer().encode("\x1b!"), ByteTokenizer.eos_id], n_prompt=2))
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    generate(["a", "b"], greedy=True, quiet=True)
+    generate_here(["a", "b"], greedy=True, quiet=True)
     assert terminal.getvalue() == "a\\x1b!\n---\nb\\x1b!\n"
 
 
@@ -313,7 +322,7 @@ def test_probabilities_are_coloured_on_a_terminal(load, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    generate(["a"], greedy=True, quiet=True, show_probs=True)
+    generate_here(["a"], greedy=True, quiet=True, show_probs=True)
     assert "\x1b[32m" in terminal.getvalue()
 
 
@@ -402,6 +411,7 @@ def test_from_python(load):
         _ = lmtool.nothing
 
 
+@pytest.mark.system
 def test_a_reader_that_goes_away(run):
     """As in `lmtool generate ... | head -1`: quiet, with the exit code of the other commands."""
     reading, writing = os.pipe()

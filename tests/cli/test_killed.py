@@ -12,6 +12,8 @@ import pytest
 from lmtool.durable import TEMPORARY
 from tests.run.killing import in_child
 
+pytestmark = pytest.mark.system
+
 TABLE = "text\n" + "".join(f"The baker sold map {i}.\n" for i in range(50))
 COMMANDS = {
     "export": ("export", "last", "out/model"),

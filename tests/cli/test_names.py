@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import typer
 
 import lmtool as api
 from lmtool.cli import app
+from lmtool.export.exporting import export, export_gguf
 from lmtool.interop import importing
-from lmtool.interop.exporting import export, export_gguf
-from lmtool.interop.reference import RESOLVED, imports_folder, pointer_of
+from lmtool.interop.names import imports_folder, pointer_of
+from lmtool.interop.reference import RESOLVED
 from lmtool.recipe.dump import dump
 from lmtool.recipe.grammar import keys, owners
 from lmtool.recipe.load import load
@@ -96,9 +97,29 @@ def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def prepared(
+    trained: Path, published: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, dict[str, Path]]]:
+    """A folder in which each kind of name leads to a run, and the directories of these runs."""
+    home = tmp_path_factory.mktemp("names") / "home"
+    home.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("LMTOOL_RUNS", "runs")
+        yield home, models_in(home, trained, published, patch)
+
+
 @pytest.fixture
-def models(home: Path, trained: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def models(prepared: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """The directory of the run that each kind of name leads to; a working directory in which they do."""
+    home, runs = prepared
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("LMTOOL_RUNS", "runs")
+    return runs
+
+
+def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     monkeypatch.setenv("LMTOOL_CACHE", str(home / "cache"))
     for folder in ("runs", "elsewhere"):
         shutil.copytree(trained, home / folder / RUN)
@@ -188,7 +209,9 @@ def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool
 
 @pytest.mark.parametrize("place", ["command line", "mapping", "file"])
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_takes_all_that_names_a_model(key: str, place: str, opened: Any, lmtool: CommandLine, home: Path) -> None:
+def test_a_key_takes_all_that_names_a_model(
+    key: str, place: str, opened: Any, lmtool: CommandLine, models: dict[str, Path]
+) -> None:
     *words, recipe = KEYS[key].split()
     settings = {**KINDS.get(key, {}), key: "MODEL"}
 
@@ -199,7 +222,7 @@ def test_a_key_takes_all_that_names_a_model(key: str, place: str, opened: Any, l
             parts = key.rpartition(".")
             options[-1] = f"{parts[0]}={{{parts[2]}: '{name}'}}"
         if place == "file":
-            (home / "own.yaml").write_text(dump(load(recipe, given).recipe), encoding="utf-8")
+            Path("own.yaml").write_text(dump(load(recipe, given).recipe), encoding="utf-8")
             source, options = "own.yaml", []
         return lmtool(*words, source, *options)
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from lmtool.inference.writing import DRAWS
+from lmtool.inference.generator import DRAWS
 from lmtool.run.directory import LINES
 
 RECIPE = ("-r", "ngram", "-s", "tokenizer.kind=char", "-s", "model.order=3")

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import typer
 
+from lmtool.checks import check as checking
 from lmtool.cli import app
-from lmtool.text import survey
-from lmtool.text.prepare import default_cache
-from lmtool.training import checking, planning, start
+from lmtool.cost import planning
+from lmtool.data import survey
+from lmtool.data.prepare import default_cache
+from lmtool.training import finetuning, start
 from tests.cli.conftest import SENTENCES, CommandLine
 
 MODEL: dict[str, Any] = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 16}
@@ -50,6 +52,8 @@ class Case:
 
 PRETRAIN = ("", "-r text.yaml", "--from base", "--from base -r text.yaml")
 PLANNED = ("", "default", "text.yaml", "-r text.yaml", "--from base", "--from base -r text.yaml")
+# how an option joins a recipe and a base run is tried with one option of each command, the others with some of these
+SOME = ("-r text.yaml", "--from base")
 TOKENIZED = ("text.txt", "text.txt -r text.yaml")
 TALK = ("talk.jsonl -r pairs.yaml", "talk.jsonl --from base")
 TUNED = ("rows.csv --from base",)
@@ -89,22 +93,22 @@ READING = (
 CASES: dict[str, tuple[Case, ...]] = {
     "pretrain": (
         Case("TEXT", "data.train", ["text.txt"], PRETRAIN, "text.txt"),
-        Case("--valid", "data.valid", ["held.txt"], tuple(f"text.txt {one}" for one in PRETRAIN), "held.txt"),
-        Case("--column", "data.column", "body", tuple(f"body.jsonl {one}" for one in PRETRAIN)),
-        Case("--minutes", "training.minutes", 2.0, tuple(f"text.txt {one}" for one in PRETRAIN)),
+        Case("--valid", "data.valid", ["held.txt"], tuple(f"text.txt {one}" for one in SOME), "held.txt"),
+        Case("--column", "data.column", "body", tuple(f"body.jsonl {one}" for one in SOME)),
+        Case("--minutes", "training.minutes", 2.0, tuple(f"text.txt {one}" for one in SOME)),
         Case("--epochs", "training.epochs", 3.0, tuple(f"text.txt {one}" for one in PRETRAIN)),
-        Case("--tokens", "training.tokens", 3000, tuple(f"text.txt {one}" for one in PRETRAIN)),
-        Case("--teacher", "distillation.teacher", "base", tuple(f"text.txt {one}" for one in PRETRAIN)),
+        Case("--tokens", "training.tokens", 3000, tuple(f"text.txt {one}" for one in SOME)),
+        Case("--teacher", "distillation.teacher", "base", tuple(f"text.txt {one}" for one in SOME)),
     ),
     "plan": (
         Case("TEXT|TABLE|RECIPE", "data.train", ["text.txt"], PLANNED, "text.txt"),
-        Case("--text", "data.train", ["text.txt"], PLANNED, "text.txt"),
-        Case("--valid", "data.valid", ["held.txt"], tuple(f"text.txt {one}" for one in PLANNED), "held.txt"),
-        Case("--column", "data.column", "body", tuple(f"body.jsonl {one}" for one in PLANNED)),
-        Case("--minutes", "training.minutes", 2.0, tuple(f"text.txt {one}" for one in PLANNED)),
+        Case("--text", "data.train", ["text.txt"], SOME, "text.txt"),
+        Case("--valid", "data.valid", ["held.txt"], tuple(f"text.txt {one}" for one in SOME), "held.txt"),
+        Case("--column", "data.column", "body", tuple(f"body.jsonl {one}" for one in SOME)),
+        Case("--minutes", "training.minutes", 2.0, tuple(f"text.txt {one}" for one in SOME)),
         Case("--epochs", "training.epochs", 3.0, tuple(f"text.txt {one}" for one in PLANNED)),
         Case("--epochs", "training.epochs", 3.0, ("rows.csv", "rows.csv --from base", "rows.csv -r classes.yaml")),
-        Case("--tokens", "training.tokens", 3000, tuple(f"text.txt {one}" for one in PLANNED)),
+        Case("--tokens", "training.tokens", 3000, tuple(f"text.txt {one}" for one in SOME)),
     ),
     "tokenize": (
         Case("TEXT", "data.train", ["text.txt"], ("", "-r text.yaml"), "text.txt"),
@@ -130,15 +134,15 @@ CASES: dict[str, tuple[Case, ...]] = {
             "a:pairs.csv",
         ),
         Case("--valid", "data.valid", ["rows.csv"], CLASSIFIED, "rows.csv"),
-        Case("--test", "data.test", "rows.csv", CLASSIFIED),
+        Case("--test", "data.test", "rows.csv", CLASSIFIED[:2]),
         Case("--epochs", "training.epochs", 2.0, CLASSIFIED),
-        Case("--minutes", "training.minutes", 2.0, CLASSIFIED),
-        Case("--metric", "evaluation.metric", "macro-f1", CLASSIFIED),
-        Case("--patience", "evaluation.patience", 2, CLASSIFIED),
-        Case("--class-weights", "objective.class_weights", "balanced", CLASSIFIED),
+        Case("--minutes", "training.minutes", 2.0, CLASSIFIED[:2]),
+        Case("--metric", "evaluation.metric", "macro-f1", CLASSIFIED[:2]),
+        Case("--patience", "evaluation.patience", 2, CLASSIFIED[:2]),
+        Case("--class-weights", "objective.class_weights", "balanced", CLASSIFIED[:2]),
         Case("--freeze", "tuning.freeze", "body", CLASSIFIED),
         Case("--lora-rank", "tuning.lora.rank", 3, CLASSIFIED),
-        Case("--teacher", "distillation.teacher", "base", CLASSIFIED),
+        Case("--teacher", "distillation.teacher", "base", CLASSIFIED[:2]),
         *READING,
     ),
     "resume": (),
@@ -187,15 +191,15 @@ def files(home: Path, trained: Path) -> Path:
 def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The recipe that a command would run, for check what is read and of which kind; or its exit code."""
     found: list[Any] = []
-    settle = survey.settle
+    resolve_recipe = survey.resolve_recipe
 
     def keep(planned: Any, *given: Any, **more: Any) -> Iterator[Any]:
-        recipe = settle(planned, cache=default_cache(), report=lambda stage, done, total: None)[0].recipe
+        recipe = resolve_recipe(planned, cache=default_cache(), report=lambda stage, done, total: None)[0].recipe
         found.append(recipe)
         return iter(())
 
     def settled(planned: Any, *given: Any, **more: Any) -> Any:
-        keep(planned.resolved if isinstance(planned, start.FineTuning) else planned)
+        keep(planned.resolved if isinstance(planned, finetuning.FineTuning) else planned)
         raise SystemExit
 
     def looked(data: Any, *given: Any, **more: Any) -> Any:
@@ -203,9 +207,9 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         raise SystemExit
 
     monkeypatch.setattr(start, "pretrain", keep)
-    monkeypatch.setattr(start.FineTuning, "run", lambda self, **given: keep(self.resolved))
+    monkeypatch.setattr(finetuning.FineTuning, "run", lambda self, session: keep(self.resolved))
     monkeypatch.setattr(planning, "forecast_of", settled)
-    monkeypatch.setattr(survey, "settle", settled)
+    monkeypatch.setattr(survey, "resolve_recipe", settled)
     monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled", looked)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lmtool.training import planning
+from lmtool.cost import planning
 from tests.cli.conftest import SMALL
 
 ELSEWHERE = ("--device-kind", "a100", "--json")

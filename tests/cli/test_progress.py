@@ -13,7 +13,7 @@ from lmtool.cli import progress
 from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
-from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Timed, Warned
+from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Timed, Warn
 from lmtool.training.fit import Step
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
@@ -91,7 +91,7 @@ STORY = [
     stepped(1),
     stepped(2, valid_loss=2.25, is_best=True),
     Sampled(2, NASTY, NASTY),
-    Warned(NASTY),
+    Warn(NASTY),
     stepped(3),
     Ended("finished", 10, 2, 2.25, "loss"),
 ]

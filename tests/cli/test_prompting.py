@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.prompting import PromptTemplate, calibrated_scores, read_answers
-from lmtool.text.table import open_table
 from tests.reference.prompting import calibrated
 
 ASKED = "{text}\\nverdict:"

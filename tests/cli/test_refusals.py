@@ -12,6 +12,7 @@ import torch
 
 from lmtool.cli import explain
 from lmtool.run.directory import Run
+from lmtool.run.saving import Snapshot
 from tests.cli.conftest import RUN, SMALL, contents
 
 USAGE, DATA, CHECKPOINT, ENVIRONMENT, NOT_FINITE = 2, 3, 4, 5, 6
@@ -515,7 +516,7 @@ def test_weights_that_are_not_finite(lmtool, run, corpus, value):
         weights = newest.model()
         name = next(iter(weights))
         weights[name].view(-1)[3] = value
-        opened.save(8, weights, newest.optimizer(), newest.state(), best_step=8, keep_last=3)
+        opened.save(Snapshot(8, weights, newest.optimizer(), newest.state(), 8), keep_last=3)
     words, named = [f"not finite: {name}", "step-000008"], f"{run}@8"
     for command in (
         ["eval", named, corpus, "--json"],

@@ -7,10 +7,9 @@ import pytest
 from rich.cells import cell_len
 
 from lmtool.report import training as pages
-from lmtool.report.history import History, doubts
 from lmtool.run.directory import Run
-from lmtool.run.evaluations import keep_evaluation
-from lmtool.run.listing import COUNTING
+from lmtool.run.history import History, doubts
+from lmtool.run.listing import COUNTING, keep_evaluation
 from tests.cli.conftest import SMALL
 
 

@@ -12,9 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 import lmtool
-from lmtool.cli.runs import app
+from lmtool.cli.commands.runs import app
 from lmtool.errors import CheckpointError, UsageError
+from lmtool.run.creation import NewRun, create_run
 from lmtool.run.directory import Run
+from lmtool.run.saving import Snapshot
 
 
 @pytest.fixture
@@ -25,17 +27,19 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(runs: Path) -> Run:
-    with Run.create(
+    with create_run(
         runs / "first",
-        name="[red]tiny[/red]",
-        summary="decoder\t\x1b[31m",
-        recipe="seed: 1\n",
-        tokenizer={"tokenizer.json": b"{}"},
-        fingerprints={"data": "d0", "tokenizer": "t0"},
+        NewRun(
+            name="[red]tiny[/red]",
+            summary="decoder\t\x1b[31m",
+            recipe="seed: 1\n",
+            tokenizer={"tokenizer.json": b"{}"},
+            fingerprints={"data": "d0", "tokenizer": "t0"},
+        ),
     ) as run:
         run.start(step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None})
         run.metrics.append({"step": 1500, "valid_loss": 1.25})
-        run.save(1500, {"w": torch.zeros(1000)}, {}, {}, best_step=1500, keep_last=2)
+        run.save(Snapshot(1500, {"w": torch.zeros(1000)}, {}, {}, 1500), keep_last=2)
         run.end("finished")
     return run
 
@@ -123,9 +127,10 @@ def test_no_runs(runs: Path) -> None:
     assert json.loads(call("ls", "--json")) == []
 
 
+@pytest.mark.system
 def test_listing_does_not_import_torch(run: Run) -> None:
     script = (
-        "import sys; from lmtool.cli.runs import app; app(['ls'], standalone_mode=False); "
+        "import sys; from lmtool.cli.commands.runs import app; app(['ls'], standalone_mode=False); "
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run(
@@ -176,13 +181,15 @@ def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.
 
 
 def test_old_runs_are_removed(run: Run, runs: Path) -> None:
-    other = Run.create(
+    other = create_run(
         runs / "other",
-        name="tiny",
-        summary="",
-        recipe="",
-        tokenizer={"tokenizer.json": b"{}"},
-        fingerprints={"data": "", "tokenizer": ""},
+        NewRun(
+            name="tiny",
+            summary="",
+            recipe="",
+            tokenizer={"tokenizer.json": b"{}"},
+            fingerprints={"data": "", "tokenizer": ""},
+        ),
     )
     other.release()
     assert removing("--older-than", "1h", "--yes") == ("", "no runs older than 1h\n")

@@ -67,6 +67,7 @@ def test_while_preparing_text(lmtool, home, monkeypatch, stage, number):
     lmtool.succeeds("pretrain", "rain.txt", *SMALL)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_training(start, lmtool, home, corpus, number):
     process = start("pretrain", corpus, *SMALL, "-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
@@ -84,6 +85,7 @@ def test_while_training(start, lmtool, home, corpus, number):
     assert f"plan: steps {step + 1:,} to {step + 2:,}" in outcome.err
 
 
+@pytest.mark.system
 def test_while_writing(start, run):
     before = contents(run)
     process = start("generate", "The", "--max-new-tokens", "10000000")
@@ -101,9 +103,9 @@ def test_the_second_signal_leaves_at_once(monkeypatch, capfd):
     stop = StopAtStep(notify=True)
     try:
         stop.open()
-        assert not stop.asked()
+        assert not stop.requested()
         signal.raise_signal(signal.SIGTERM)
-        assert stop.asked()
+        assert stop.requested()
         assert stop.exit_code == 143
         with pytest.raises(SystemExit) as end:
             signal.raise_signal(signal.SIGINT)

@@ -9,7 +9,8 @@ import pytest
 
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run.checkpoint import listed
-from lmtool.run.directory import Run, check_folder, is_begun
+from lmtool.run.creation import NewRun, check_folder, create_run, is_begun
+from lmtool.run.directory import Run
 from tests.cli.conftest import CommandLine, contents
 from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.test_processes import TOGETHER, rank
@@ -130,9 +131,12 @@ def test_the_run_of_another_process_that_began_meanwhile(work: Work, is_held: bo
 
 def create(folder: Path) -> Run:
     fingerprints = {"data": "", "tokenizer": ""}
-    return Run.create(folder, name="r", summary="", recipe="", tokenizer={}, fingerprints=fingerprints, retry=True)
+    return create_run(
+        folder, NewRun(name="r", summary="", recipe="", tokenizer={}, fingerprints=fingerprints), retry=True
+    )
 
 
+@pytest.mark.system
 def test_of_three_at_once_one_trains(work: Work) -> None:
     """The others end with the code of a run that is in use, or find it finished, wherever they were when it began."""
     programs = [start(work, [*LMTOOL, *command(work, "training.steps=40")]) for _ in range(3)]

@@ -8,12 +8,13 @@ import pytest
 import typer
 
 from lmtool.cli import app
+from tests.cli.conftest import SMALL
 
 NUMBERS = ("9" * 400, "-" + "9" * 400, "1e308", "-1e308", "nan", "inf", "-inf", "-0")
 TEXTS = ("\ud800", "caf\udce9")
 """Half a character, and the bytes of a name that is not UTF-8."""
 COMMANDS = {
-    "pretrain": ("tales.txt", "-s", "training.steps=1", "-q", "-o", "out"),
+    "pretrain": ("tales.txt", *SMALL, "-s", "training.steps=1", "-q", "-o", "out"),
     "plan": ("tiny", "-q"),
     "resume": ("last", "-q"),
     "generate": ("The", "--max-new-tokens", "1"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool.compute import device
-from lmtool.compute.cores import n_cores
+from lmtool.compute.machine import n_cores
 
 
 def write(root: Path, **files: str) -> None:
@@ -90,6 +90,7 @@ def start(arguments: list[str], **variables: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
 @pytest.mark.parametrize(
     "arguments", [["-c", "import lmtool.api"], ["-m", "lmtool", "eval", "nowhere", __file__]], ids=["python", "command"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.compute.device import Compute, resolve
+from lmtool.compute.device import Compute, choose_compute
 from lmtool.errors import ResourceError
 
 
@@ -27,16 +27,17 @@ def only_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_takes_the_best_device(cuda: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve("auto", "float32").device == torch.device("cuda", 0)
+    assert choose_compute("auto", "float32").device == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert resolve("auto", "auto") == Compute(torch.device("mps"), "float32")
+    assert choose_compute("auto", "auto") == Compute(torch.device("mps"), "float32")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert resolve("auto", "float32").device == torch.device("cpu")
+    assert choose_compute("auto", "float32").device == torch.device("cpu")
 
 
-def test_a_process_takes_its_own_gpu(cuda: list[Any]) -> None:
-    assert resolve("cuda", "bfloat16", local_rank=3) == Compute(torch.device("cuda", 3), "bfloat16")
+def test_a_process_takes_its_own_gpu(cuda: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert choose_compute("cuda", "bfloat16") == Compute(torch.device("cuda", 3), "bfloat16")
     assert torch.device("cuda", 3) in cuda
 
 
@@ -44,7 +45,7 @@ def test_a_process_takes_its_own_gpu(cuda: list[Any]) -> None:
 def test_float32_products_use_tensorfloat_unless_float32_is_asked_for(
     cuda: list[Any], asked: Any, products: str
 ) -> None:
-    resolve("cuda", asked)
+    choose_compute("cuda", asked)
     assert cuda[-1] == products
 
 
@@ -55,13 +56,13 @@ def test_older_gpus_compute_in_float16(
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or not emulated_only
     )
-    assert resolve("cuda", "auto").precision == precision
+    assert choose_compute("cuda", "auto").precision == precision
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_a_device_that_is_not_there(only_cpu: None, device: Any) -> None:
     with pytest.raises(ResourceError, match=f"{device} is not available") as caught:
-        resolve(device, "auto")
+        choose_compute(device, "auto")
     assert len(caught.value.lines()) == 3
     assert "cpu" in caught.value.where
     assert caught.value.exit_code == 5
@@ -80,17 +81,17 @@ def test_a_cpu_computes_in_bfloat16_where_it_has_the_instructions(
     monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], precision: str
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
-    assert resolve("cpu", "auto").precision == precision
+    assert choose_compute("cpu", "auto").precision == precision
 
 
 def test_a_torch_that_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert resolve("cpu", "auto").precision == "float32"
+    assert choose_compute("cpu", "auto").precision == "float32"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_what_is_asked_for_is_taken(precision: Any) -> None:
-    compute = resolve("cpu", precision)
+    compute = choose_compute("cpu", precision)
     assert compute == Compute(torch.device("cpu"), precision)
     assert compute.dtype == getattr(torch, precision)
     assert compute.describe() == f"cpu, {precision}"
@@ -107,7 +108,7 @@ def test_the_widest_sums() -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu() -> None:
-    compute = resolve("auto", "auto")
+    compute = choose_compute("auto", "auto")
     assert compute.device.type == "cuda"
     assert torch.cuda.get_device_name() in compute.describe()
     with compute.autocast():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lmtool.compute.memory import machine_memory
+from lmtool.compute.machine import machine_memory
 
 
 def test_memory_is_the_lowest_limit_of_the_control_groups_above(tmp_path):
@@ -44,6 +44,7 @@ print(faults(40))
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="for the allocator of glibc")
 def test_freed_memory_is_kept_unless_the_environment_says_how_to_allocate():
     """A tensor of 4 MB in the place of the one before it: no page has to be cleared for it."""

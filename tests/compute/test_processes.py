@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import lmtool
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, is_main, joined
+from lmtool.compute.processes import World, is_main
 from lmtool.errors import ResourceError, UsageError
 from tests.compute.forked import forked
 from tests.compute.together import together
@@ -34,7 +34,7 @@ def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.distributed, "init_process_group", gone)
-    with pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"), joined(CPU):
+    with pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"), CPU.joined():
         pass
 
 
@@ -59,7 +59,7 @@ ARRAYS: dict[str, list[NDArray[Any]]] = {
 
 def gathered(arrays: list[NDArray[Any]], world: World) -> list[NDArray[Any]]:
     dtype = arrays[0].dtype if arrays else np.float64
-    return world.gather({i: arrays[i] for i in world.share(len(arrays))}, len(arrays), dtype, CPU)
+    return world.gather({i: arrays[i] for i in world.share(len(arrays))}, len(arrays), dtype)
 
 
 def same(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> bool:
@@ -78,11 +78,11 @@ def test_all_get_what_each_has_found(monkeypatch: pytest.MonkeyPatch, kind: str,
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_sums_and_a_text_of_the_main_process(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    assert together(monkeypatch, size, lambda world: world.sum([world.rank, 0.5], CPU)) == (
+    assert together(monkeypatch, size, lambda world: world.sum([world.rank, 0.5])) == (
         [[sum(range(size)), size / 2]] * size
     )
     for text in ("", "runs/naïve"):
-        told = together(monkeypatch, size, lambda world, text=text: world.from_main(text * world.is_main, CPU))
+        told = together(monkeypatch, size, lambda world, text=text: world.from_main(text * world.is_main))
         assert told == [text] * size
 
 
@@ -94,8 +94,8 @@ def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch, enviro
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_main()
-    with joined(CPU) as world:
-        assert world.is_main
+    with CPU.joined() as compute:
+        assert compute.world.is_main
 
 
 def test_ranks_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +108,7 @@ def test_ranks_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         is_main()
 
 
+@pytest.mark.system
 def test_two_real_processes(tmp_path: Path) -> None:
     """By gloo, which knows the types of all that is told."""
     done = subprocess.run(
@@ -135,11 +136,12 @@ from tests.compute.test_processes import CPU
 
 leave_on_signals()
 print("begins", flush=True)
-with joined(CPU):
+with CPU.joined():
     pass
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signals) -> None:
     with socket.socket() as probe:
@@ -166,6 +168,7 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
             begun.kill()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("ended", ["rank", "parent"])
 def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(ended: str) -> None:
     """It waits in compiled code, where Python calls no handler. When what has started it ends, that is a signal."""
@@ -187,7 +190,8 @@ def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(
 
 def _tell(order: Path) -> None:
     """What one of two real processes finds, as JSON."""
-    with joined(CPU) as world:
+    with CPU.joined() as compute:
+        world = compute.world
 
         def make() -> None:
             with order.open("a") as file:
@@ -198,12 +202,12 @@ def _tell(order: Path) -> None:
         told = {
             "rank": world.rank,
             "same": {kind: same(gathered(arrays, world), arrays) for kind, arrays in ARRAYS.items()},
-            "sum": world.sum([world.rank, 1.0], CPU),
-            "text": world.from_main("naïve" * world.is_main, CPU),
+            "sum": world.sum([world.rank, 1.0]),
+            "text": world.from_main("naïve" * world.is_main),
             "order": [int(rank) for rank in order.read_text()],
         }
-    with joined(CPU) as world:  # as a command does that evaluates several tables
-        told["again"] = world.sum([1.0], CPU)
+    with CPU.joined() as compute:  # as a command does that evaluates several tables
+        told["again"] = compute.world.sum([1.0])
     os.write(1, f"{json.dumps(told)}\n".encode())  # at once, so that lines do not mix
 
 

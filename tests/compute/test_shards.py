@@ -9,11 +9,9 @@ from torch import nn
 
 from lmtool.compute.shards import ShardedBuild, held, is_sharded, own_rows, own_slice
 from lmtool.model import build
-from lmtool.model.classifier import Classifier
+from lmtool.model.heads import Classifier, SpanReader, Tagger
 from lmtool.model.lora import adapt
-from lmtool.model.replaced import ReplacedTokenDetector
-from lmtool.model.token_heads import SpanReader, Tagger
-from lmtool.model.transformer import TransformerEncoder
+from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
 from lmtool.recipe.spec.training import Lora
 from lmtool.recipe.spec.transformer import Transformer

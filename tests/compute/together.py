@@ -4,7 +4,6 @@ Each collective is entered by all, with tensors of one shape and type, before an
 processes would wait for without end, since one of them never comes, is an error here.
 """
 
-import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtool.compute import processes
+from lmtool.compute import device, processes
 from lmtool.compute.device import Compute
+from lmtool.compute.fsdp import _layers
 from lmtool.compute.processes import World
 from lmtool.inference import load
-from lmtool.inference.sharding import _layers
 from lmtool.model import LanguageModel
 from lmtool.training import length, train
 
@@ -100,16 +99,14 @@ class _Local:
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(processes, "_all_reduced", self._all_reduced)
         patch.setattr(World, "wait", lambda _: self._enter("wait"))
-        patch.setattr(World, "aside", lambda _: self._aside())
-        patch.setattr(World, "wrap", lambda _, module, __: self.exchanging(module))
+        patch.setattr(World, "side_group", lambda _: self._aside())
+        patch.setattr(World, "wrap", lambda _, module: self.exchanging(module))
         patch.setattr(World, "alone", lambda _, module: _alone(module))
-        for module in [module for name, module in sys.modules.items() if name.startswith("lmtool.")]:
-            if module is not processes and vars(module).get("joined") is processes.joined:
-                patch.setattr(module, "joined", self._joined)
+        patch.setattr(device, "joined", self._joined)
         # threads draw from one generator, so that none may train while another one initializes its model
-        drawing, genuine = threading.Lock(), train.learner
+        drawing, genuine = threading.Lock(), train.build_for_training
 
-        def learner(*arguments: Any, **options: Any) -> Any:
+        def build_for_training(*arguments: Any, **options: Any) -> Any:
             self._enter("initializes")
             with drawing:
                 found = genuine(*arguments, **options)
@@ -117,7 +114,7 @@ class _Local:
             return found
 
         for module in (train, length):
-            patch.setattr(module, "learner", learner)
+            patch.setattr(module, "build_for_training", build_for_training)
         for module in (train, load):
             patch.setattr(module, "Sharding", partial(Shared, self))
             patch.setattr(module, "ShardedBuild", lambda *_: None)
@@ -130,13 +127,13 @@ class _Local:
         return torch.stack(told).sum(0).to(tensor.dtype)
 
     @contextmanager
-    def _joined(self, compute: Compute) -> Iterator[World]:
+    def _joined(self, _: torch.device) -> Iterator[World]:
         yield World(self.rank(), self.meeting.size)
 
     def _aside(self) -> "_Aside":
-        aside, *_ = self._enter("aside", value=Meeting(self.meeting.size))
-        self.meeting.asides.append(aside)
-        return _Aside(self.rank(), self.meeting.size, aside)
+        side_group, *_ = self._enter("side_group", value=Meeting(self.meeting.size))
+        self.meeting.asides.append(side_group)
+        return _Aside(self.rank(), self.meeting.size, side_group)
 
     def exchanging(self, module: nn.Module) -> nn.Module:
         """A module whose gradients are averaged at the end of a backward pass, unless it is `alone`."""
@@ -174,7 +171,7 @@ def _alone(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Aside:
-    """Stands for `processes.Aside`."""
+    """Stands for `processes.SideGroup`."""
 
     rank: int
     size: int
@@ -188,7 +185,7 @@ class Shared:
     """Stands for `Sharding`: all enter each pass through a layer, forward and backward, unless they have gathered all
     weights."""
 
-    def __init__(self, local: _Local, lm: LanguageModel, module: nn.Module, compute: Compute, world: World) -> None:
+    def __init__(self, local: _Local, lm: LanguageModel, module: nn.Module, compute: Compute) -> None:
         self.module = local.exchanging(module)
         self._local = local
         self._is_whole = False

@@ -8,14 +8,14 @@ import sys
 import time
 
 from lmtool.cli.signals import StopAtStep
-from lmtool.compute import watching
-from lmtool.compute.processes import joined
+from lmtool.compute import processes
 from tests.compute.forked import forked
 from tests.compute.test_processes import CPU
 
 
 def wait() -> None:
-    with joined(CPU) as world:
+    with CPU.joined() as compute:
+        world = compute.world
         StopAtStep(notify=False).open()
         os.write(1, f"{world.rank} {os.getpid()}\n".encode())
         if world.is_main:
@@ -24,5 +24,5 @@ def wait() -> None:
 
 
 if __name__ == "__main__":
-    watching.PATIENCE_SECONDS = 0.3
+    processes.PATIENCE_SECONDS = 0.3
     sys.exit(forked(2, wait))

@@ -29,7 +29,7 @@ def experts() -> Experts:
 
 def read(layer: Experts, x_BTD: torch.Tensor, keep_BT: torch.Tensor | None = None) -> Any:
     T = x_BTD.shape[1]
-    return layer(x_BTD, Attend(Mask(True, keep_BS=keep_BT), T, T, x_BTD.device), None)
+    return layer(x_BTD, Attend(Mask(True, keep_BS=keep_BT), T, torch.arange(T, device=x_BTD.device)[None]), None)
 
 
 def model(balance: float = BALANCE, **changes: Any) -> LanguageModel:

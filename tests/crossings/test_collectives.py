@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from lmtool.compute.processes import World
+from lmtool.data import streaming
 from lmtool.inference import load
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.inference.perplexity import measure
+from lmtool.inference.perplexity import EvaluationText, measure
 from lmtool.tables.predict import measure_tables, predict
-from lmtool.tables.prompting import measure_prompts
+from lmtool.tables.prompting import Prompting, measure_prompts
 from lmtool.tables.suite import measure_folder
-from lmtool.text import streaming
 from lmtool.training import length
 from tests.compute.together import meet
 from tests.training import test_families as families
@@ -241,8 +241,9 @@ ASKED: dict[str, Sequence[str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("lines", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("name", "lines"), [*((name, 2) for name in ASKED), *((name, n) for name in ("decoder", "3-gram") for n in (1, 5))]
+)
 def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, lines: int) -> None:
     """Of one document, of fewer than there are processes, and of some; also where processes share the model."""
     work.pretrain(*still(ASKED[name]), "training.steps=1", "data.documents=line")
@@ -251,7 +252,7 @@ def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str
     text.write_text("".join(f"{line} a\n" for line in texts(lines)), encoding="utf-8")
 
     def measured(_: World) -> dict[str, object]:
-        return measure(run, [str(text)], context=None, stride=None, device="cpu").record()
+        return measure(run, EvaluationText([str(text)]), device="cpu").record()
 
     def embedded(_: World) -> list[list[float]]:
         found = embed(load_run(run), iter(texts(lines)), -1, "mean", truncate=True)
@@ -276,9 +277,8 @@ def test_prompts_are_shared(work: Work, monkeypatch: pytest.MonkeyPatch, n: int)
 
     def prompted(_: World) -> tuple[dict[str, Any], int]:
         tokens: list[int] = []
-        found = measure_prompts(
-            loaded, str(rows), "{text}:", calibrate=True, report=lambda _, __, total: tokens.append(total)
-        )
+        prompting = Prompting("{text}:", calibrate=True)
+        found = measure_prompts(loaded, str(rows), prompting, report=lambda _, __, total: tokens.append(total))
         return found.record(), max(tokens, default=0)
 
     expected, whole = prompted(World())

@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds paths of open files through /proc")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds paths of open files through /proc"),
+]
 
 
 def test_runs_with_several_features_hold_what_is_promised() -> None:

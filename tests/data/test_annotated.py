@@ -1,103 +1,112 @@
-"""tags.conll and questions.json are what their generators write; readers that share nothing with them agree."""
+"""Files of annotated text: their rows, and their faults."""
 
-import importlib
+import gzip
 import json
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-DATA = Path(__file__).parents[2] / "data"
+from lmtool.data.table import RowFault, Skipped, Table, open_table, table_lines
+from lmtool.errors import DataError
+
+TAGGED = "-DOCSTART- -X- O\n\nOtto NNP B-PER\nran VBD O\n\n\n# NN O\n"
 
 
-@pytest.mark.parametrize(("module", "name"), [("tags", "TAGS"), ("questions", "QUESTIONS")])
-def test_the_generator_writes_the_committed_bytes(module: str, name: str) -> None:
-    for file, content, _ in getattr(importlib.import_module(module), name).files():
-        assert (DATA / file).read_bytes() == content
-        assert len(content) < 150_000
+def opened(path: Path, content: str | bytes) -> Table:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return open_table(str(path), cache=path.parent)
 
 
-def sentences(name: str) -> list[list[tuple[str, str]]]:
-    blocks = (DATA / name).read_text(encoding="utf-8").strip().split("\n\n")
-    return [[tuple(line.split(" ")) for line in block.split("\n")] for block in blocks]  # type: ignore[misc]
+@pytest.mark.parametrize("gap", [" ", "\t", "   "])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_sentences_are_rows_of_columns(gap: str, end: str, tmp_path: Path) -> None:
+    table = opened(tmp_path / "a.conll", TAGGED.replace(" ", gap).replace("\n", end))
+    assert table.names == ("tokens", "column 2", "tags")
+    assert [(row.number, row.line, row.values) for row in table.rows()] == [
+        (1, 3, (["Otto", "ran"], ["NNP", "VBD"], ["B-PER", "O"])),
+        (2, 7, (["#"], ["NN"], ["O"])),
+    ]
+    assert table.n_rows == 2
 
 
-def test_tags_are_well_formed_and_no_list_of_words_suffices() -> None:
-    train, test = sentences("tags.conll"), sentences("tags.test.conll")
-    assert (len(train), len(test)) == (1100, 400)
-    assert len({tuple(row) for row in train + test}) == 1500
-    of_word: dict[str, Counter[str]] = {}
-    for row in train + test:
-        before = "O"
-        for _, tag in row:
-            assert tag[0] != "I" or before[1:] == tag[1:]
-            before = tag
-    for row in train:
-        for word, tag in row:
-            of_word.setdefault(word, Counter())[tag] += 1
-    named = [(word, tag) for row in test for word, tag in row if tag != "O"]
-    right = sum(word in of_word and of_word[word].most_common(1)[0][0] == tag for word, tag in named)
-    assert 0.5 < right / len(named) < 0.8
+def test_words_alone_and_compressed_files(tmp_path: Path) -> None:
+    table = opened(tmp_path / "a.conll.gz", gzip.compress(b"a\nb\n\nc"))
+    assert table.names == ("tokens",)
+    assert [row.values for row in table.rows()] == [(["a", "b"],), (["c"],)]
 
 
-def passages(name: str) -> list[dict[str, Any]]:
-    return json.loads((DATA / name).read_text(encoding="utf-8"))["data"][0]["paragraphs"]  # type: ignore[no-any-return]
+def test_a_tab_separates_words_with_spaces(tmp_path: Path) -> None:
+    assert [row.values for row in opened(tmp_path / "a.conll", "New York\tB-X\n").rows()] == [(["New York"], ["B-X"])]
 
 
-EVENT = re.compile(
-    r"(?:On (?P<When>\w+) )?(?P<who>\w+) (?P<verb>\w+) (?P<what>the .+?) to (?P<to>\w+)"
-    r"(?: (?P<Where>(?:at|in|on|by) the .+?))?(?: because (?P<Why>.+))?"
+def test_uneven_columns_are_a_fault_of_the_sentence(tmp_path: Path) -> None:
+    table = opened(tmp_path / "a.conll", "a O\nb O\n\nc O\nd\n\ne O\n")
+    with pytest.raises(RowFault, match="1 column, the first one of the file 2") as caught:
+        list(table.rows())
+    assert "a.conll:5, row 2" in caught.value.where
+    skipped = Skipped()
+    assert [row.number for row in table.rows(skipped)] == [1, 3]
+    assert skipped.kinds == {"uneven columns": 1}
+
+
+def test_predicted_tags_are_a_further_column(tmp_path: Path) -> None:
+    table = opened(tmp_path / "a.conll", TAGGED)
+    rows = ((row, (["B-PER", "O"][: len(row.values[0])],)) for row in table.rows())
+    written = "".join(table_lines(table, ("predicted",), rows))
+    assert written == "Otto\tNNP\tB-PER\tB-PER\nran\tVBD\tO\tO\n\n#\tNN\tO\tB-PER\n\n"
+
+
+def squad(*paragraphs: Any) -> str:
+    return json.dumps({"version": "2.0", "data": [{"title": "t", "paragraphs": list(paragraphs)}]})
+
+
+def test_questions_are_rows(tmp_path: Path) -> None:
+    answers = [{"text": "Otto", "answer_start": 0}]
+    qas = [
+        {"id": "1", "question": "Who ran?", "answers": answers},
+        {"id": "2", "question": "Where?", "is_impossible": True},
+        {"question": "When?"},
+    ]
+    table = opened(tmp_path / "a.json", squad({"context": "Otto ran.", "qas": qas}, {"context": "", "qas": []}))
+    assert table.names == ("id", "question", "context", "answers")
+    assert [row.values for row in table.rows()] == [
+        ("1", "Who ran?", "Otto ran.", answers),
+        ("2", "Where?", "Otto ran.", []),
+        (None, "When?", "Otto ran.", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("[1", "not JSON: line 1"),
+        ("[" * 100_000, "not JSON"),
+        ('{"data": ' + "9" * 5000 + "}", "too many digits"),
+        ("[]", "not the JSON of SQuAD"),
+        ('{"data": 1}', "not the JSON of SQuAD"),
+        ('{"data": [{"paragraphs": [1]}]}', "not the JSON of SQuAD"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": {}}]}]}', "not the JSON of SQuAD"),
+        ('{"data": []}', "header and no rows"),
+    ],
 )
-PAST = {"give": "gave", "sell": "sold", "lend": "lent", "show": "showed"}
+def test_other_json_is_refused(content: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=what):
+        opened(tmp_path / "a.json", content)
 
 
-def reply(context: str, question: str) -> str:
-    """The answer, by reading the passage sentence by sentence."""
-    matches = [EVENT.fullmatch(sentence) for sentence in context.removesuffix(".").split(". ")]
-    events = [match.groupdict() for match in matches if match]
-    assert len(events) == len(matches)
-    if asked := re.fullmatch(r"Who has the (.+) in the end\?", question):
-        moves = [e for e in events if e["what"].endswith(f" {asked[1]}") and e["verb"] in ("gave", "sold")]
-        return str(moves[-1]["to"])
-    if asked := re.fullmatch(r"Who (\w+) the (.+) to (\w+)\?", question):
-        found = [
-            e["who"] for e in events if (e["verb"], e["to"]) == (asked[1], asked[3]) and e["what"].endswith(asked[2])
-        ]
-    elif asked := re.fullmatch(r"To whom did (\w+) (\w+) the (.+)\?", question):
-        found = [
-            e["to"]
-            for e in events
-            if (e["who"], e["verb"]) == (asked[1], PAST[asked[2]]) and e["what"].endswith(asked[3])
-        ]
-    elif asked := re.fullmatch(r"What did (\w+) (\w+) to (\w+)\?", question):
-        found = [e["what"] for e in events if (e["who"], e["verb"], e["to"]) == (asked[1], PAST[asked[2]], asked[3])]
-    else:
-        asked = re.fullmatch(r"(When|Where|Why) did (\w+) (\w+) the (.+) to (\w+)\?", question)
-        assert asked is not None
-        found = [
-            e[asked[1]] or "" for e in events if (e["who"], e["verb"], e["to"]) == (asked[2], PAST[asked[3]], asked[5])
-        ]
-    assert len(found) < 2
-    return str(found[0]) if found else ""
-
-
-@pytest.mark.parametrize(("name", "n_passages"), [("questions.json", 165), ("questions.test.json", 60)])
-def test_each_question_has_the_one_answer_that_a_reader_finds(name: str, n_passages: int) -> None:
-    rows = passages(name)
-    assert len(rows) == n_passages
-    assert len({row["context"] for row in rows}) == n_passages
-    for row in rows:
-        for qa in row["qas"]:
-            answers = [answer["text"] for answer in qa["answers"]]
-            assert reply(row["context"], qa["question"]) == "".join(answers), (row["context"], qa)
-            assert qa.get("is_impossible", False) == (not answers)
-            for answer in qa["answers"]:
-                start = answer["answer_start"]
-                assert row["context"][start : start + len(answer["text"])] == answer["text"]
-
-
-def test_the_files_share_no_passage() -> None:
-    first, second = ({row["context"] for row in passages(name)} for name in ("questions.json", "questions.test.json"))
-    assert not first & second
+@pytest.mark.parametrize(
+    ("paragraph", "what"),
+    [
+        ({"context": 3, "qas": [{"question": "Who?"}]}, "the context is int"),
+        ({"context": "a", "qas": [{}]}, "the question is missing"),
+        (
+            {"context": "a", "qas": [{"question": "?", "is_impossible": True, "answers": [{"text": "a"}]}]},
+            "is_impossible, and has an answer",
+        ),
+    ],
+)
+def test_wrong_questions_are_faults(paragraph: Any, what: str, tmp_path: Path) -> None:
+    table = opened(tmp_path / "a.json", squad(paragraph))
+    with pytest.raises(RowFault, match=what):
+        list(table.rows())

@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 import torch
 
-from lmtool.decoding.framing import Framing
-from lmtool.decoding.generate import generate
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.maskpredict import fill
 from lmtool.decoding.request import random_key
 from lmtool.decoding.settings import Greedy, MaskPredict, Options
 from lmtool.decoding.text import complete, write
 from lmtool.errors import NumericalError, UsageError
+from lmtool.tokenization.prompt_format import PromptFormat
 from tests.decoding.models import HistoryModel, SidesModel
 from tests.decoding.test_text import SPECIAL, ByteTokenizer
 from tests.reference import decoding as reference
@@ -83,7 +83,7 @@ def test_gibbs_sampling_has_the_joint_distribution():
 def test_gibbs_sampling_at_temperature_0_takes_the_most_probable():
     model = SidesModel()
     for settings in (MaskPredict(by="gibbs", rounds=1, temperature=0), MaskPredict(by="gibbs", rounds=1, top_k=1)):
-        (result,) = fill(model, [[1, MASK, 2]], MASK, settings)
+        (result,) = fill(model, [[1, MASK, 2]], MASK, settings, details=True)
         (best,) = fill(model, [[1, MASK, 2]], MASK, MaskPredict(rounds=1))
         assert result.choices[0].token == best.choices[0].token
         assert result.choices[0].rank == 1 or best.choices[0].token == result.choices[0].token
@@ -107,7 +107,7 @@ def test_models_and_strategies_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="bidirectional"):
         fill(HistoryModel(), [[MASK]], MASK, MaskPredict())
     with pytest.raises(UsageError, match="no next token"):
-        generate(SidesModel(), [[1]], Greedy())
+        Generation(SidesModel(), [[1]], Greedy())
 
 
 def test_logits_that_are_not_finite_are_an_error():
@@ -130,7 +130,7 @@ def test_logits_that_are_not_finite_are_an_error():
     ],
 )
 def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, expected):
-    ids = Framing(ByteTokenizer(), "both", (6,), after=(5,), documents=documents).masks(prompt, **options)
+    ids = PromptFormat(ByteTokenizer(), "both", (6,), after=(5,), documents=documents).masks(prompt, **options)
     assert list(ids) == [token if isinstance(token, int) else SPECIAL + ord(token) for token in expected]
 
 
@@ -148,7 +148,7 @@ def test_options_that_do_not_fit_are_refused(prompt, options, words):
     with pytest.raises(UsageError, match=words):
         write(
             SidesModel(ByteTokenizer.vocab_size),
-            Framing(ByteTokenizer(), "both", (6,), after=(5,)),
+            PromptFormat(ByteTokenizer(), "both", (6,), after=(5,)),
             [prompt],
             MaskPredict(),
             options,
@@ -157,7 +157,7 @@ def test_options_that_do_not_fit_are_refused(prompt, options, words):
 
 def test_masks_are_not_for_other_strategies():
     with pytest.raises(UsageError, match="masks are not for greedy"):
-        write(HistoryModel(300), Framing(ByteTokenizer(), "past"), ["a"], Greedy(), Options(length=3))
+        write(HistoryModel(300), PromptFormat(ByteTokenizer(), "past"), ["a"], Greedy(), Options(length=3))
 
 
 def test_a_completion_is_the_whole_text():
@@ -165,7 +165,11 @@ def test_a_completion_is_the_whole_text():
     options = Options(mask="__", details=True, n=1)
     (completion,) = complete(
         write(
-            model, Framing(ByteTokenizer(), "both", (6,), after=(5,), documents=True), ["ab__c"], MaskPredict(), options
+            model,
+            PromptFormat(ByteTokenizer(), "both", (6,), after=(5,), documents=True),
+            ["ab__c"],
+            MaskPredict(),
+            options,
         )
     )
     assert completion.text.startswith("ab")
@@ -180,7 +184,7 @@ def test_what_is_too_long_fills_less_when_it_may():
     (completion,) = complete(
         write(
             model,
-            Framing(ByteTokenizer(), "both", (6,), after=(5,)),
+            PromptFormat(ByteTokenizer(), "both", (6,), after=(5,)),
             ["abc"],
             MaskPredict(),
             Options(length=50, overflow="cut"),

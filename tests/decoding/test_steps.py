@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from lmtool.decoding import steps as module
-from lmtool.decoding.generate import Prompt, generate
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.decoding.steps import CapturedStep, Steps
 from lmtool.model import LanguageModel, fixed
+from lmtool.tokenization.prompt_format import Prompt
 from tests.model import tiny
 from tests.model.tiny import FAMILIES
 
@@ -62,7 +63,7 @@ def prompts_for(model: LanguageModel, lengths: Sequence[int]) -> list[Prompt]:
 
 def events(model: LanguageModel, settings: Any, lengths: Sequence[int] = (3, 6, 2), **more: Any) -> dict[Any, Any]:
     found: dict[Any, list[tuple[int, float]]] = {}
-    for event in generate(model, prompts_for(model, lengths), settings, **more):
+    for event in Generation(model, prompts_for(model, lengths), settings, **more):
         found.setdefault((event.prompt, event.sample), []).append((event.token, event.logprob))
     return found
 
@@ -162,7 +163,7 @@ def test_captured_steps_under_autocast(taken: list[int]) -> None:
 
     def written() -> dict[Any, Any]:
         found: dict[Any, list[tuple[int, float]]] = {}
-        iterator = generate(model, prompts_for(model, [3, 5]), Greedy(max_new_tokens=15))
+        iterator = Generation(model, prompts_for(model, [3, 5]), Greedy(max_new_tokens=15))
         while True:
             with torch.autocast("cuda", torch.bfloat16):
                 event = next(iterator, None)

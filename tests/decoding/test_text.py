@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import Greedy, Options, Sample
 from lmtool.decoding.text import StopStrings, complete, write
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import BpeTokenizer
-from lmtool.text.decoder import ByteDecoder, WordDecoder
-from lmtool.text.tokenizer import Roles, Tokenizer
+from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
+from lmtool.tokenization.inner import Roles
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
 from tests.decoding.models import HistoryModel, TableModel
 
 SPECIAL = 7
@@ -70,7 +71,13 @@ def scripted(text, end=False, **options):
     model = ScriptModel(script, n_prompt=2 if end else 1)
     settings = Greedy(max_new_tokens=len(script) if not end else 1000, seed=4)
     pieces = list(
-        write(model, Framing(tokenizer, "past", opening=(1,) * end, documents=end), [">"], settings, Options(**options))
+        write(
+            model,
+            PromptFormat(tokenizer, "past", opening=(1,) * end, documents=end),
+            [">"],
+            settings,
+            Options(**options),
+        )
     )
     assert all(piece.completion is None for piece in pieces[:-1])
     return [piece.text for piece in pieces], pieces[-1].completion
@@ -208,27 +215,33 @@ def test_completions_come_in_order_and_equal_those_alone():
     settings = Sample(max_new_tokens=60, temperature=1.2, seed=9)
     options = Options(n=3, stop=("q", "xy"))
     together = list(
-        complete(write(model, Framing(tokenizer, "past", opening=(1,), documents=True), prompts, settings, options))
+        complete(
+            write(model, PromptFormat(tokenizer, "past", opening=(1,), documents=True), prompts, settings, options)
+        )
     )
     assert [(c.prompt, c.sample) for c in together] == [(prompt, i) for prompt in prompts for i in range(3)]
     assert len({len(c.tokens) for c in together}) > 1
     for completion in together[:12]:
         alone = complete(
             write(
-                model, Framing(tokenizer, "past", opening=(1,), documents=True), [completion.prompt], settings, options
+                model,
+                PromptFormat(tokenizer, "past", opening=(1,), documents=True),
+                [completion.prompt],
+                settings,
+                options,
             )
         )
         assert completion in list(alone)
     order = random.Random(1).sample(prompts, len(prompts))
     again = list(
-        complete(write(model, Framing(tokenizer, "past", opening=(1,), documents=True), order, settings, options))
+        complete(write(model, PromptFormat(tokenizer, "past", opening=(1,), documents=True), order, settings, options))
     )
     assert {(c.prompt, c.text) for c in again} == {(c.prompt, c.text) for c in together}
 
 
 def test_completions_do_not_wait_for_later_ones():
     model = TableModel([[1 / 263] * 263] * 263)
-    pieces = write(model, Framing(ByteTokenizer(), "past"), ["a", "b"] * 100, Sample(max_new_tokens=2))
+    pieces = write(model, PromptFormat(ByteTokenizer(), "past"), ["a", "b"] * 100, Sample(max_new_tokens=2))
     completions = complete(pieces)
     assert next(completions).prompt == "a"
     assert next(pieces).request < 20
@@ -250,7 +263,7 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
     list(
         write(
             model,
-            Framing(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
+            PromptFormat(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
             [prompt],
             Greedy(max_new_tokens=1),
         )
@@ -267,7 +280,7 @@ def test_tokens_without_text_are_never_chosen(documents):
         complete(
             write(
                 model,
-                Framing(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
+                PromptFormat(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
                 ["a"],
                 settings,
                 Options(n=20),
@@ -282,14 +295,14 @@ def test_tokens_without_text_are_never_chosen(documents):
 def test_the_text_of_words_goes_on_where_the_prompt_ended():
     tokenizer = WordTokenizer()
     model = ScriptModel(tokenizer.encode("a time ."), tokenizer.vocab_size, n_prompt=2)
-    (completion,) = complete(write(model, Framing(tokenizer, "past"), ["once upon"], Greedy(max_new_tokens=3)))
+    (completion,) = complete(write(model, PromptFormat(tokenizer, "past"), ["once upon"], Greedy(max_new_tokens=3)))
     assert completion.text == " a time."
 
 
 def test_nothing_of_the_prompt_comes_again_in_the_text():
     tokenizer = WordTokenizer()
     model = ScriptModel(tokenizer.encode("a time"), tokenizer.vocab_size, n_prompt=2)
-    (completion,) = complete(write(model, Framing(tokenizer, "past"), ["once '"], Greedy(max_new_tokens=2)))
+    (completion,) = complete(write(model, PromptFormat(tokenizer, "past"), ["once '"], Greedy(max_new_tokens=2)))
     assert completion.text == "a time"
 
 
@@ -300,7 +313,11 @@ def test_a_trained_tokenizer_gives_whole_text():
     settings = Sample(max_new_tokens=100, temperature=5.0)
     pieces = list(
         write(
-            model, Framing(tokenizer, "past", opening=(1,), documents=True), ["日本", "plain"], settings, Options(n=5)
+            model,
+            PromptFormat(tokenizer, "past", opening=(1,), documents=True),
+            ["日本", "plain"],
+            settings,
+            Options(n=5),
         )
     )
     for completion in complete(pieces):
@@ -311,20 +328,20 @@ def test_a_trained_tokenizer_gives_whole_text():
 
 def test_prompts_that_are_no_text_are_refused():
     with pytest.raises(UsageError, match="not UTF-8"):
-        write(HistoryModel(300), Framing(ByteTokenizer(), "past"), ["caf\udce9"], Greedy())
+        write(HistoryModel(300), PromptFormat(ByteTokenizer(), "past"), ["caf\udce9"], Greedy())
 
 
 def test_prompts_too_long_are_refused_or_cut():
     model = HistoryModel(ByteTokenizer.vocab_size, context=4)
     with pytest.raises(UsageError, match="9 tokens, but the model's context is 4") as error:
-        write(model, Framing(ByteTokenizer(), "past"), ["ok", "123456789"], Greedy())
+        write(model, PromptFormat(ByteTokenizer(), "past"), ["ok", "123456789"], Greedy())
     assert error.value.where == "prompt 2 of 2"
     settings = Sample(max_new_tokens=10)
     cut, short = (
         [
             c.text
             for c in complete(
-                write(model, Framing(ByteTokenizer(), "past"), [prompt], settings, Options(overflow="cut"))
+                write(model, PromptFormat(ByteTokenizer(), "past"), [prompt], settings, Options(overflow="cut"))
             )
         ]
         for prompt in ("123456789", "6789")

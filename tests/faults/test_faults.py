@@ -11,7 +11,10 @@ from tests.faults.campaign import CAMPAIGNS
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds paths of open files through /proc")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds paths of open files through /proc"),
+]
 
 
 def campaigns(*words: str) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,4 @@
-"""Every reader of files from outside: valid files to begin with, and what reads them."""
+"""Every runner of files from outside: valid files to begin with, and what reads them."""
 
 import hashlib
 import json
@@ -14,6 +14,11 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save
 
+from lmtool.checks.runs import verify_run
+from lmtool.data.corpus import open_corpus
+from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
+from lmtool.data.table import open_table
+from lmtool.data.vectors import VectorFile
 from lmtool.decoding.prompts import gather_prompts
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample, to_record
 from lmtool.inference.base import read_recipe
@@ -27,19 +32,16 @@ from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, 
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import tensors
 from lmtool.run.checkpoint import FileEntry
+from lmtool.run.creation import NewRun, create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import Validated, saved_state
-from lmtool.run.verification import verify_run
+from lmtool.run.saving import Snapshot
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled
-from lmtool.text.chat import ChatFormat, Message
-from lmtool.text.corpus import open_corpus
-from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
-from lmtool.text.table import open_table
-from lmtool.text.tokenizer import Tokenizer
-from lmtool.text.vectors import VectorFile
-from tests.text import chat_templates
-from tests.text.chat_templates import published
+from lmtool.tokenization.chat import ChatFormat, Message
+from lmtool.tokenization.tokenizer import Tokenizer
+from tests.tokenization import chat_templates
+from tests.tokenization.chat_templates import published
 
 TEXT = "The baker sold a kettle at dawn, and the señora \u201cforgot\u201d the map by the sea. 1,000 moons!\n" * 4
 TABLE = "text,label\n" + "".join(f'"a row, number {n}",{"good" if n % 2 else "bad"}\n' for n in range(8))
@@ -80,7 +82,7 @@ MESSAGES: tuple[Message, ...] = (
 )
 
 
-class Reader(NamedTuple):
+class ModelRunner(NamedTuple):
     """seeds: makes valid files in an empty folder. read: reads such content, which may raise lmtool's errors."""
 
     seeds: Callable[[Path], list[bytes]]
@@ -304,7 +306,7 @@ def _read_tokenizer(folder: Path, content: bytes) -> None:
     _use(Tokenizer.load(_written(folder, "tokenizer.json", content)))
 
 
-def _file_of_published(name: str, changed: str) -> Reader:
+def _file_of_published(name: str, changed: str) -> ModelRunner:
     """A file of the tokenizer of a published model, beside its others."""
 
     def seeds(folder: Path) -> list[bytes]:
@@ -321,7 +323,7 @@ def _file_of_published(name: str, changed: str) -> Reader:
         _use(tokenizer)
         ChatFormat.of(tokenizer)
 
-    return Reader(seeds, read)
+    return ModelRunner(seeds, read)
 
 
 def _templates(_: Path) -> list[bytes]:
@@ -347,26 +349,28 @@ def _read_template(folder: Path, content: bytes) -> None:
 def _run(folder: Path) -> Path:
     """A run with a checkpoint at step 2."""
     recipe = load("default", ["data.train=[a.txt]"]).recipe
-    with Run.create(
+    with create_run(
         folder / "run",
-        name="default",
-        summary="decoder",
-        recipe=dump(recipe),
-        tokenizer={"tokenizer.json": b"{}"},
-        fingerprints={"data": "d", "tokenizer": "t"},
+        NewRun(
+            name="default",
+            summary="decoder",
+            recipe=dump(recipe),
+            tokenizer={"tokenizer.json": b"{}"},
+            fingerprints={"data": "d", "tokenizer": "t"},
+        ),
     ) as run:
         run.start(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):
             run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
             run.samples.append({"step": step, "prompt": "One", "text": "One day"})
         state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
-        run.save(2, {"w": torch.ones(2)}, {}, state, best_step=None, keep_last=2)
+        run.save(Snapshot(2, {"w": torch.ones(2)}, {}, state), keep_last=2)
         run.note_validation(Validated(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
         run.end("finished")
     return folder / "run"
 
 
-def _file_of_a_run(name: str) -> Reader:
+def _file_of_a_run(name: str) -> ModelRunner:
     def seeds(folder: Path) -> list[bytes]:
         return [(_run(folder) / name).read_bytes()]
 
@@ -381,7 +385,7 @@ def _file_of_a_run(name: str) -> Reader:
         list(found.samples.read())
         assert found.validated is not None
 
-    return Reader(seeds, read)
+    return ModelRunner(seeds, read)
 
 
 def _states(folder: Path) -> list[bytes]:
@@ -399,7 +403,7 @@ def _read_state(folder: Path, content: bytes) -> None:
         name: FileEntry((path / name).stat().st_size, hashlib.sha256((path / name).read_bytes()).hexdigest())
         for name in checkpoints.FILES
     }
-    (path / "MANIFEST.json").write_bytes(checkpoints._encode_manifest(2, None, files))
+    (path / "MANIFEST.json").write_bytes(checkpoints.encode_manifest(2, None, files))
     checkpoint = checkpoints.verify(path)
     read_recipe(Run.open(run), checkpoint)
     saved_state(checkpoint)
@@ -442,26 +446,26 @@ def _read_store(folder: Path, content: bytes) -> None:
 
 
 READERS = {
-    "recipe": Reader(_recipes, _read_recipe),
-    "setting": Reader(_settings, _read_setting),
-    "csv table": Reader(lambda _: [TABLE.encode(), TABLE.replace(",", ";").encode()], _as_table("a.csv")),
-    "tsv table": Reader(lambda _: [PAIRS.encode()], _as_table("a.tsv")),
-    "jsonl table": Reader(_jsonl, _as_table("a.jsonl")),
-    "parquet table": Reader(_parquet, _as_table("a.parquet")),
-    "conll": Reader(lambda _: [b"The O\nbaker B-PER\n\nParis B-LOC\nrained O\n\n" * 3], _as_table("a.conll")),
-    "squad": Reader(lambda _: [json.dumps(QUESTIONS).encode()], _as_table("a.json")),
-    "txt corpus": Reader(lambda _: [TEXT.encode(), TEXT.replace("\n", "\r\n\r\n").encode()], _as_corpus("a.txt")),
-    "csv corpus": Reader(lambda _: [TABLE.encode()], _as_corpus("a.csv")),
-    "jsonl corpus": Reader(lambda folder: _jsonl(folder)[:1], _as_corpus("a.jsonl")),
-    "parquet corpus": Reader(_parquet, _as_corpus("a.parquet")),
-    "word vectors": Reader(_vectors, _read_vectors),
-    "prompts": Reader(lambda _: [TEXT.encode()], _read_prompts),
-    "records of generate": Reader(_records, _read_record),
-    "safetensors": Reader(_safetensors, _read_safetensors),
-    "published weights": Reader(_shards, _read_shards),
-    "config.json": Reader(_configs, _read_config),
-    "gguf": Reader(_ggufs, _read_gguf),
-    "tokenizer.json": Reader(_tokenizers, _read_tokenizer),
+    "recipe": ModelRunner(_recipes, _read_recipe),
+    "setting": ModelRunner(_settings, _read_setting),
+    "csv table": ModelRunner(lambda _: [TABLE.encode(), TABLE.replace(",", ";").encode()], _as_table("a.csv")),
+    "tsv table": ModelRunner(lambda _: [PAIRS.encode()], _as_table("a.tsv")),
+    "jsonl table": ModelRunner(_jsonl, _as_table("a.jsonl")),
+    "parquet table": ModelRunner(_parquet, _as_table("a.parquet")),
+    "conll": ModelRunner(lambda _: [b"The O\nbaker B-PER\n\nParis B-LOC\nrained O\n\n" * 3], _as_table("a.conll")),
+    "squad": ModelRunner(lambda _: [json.dumps(QUESTIONS).encode()], _as_table("a.json")),
+    "txt corpus": ModelRunner(lambda _: [TEXT.encode(), TEXT.replace("\n", "\r\n\r\n").encode()], _as_corpus("a.txt")),
+    "csv corpus": ModelRunner(lambda _: [TABLE.encode()], _as_corpus("a.csv")),
+    "jsonl corpus": ModelRunner(lambda folder: _jsonl(folder)[:1], _as_corpus("a.jsonl")),
+    "parquet corpus": ModelRunner(_parquet, _as_corpus("a.parquet")),
+    "word vectors": ModelRunner(_vectors, _read_vectors),
+    "prompts": ModelRunner(lambda _: [TEXT.encode()], _read_prompts),
+    "records of generate": ModelRunner(_records, _read_record),
+    "safetensors": ModelRunner(_safetensors, _read_safetensors),
+    "published weights": ModelRunner(_shards, _read_shards),
+    "config.json": ModelRunner(_configs, _read_config),
+    "gguf": ModelRunner(_ggufs, _read_gguf),
+    "tokenizer.json": ModelRunner(_tokenizers, _read_tokenizer),
     **{
         f"{changed} of {name}": _file_of_published(name, changed)
         for name, changed in (
@@ -469,12 +473,12 @@ READERS = {
             *(("smollm2", "tokenizer_config.json"), ("llama3", "tokenizer_config.json")),
         )
     },
-    "chat template": Reader(_templates, _read_template),
+    "chat template": ModelRunner(_templates, _read_template),
     "run.json": _file_of_a_run("run.json"),
     "validated.json": _file_of_a_run("validated.json"),
     "metrics.jsonl": _file_of_a_run("metrics.jsonl"),
     "samples.jsonl": _file_of_a_run("samples.jsonl"),
-    "state.json": Reader(_states, _read_state),
-    "MANIFEST.json": Reader(_manifests, _read_manifest),
-    "store.json": Reader(_stores, _read_store),
+    "state.json": ModelRunner(_states, _read_state),
+    "MANIFEST.json": ModelRunner(_manifests, _read_manifest),
+    "store.json": ModelRunner(_stores, _read_store),
 }

@@ -10,16 +10,17 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import lmtool
-from lmtool.decoding.generate import generate
-from lmtool.decoding.reader import Prompt
+from lmtool.compute.device import CPU
+from lmtool.decoding.generate import Generation
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.errors import ResourceError, UsageError
 from lmtool.inference.chatting import Conversation
+from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded, load_packed, load_run
-from lmtool.inference.writing import Writer
 from lmtool.interop.importing import imported
-from lmtool.tables.conversations import as_messages
-from lmtool.text.chat import ChatFormat, Message, RefusedMessages
+from lmtool.tables.annotations import as_messages
+from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
+from lmtool.tokenization.prompt_format import Prompt
 from tests.decoding.models import HistoryModel
 from tests.inference import talkers
 from tests.training.tiny import Work
@@ -50,7 +51,7 @@ def generated(
 ) -> tuple[int, ...]:
     """What a new generation writes after these ids."""
     banned = set(loaded.tokenizer.special_ids) - ends
-    events = generate(loaded.model, [Prompt(tuple(ids))], settings, end_ids=ends, banned_ids=banned, first=first)
+    events = Generation(loaded.model, [Prompt(tuple(ids))], settings, end_ids=ends, banned_ids=banned, first=first)
     return tuple(event.token for event in events)
 
 
@@ -61,12 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Loaded:
-    return load_run(str(imported(str(folder))), device="cpu")
+    return load_run(str(imported(str(folder))), CPU)
 
 
 @pytest.fixture
 def conversation(loaded: Loaded) -> Conversation:
-    return Conversation(Writer(loaded), STRATEGIES[1])
+    return Conversation(TextGenerator(loaded), STRATEGIES[1])
 
 
 def history(loaded: Loaded, context: int = 10_000) -> HistoryModel:
@@ -96,7 +97,7 @@ class Script(HistoryModel):
 
 def scripted(loaded: Loaded, *texts: str, **options: Any) -> tuple[Conversation, Script]:
     model = Script(loaded, *texts)
-    return Conversation(Writer(replace(loaded, model=model)), Greedy(max_new_tokens=50), **options), model
+    return Conversation(TextGenerator(replace(loaded, model=model)), Greedy(max_new_tokens=50), **options), model
 
 
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: f"{settings.name} {settings.max_new_tokens}")
@@ -105,7 +106,7 @@ def test_answers_are_those_of_generate_after_the_ids_of_transformers(
     loaded: Loaded, folder: Path, settings: Greedy | Sample, system: str
 ) -> None:
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
-    conversation = Conversation(Writer(loaded), settings)
+    conversation = Conversation(TextGenerator(loaded), settings)
     conversation.system = system
     messages = [{"role": "system", "content": system}] if system else []
     ends = {theirs.convert_tokens_to_ids("<|end|>"), theirs.eos_token_id}
@@ -118,8 +119,8 @@ def test_answers_are_those_of_generate_after_the_ids_of_transformers(
         ids = [token for one in ids for token in (text if [one] == nul else [one])]
         tokens = answered(conversation, question)
         assert tokens == generated(loaded, ids, settings, ends)
-        messages.append({"role": "assistant", "content": conversation.said[-1].content})
-    assert [one.content for one in conversation.said[::2]] == list(QUESTIONS)
+        messages.append({"role": "assistant", "content": conversation.turns[-1].content})
+    assert [one.content for one in conversation.turns[::2]] == list(QUESTIONS)
 
 
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -140,14 +141,14 @@ def test_a_model_trained_here_reads_questions_and_answers_between_its_marks(work
     loaded = load_packed(str(work.run()))
     t = loaded.tokenizer
     settings = Sample(max_new_tokens=20, min_new_tokens=5, seed=7)
-    conversation = Conversation(Writer(loaded), settings)
+    conversation = Conversation(TextGenerator(loaded), settings)
     assert conversation.is_plain
     ids = [t.bos_id]
     for question in ("the cat", "a dog sat", "ran away"):
         ids += [*t.encode(question), t.sep_id]
         tokens = answered(conversation, question)
         assert tokens == generated(loaded, ids, settings, {t.eos_id})
-        ids += [*t.encode(conversation.said[-1].content), t.eos_id]
+        ids += [*t.encode(conversation.turns[-1].content), t.eos_id]
 
 
 def test_what_was_read_is_not_read_again(loaded: Loaded) -> None:
@@ -155,7 +156,7 @@ def test_what_was_read_is_not_read_again(loaded: Loaded) -> None:
     answered(conversation, "Who saw the ball?")
     n_first = model.read
     answered(conversation, "yes")
-    ids = prompt_of(loaded, [*map(message, conversation.said[:3])])
+    ids = prompt_of(loaded, [*map(message, conversation.turns[:3])])
     assert model.read == len(ids) + len(model.scripts[1]) - 1 > n_first
     n_before = model.read
     conversation.reset()
@@ -188,19 +189,19 @@ def test_the_end_of_the_template_ends_an_answer(loaded: Loaded) -> None:
     assert answer.completion is not None
     assert answer.completion.finish_reason == "end"
     assert answer.completion.tokens[-1] == model.end
-    assert not conversation.said[-1].cut
+    assert not conversation.turns[-1].cut
 
 
 def test_a_stop_string_ends_an_answer(loaded: Loaded) -> None:
     conversation, _ = scripted(loaded, "yes it is", stop=[" is"])
     assert "".join(conversation.answer(user("Who?"))) == "yes it"
-    assert not conversation.said[-1].cut
+    assert not conversation.turns[-1].cut
 
 
 def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded: Loaded) -> None:
     model = history(loaded, context=100)
     settings = Sample(max_new_tokens=30, seed=3)
-    conversation = Conversation(Writer(replace(loaded, model=model)), settings)
+    conversation = Conversation(TextGenerator(replace(loaded, model=model)), settings)
     conversation.system = "Be kind."
     left = []
     for number in range(8):
@@ -209,7 +210,7 @@ def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded:
         assert answer.completion is not None
         left.append(answer.n_left)
         system = Message(role="system", content="Be kind.")
-        kept = conversation.said[conversation.n_left : -1]
+        kept = conversation.turns[conversation.n_left : -1]
         ids = prompt_of(loaded, [system, *map(message, kept)])
         assert kept[0].role == "user"
         assert len(ids) <= 70
@@ -217,21 +218,21 @@ def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded:
             replace(loaded, model=model), ids, settings, set(ChatFormat.of(loaded.tokenizer).ends)
         )
         if conversation.n_left:
-            sooner = conversation.said[conversation.n_left - 2 : -1]
+            sooner = conversation.turns[conversation.n_left - 2 : -1]
             assert len(prompt_of(loaded, [system, *map(message, sooner)])) > 70, "no more leave than must"
     assert left[0] == 0
     assert sum(left) == conversation.n_left > 4
-    assert len(conversation.said) == 16
+    assert len(conversation.turns) == 16
 
 
 def test_an_answer_has_room_for_half_of_the_context_and_no_more_than_is_left(loaded: Loaded) -> None:
     conversation = Conversation(
-        Writer(replace(loaded, model=history(loaded, 60))), Greedy(max_new_tokens=500, min_new_tokens=500)
+        TextGenerator(replace(loaded, model=history(loaded, 60))), Greedy(max_new_tokens=500, min_new_tokens=500)
     )
     ids = prompt_of(loaded, user("Who?"))
     tokens = answered(conversation, "Who?")
     assert len(tokens) == 60 - len(ids)
-    assert conversation.said[-1].cut
+    assert conversation.turns[-1].cut
     long = "Who saw the ball? " * 6
     n_ids = len(prompt_of(loaded, user(long)))
     assert 30 < n_ids < 60, "alone in the context, but without room for half of it"
@@ -241,11 +242,11 @@ def test_an_answer_has_room_for_half_of_the_context_and_no_more_than_is_left(loa
 
 def test_a_message_longer_than_the_context_is_refused_and_nothing_changes(conversation: Conversation) -> None:
     answered(conversation, "Who?")
-    said = list(conversation.said)
+    said = list(conversation.turns)
     with pytest.raises(UsageError, match="tokens, but the model's context is 256") as refusal:
         conversation.answer(user("é" * 300))
     assert len(refusal.value.lines()) <= 3
-    assert conversation.said == said
+    assert conversation.turns == said
     assert conversation.n_left == 0
     answered(conversation, "Who?")
 
@@ -256,10 +257,10 @@ def test_an_answer_that_is_not_read_to_its_end_stays_as_it_was_written(conversat
         next(answer)
     written = answer.text + next(answer) + next(answer)
     del answer
-    assert [one.content for one in conversation.said] == ["Who?", written]
-    assert conversation.said[-1].cut
+    assert [one.content for one in conversation.turns] == ["Who?", written]
+    assert conversation.turns[-1].cut
     answered(conversation, "Sure?")
-    assert [one.role for one in conversation.said] == ["user", "assistant"] * 2
+    assert [one.role for one in conversation.turns] == ["user", "assistant"] * 2
 
 
 def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loaded) -> None:
@@ -274,16 +275,16 @@ def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loa
     at = len(ids) + 2
     with pytest.raises(KeyboardInterrupt):
         list(conversation.answer(user("Who?")))
-    assert conversation.said[-1].cut
-    assert "yes it is".startswith(conversation.said[-1].content)
+    assert conversation.turns[-1].cut
+    assert "yes it is".startswith(conversation.turns[-1].content)
     at = -1
     answered(conversation, "And?")
-    assert conversation.said[-1].content == "Tom saw it"
+    assert conversation.turns[-1].content == "Tom saw it"
     at = len(ids) - 1
     conversation.reset()
     with pytest.raises(KeyboardInterrupt):
         list(conversation.answer(user("Whose?")))
-    assert conversation.said == [], "an answer without text does not stay, nor its question"
+    assert conversation.turns == [], "an answer without text does not stay, nor its question"
 
 
 def test_an_answer_without_text_does_not_stay(loaded: Loaded) -> None:
@@ -291,7 +292,7 @@ def test_an_answer_without_text_does_not_stay(loaded: Loaded) -> None:
     answer = conversation.answer(user("Who?"))
     assert "".join(answer) == ""
     assert answer.completion is not None
-    assert conversation.said == []
+    assert conversation.turns == []
 
 
 def test_a_saved_conversation_is_read_by_finetune(loaded: Loaded, tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def test_a_saved_conversation_is_read_by_finetune(loaded: Loaded, tmp_path: Path
         {"role": "user", "content": 'Who "saw"?\n'},
         {"role": "assistant", "content": "yes it is"},
         {"role": "user", "content": "Sure?"},
-        {"role": "assistant", "content": conversation.said[-1].content, "cut": True},
+        {"role": "assistant", "content": conversation.turns[-1].content, "cut": True},
     ]
     (line,) = path.read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {"messages": expected}
@@ -352,7 +353,7 @@ def test_what_is_no_message_is_refused(conversation: Conversation, messages: Any
     with pytest.raises(UsageError) as refusal:
         conversation.answer(messages)
     assert len(refusal.value.lines()) <= 3
-    assert conversation.said == []
+    assert conversation.turns == []
 
 
 def test_from_python(folder: Path, loaded: Loaded) -> None:
@@ -384,18 +385,18 @@ def test_only_decoders_hold_conversations(work: Work, family: str) -> None:
     overrides, words = REFUSED[family]
     work.pretrain(*overrides, "training.steps=1")
     with pytest.raises(UsageError, match=words) as refusal:
-        Conversation(Writer(load_run(str(work.run()))))
+        Conversation(TextGenerator(load_run(str(work.run()))))
     assert len(refusal.value.lines()) == 3
 
 
 def test_a_model_of_pairs_in_another_format_is_refused(loaded: Loaded) -> None:
-    framing = replace(loaded.framing, answers=True, chat=None)
+    prompt_format = replace(loaded.prompt_format, answers=True, chat=None)
     pairs = replace(loaded)
-    pairs.__dict__["framing"] = framing
+    pairs.__dict__["prompt_format"] = prompt_format
     with pytest.raises(UsageError, match="pairs of texts"):
-        Conversation(Writer(pairs))
+        Conversation(TextGenerator(pairs))
 
 
 def test_beam_search_is_refused(loaded: Loaded) -> None:
     with pytest.raises(UsageError, match="beam is not for conversations"):
-        Conversation(Writer(loaded), Beam())
+        Conversation(TextGenerator(loaded), Beam())

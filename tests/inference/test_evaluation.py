@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.inference.evaluation import BATCH_TOKENS, Evaluated, by_length, evaluate
+from lmtool.inference.evaluation import BATCH_TOKENS, Evaluated, Items, by_length, evaluate
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
 from tests.compute.together import together
@@ -54,7 +54,7 @@ def test_items_of_like_length_go_together() -> None:
     assert [[lengths[i][0] for i in group] for group in by_length(lengths, 64)] == [[3, 3, 4, 4, 5], [60]]
 
 
-class Items:
+class Things:
     """Items that each have a loss, a number of targets, hits, and an array of their own."""
 
     def __init__(self, n: int, rank: int = 1) -> None:
@@ -81,46 +81,47 @@ class Items:
             return self.loss(chosen) if losses else None, [self.arrays[i] for i in chosen] if found else []
 
         metrics = ["hits"] if losses else []
-        return evaluate(tiny.model(n_layers=1), self.lengths, read, CPU, world, metrics=metrics, tokens=50, **more)
+        items = Items(self.lengths, read, metrics, tokens=50)
+        return evaluate(tiny.model(n_layers=1), items, replace(CPU, world=world), **more)
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 40])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_sums_are_over_all_items_and_arrays_in_their_order(n: int, rank: int) -> None:
-    items = Items(n, rank)
+    items = Things(n, rank)
     found = items.evaluate()
     assert sorted(items.read) == list(range(n))
     assert found.total == pytest.approx(items.nats.sum())
     assert found.count == items.counts.sum()
     assert math.isnan(found.loss) if not found.count else found.loss == pytest.approx(found.total / found.count)
     assert found.metrics == {"hits": pytest.approx(sum(i % 3 == 0 for i in range(n)) / max(1, n))}
-    assert len(found.found) == n
-    assert all(np.array_equal(one, other) for one, other in zip(found.found, items.arrays, strict=True))
+    assert len(found.arrays) == n
+    assert all(np.array_equal(one, other) for one, other in zip(found.arrays, items.arrays, strict=True))
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("n", [0, 1, 5, 40])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_any_number_of_processes_finds_the_same(monkeypatch: pytest.MonkeyPatch, size: int, n: int, rank: int) -> None:
-    alone = Items(n, rank).evaluate()
-    items = Items(n, rank)
+    alone = Things(n, rank).evaluate()
+    items = Things(n, rank)
     every = together(monkeypatch, size, items.evaluate)
     assert sorted(items.read) == list(range(n)), "each item is read by one process"
     for found in every:
         assert found.total == pytest.approx(alone.total)
         assert (found.count, found.metrics) == (alone.count, pytest.approx(alone.metrics))
-        assert [one.shape for one in found.found] == [one.shape for one in alone.found]
-        assert all(np.array_equal(one, other) for one, other in zip(found.found, alone.found, strict=True))
+        assert [one.shape for one in found.arrays] == [one.shape for one in alone.arrays]
+        assert all(np.array_equal(one, other) for one, other in zip(found.arrays, alone.arrays, strict=True))
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("n", [0, 1, 5, 40])
 def test_in_step_all_compute_as_many_batches(monkeypatch: pytest.MonkeyPatch, size: int, n: int) -> None:
     """Those that are idle repeat some item, which does not count; in tensors that training can use."""
-    alone, passes = Items(n).evaluate(), [0] * size
+    alone, passes = Things(n).evaluate(), [0] * size
 
     def process(world: World) -> Evaluated:
-        items = Items(n)
+        items = Things(n)
         genuine = items.loss
 
         def loss(chosen: Sequence[int]) -> Loss:
@@ -135,7 +136,7 @@ def test_in_step_all_compute_as_many_batches(monkeypatch: pytest.MonkeyPatch, si
     for found in together(monkeypatch, size, process):
         assert found.total == pytest.approx(alone.total)
         assert (found.count, found.metrics) == (alone.count, pytest.approx(alone.metrics))
-        assert all(np.array_equal(one, other) for one, other in zip(found.found, alone.found, strict=True))
+        assert all(np.array_equal(one, other) for one, other in zip(found.arrays, alone.arrays, strict=True))
     assert len(set(passes)) == 1
     assert min(passes) >= min(n, 1)
 
@@ -145,9 +146,9 @@ def test_in_step_all_compute_as_many_batches(monkeypatch: pytest.MonkeyPatch, si
 def test_losses_or_arrays_may_be_left_out(
     monkeypatch: pytest.MonkeyPatch, size: int, found: bool, losses: bool
 ) -> None:
-    items = Items(5)
+    items = Things(5)
     for one in together(monkeypatch, size, lambda world: items.evaluate(world, found, losses)):
-        assert len(one.found) == 5 * found
+        assert len(one.arrays) == 5 * found
         assert one.count == (items.counts.sum() if losses else 0)
         assert math.isnan(one.loss) == (not losses)
 
@@ -165,9 +166,9 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
 
     if fails:
         with pytest.raises(RuntimeError, match="no"):
-            evaluate(model, [(3,)], read, CPU)
+            evaluate(model, Items([(3,)], read), CPU)
     else:
-        evaluate(model, [(3,)], read, CPU)
+        evaluate(model, Items([(3,)], read), CPU)
     assert seen == [(False, True)]
     assert model.training
 
@@ -180,14 +181,14 @@ def test_it_computes_in_the_precision_that_is_asked_for() -> None:
         return None, ()
 
     model: LanguageModel = tiny.model(n_layers=1)
-    evaluate(model, [(1,)], read, CPU)
-    evaluate(model, [(1,)], read, Compute(torch.device("cpu"), "bfloat16"))
+    evaluate(model, Items([(1,)], read), CPU)
+    evaluate(model, Items([(1,)], read), Compute(torch.device("cpu"), "bfloat16"))
     assert types == [torch.float32, torch.bfloat16]
 
 
 def test_how_far_it_is_is_told_to_the_end() -> None:
     told: list[tuple[str, int, int]] = []
-    items = Items(40)
+    items = Things(40)
     items.evaluate(report=lambda *now: told.append(now))
     whole = sum(length for (length,) in items.lengths)
     done = [now for _, now, _ in told]
@@ -203,5 +204,5 @@ def test_the_budget_is_one_that_memory_has() -> None:
         groups.append(len(chosen))
         return None, ()
 
-    evaluate(tiny.model(n_layers=1), [(BATCH_TOKENS // 4,)] * 9, read, CPU)
+    evaluate(tiny.model(n_layers=1), Items([(BATCH_TOKENS // 4,)] * 9, read), CPU)
     assert groups == [4, 4, 1]

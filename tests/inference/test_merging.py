@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.checks.runs import verify_run
 from lmtool.durable import TEMPORARY
 from lmtool.errors import UsageError
 from lmtool.inference.merging import merge
-from lmtool.run.directory import FILES, FLOOR, LINES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
-from lmtool.run.evaluations import evaluations_of, keep_evaluation
+from lmtool.run.directory import BASELINE, FILES, LINES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
 from lmtool.run.find import find
-from lmtool.run.verification import verify_run
+from lmtool.run.listing import evaluations_of, keep_evaluation
 from tests.run.killing import die_at_event, in_child
 from tests.training.tiny import Work, metrics
 
@@ -63,7 +63,7 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
     merge(str(work.run("tuned")), work.run("merged"), ["test"])
     merge(f"{work.run('tuned')}@{other}", work.run("other"), ["test"])
     for name in ("merged", "other"):
-        for file in (FLOOR, SPLIT):
+        for file in (BASELINE, SPLIT):
             assert (work.run(name) / file).read_bytes() == (work.run("tuned") / file).read_bytes()
     assert Run.open(work.run("merged")).results == tuned.results
     assert Run.open(work.run("other")).results is None
@@ -98,6 +98,7 @@ def test_a_folder_with_other_files_is_refused(work: Work, adapted: Path) -> None
     assert (work.run("merged") / "run.json").read_bytes() == before
 
 
+@pytest.mark.system
 def test_a_kill_at_any_moment_leaves_nothing_that_a_repeat_refuses(work: Work, adapted: Path) -> None:
     """A run that is whole, or none; and the repeat removes what the killed one has left."""
     target = work.folder / "out" / "merged"

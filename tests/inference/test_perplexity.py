@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,17 @@ from numpy.typing import NDArray
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
+from lmtool.data.prepare import encode_files, prepare
+from lmtool.data.store import TokenStore
 from lmtool.errors import UsageError
 from lmtool.inference import perplexity as measuring_text
-from lmtool.inference.evaluation import evaluate
-from lmtool.inference.perplexity import HeldOut, Perplexity, evaluate_spans, measure, perplexity, spans
+from lmtool.inference.evaluation import Items, evaluate
+from lmtool.inference.perplexity import EvaluationText, HeldOut, Perplexity, TokenizedText, measure, spans
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.text import CharTokenizer, Data
-from lmtool.text.prepare import encode_files, prepare
-from lmtool.text.store import TokenStore
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
 from tests.compute.together import together
 from tests.model import tiny
 from tests.reference import perplexity as reference
@@ -64,7 +65,8 @@ class Measuring:
             return tiny.array(self.model.logits(hidden_BTD)[0, -1])
 
     def evaluate(self, stride: int, world: World = World()) -> Perplexity:  # noqa: B008 - it is frozen
-        return perplexity(self.model, self.store, self.tokenizer, self.objective, CPU, CONTEXT, stride, world)
+        text = TokenizedText(self.store, self.tokenizer, CONTEXT, stride)
+        return text.perplexity(self.model, self.objective, replace(CPU, world=world))
 
 
 @pytest.fixture(params=["document", "slice"])
@@ -108,7 +110,7 @@ def test_how_windows_are_batched_changes_nothing(
     """All in one batch, padded; a few; one at a time, without padding."""
     found = []
     for tokens in (10**6, 20, 1):
-        monkeypatch.setattr(measuring_text, "evaluate", partial(evaluate, tokens=tokens))
+        monkeypatch.setattr(measuring_text, "Items", partial(Items, tokens=tokens))
         found.append(measuring.evaluate(stride).nats)
     assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-6)
 
@@ -160,9 +162,9 @@ def test_processes_share_the_windows(measuring: Measuring, monkeypatch: pytest.M
     objective = measuring.objective
 
     def validate(world: World) -> tuple[float, int]:
-        found = evaluate_spans(
-            measuring.model, measuring.store, wanted, objective.collate_validation, objective.score, CPU, world
-        )
+        compute, windows = replace(CPU, world=world), HeldOut(measuring.store, wanted)
+        items = windows.items(measuring.model, objective.collate_validation, objective.score, compute)
+        found = evaluate(measuring.model, items, compute)
         return found.loss, found.count
 
     alone = validate(World())
@@ -190,10 +192,10 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
         f"data.split={split}", "evaluation.tokens=null", "objective.label_smoothing=0.1", valid=valid
     )
     best = ended(events)
-    found = measure(str(work.run()), [str(valid)], context=None, stride=None).perplexity
+    found = measure(str(work.run()), EvaluationText([str(valid)])).perplexity
     assert best.best_value == pytest.approx(found.loss, rel=1e-6)
     assert {record["step"]: record["valid_loss"] for record in metrics(work.run())}[best.best_step] == best.best_value
-    shorter = measure(str(work.run()), [str(valid)], context=8, stride=3).perplexity
+    shorter = measure(str(work.run()), EvaluationText([str(valid)], context=8, stride=3)).perplexity
     assert (shorter.context, shorter.stride, shorter.tokens) == (8, 3, found.tokens)
 
 
@@ -203,7 +205,7 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
 def test_windows_that_cannot_be(work: Work, context: int, stride: int | None, message: str) -> None:
     work.pretrain("training.steps=1")
     with pytest.raises(UsageError, match=message):
-        measure(str(work.run()), [str(work.text)], context=context, stride=stride)
+        measure(str(work.run()), EvaluationText([str(work.text)], context=context, stride=stride))
 
 
 @pytest.mark.parametrize("position", ["alibi", "rotary", "relative", "sinusoidal", "none"])
@@ -212,7 +214,7 @@ def test_without_learned_positions_more_is_read_than_in_training(work: Work, pos
     text = work.folder / "long.txt"
     text.write_text("the cat sat on the mat and ran away home " * 4, encoding="utf-8")
     short, long = (
-        measure(str(work.run()), [str(text)], context=context, stride=None).perplexity for context in (None, 40)
+        measure(str(work.run()), EvaluationText([str(text)], context=context)).perplexity for context in (None, 40)
     )
     assert (short.context, long.context) == (16, 40)
     assert long.tokens == short.tokens
@@ -221,6 +223,6 @@ def test_without_learned_positions_more_is_read_than_in_training(work: Work, pos
 
 def test_as_many_learned_positions_are_read_as_there_are(work: Work) -> None:
     work.pretrain("training.steps=1", "model.position={kind: learned, size: 20}")
-    assert measure(str(work.run()), [str(work.text)], context=20, stride=None).perplexity.context == 20
+    assert measure(str(work.run()), EvaluationText([str(work.text)], context=20)).perplexity.context == 20
     with pytest.raises(UsageError, match="has 20 learned positions"):
-        measure(str(work.run()), [str(work.text)], context=21, stride=None)
+        measure(str(work.run()), EvaluationText([str(work.text)], context=21))

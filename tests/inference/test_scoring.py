@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
+from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.inference.load import Loaded, load_run
 from lmtool.inference.scoring import score, score_answers
@@ -44,7 +45,7 @@ def next_of(loaded: Loaded, row: list[int], source: list[int] | None = None) -> 
     tokens_BT = torch.tensor([row])
     if source is None:
         batch = Batch(tokens_BT)
-    elif loaded.framing.shares_row:
+    elif loaded.prompt_format.shares_row:
         batch = Batch(torch.tensor([[*source, *row]]), prefix_B=torch.tensor([len(source)]))
     else:
         batch = Batch(tokens_BT, source_BS=torch.tensor([source]))
@@ -54,7 +55,7 @@ def next_of(loaded: Loaded, row: list[int], source: list[int] | None = None) -> 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "encoder"])
 def test_each_token_is_given_those_before_it(name: str, runs: dict[str, Path]) -> None:
-    loaded = load_run(str(runs[name]), device="cpu")
+    loaded = load_run(str(runs[name]), CPU)
     first = [] if name == "stream" else [loaded.tokenizer.bos_id]
     for text, found in zip(TEXTS, score(loaded, TEXTS), strict=True):
         ids = loaded.tokenizer.encode(text)
@@ -69,7 +70,7 @@ def test_each_token_is_given_those_before_it(name: str, runs: dict[str, Path]) -
 
 
 def test_each_token_of_an_encoder_is_given_all_others(runs: dict[str, Path]) -> None:
-    loaded = load_run(str(runs["encoder"]), device="cpu")
+    loaded = load_run(str(runs["encoder"]), CPU)
     t = loaded.tokenizer
     for text, found in zip(TEXTS, score(loaded, TEXTS), strict=True):
         ids = t.encode(text)
@@ -85,7 +86,7 @@ def test_each_token_of_an_encoder_is_given_all_others(runs: dict[str, Path]) -> 
 
 @pytest.mark.parametrize("name", ANSWERING)
 def test_each_token_of_a_target_is_given_its_source(name: str, runs: dict[str, Path]) -> None:
-    loaded = load_run(str(runs[name]), device="cpu")
+    loaded = load_run(str(runs[name]), CPU)
     t, sources = loaded.tokenizer, ["a dog ran", "the", "home and away", "on"]
     for text, source, found in zip(TEXTS, sources, score(loaded, TEXTS, sources), strict=True):
         ids = t.encode(text)
@@ -97,7 +98,7 @@ def test_each_token_of_a_target_is_given_its_source(name: str, runs: dict[str, P
 
 
 def test_what_cannot_be_scored_is_refused(runs: dict[str, Path]) -> None:
-    decoder, pairs = (load_run(str(runs[name]), device="cpu") for name in ("decoder", "encoder-decoder"))
+    decoder, pairs = (load_run(str(runs[name]), CPU) for name in ("decoder", "encoder-decoder"))
     assert score(decoder, []) == []
     assert score(decoder, [""])[0].total == 0
     with pytest.raises(UsageError, match="give sources"):
@@ -130,7 +131,7 @@ def after(prompt: str, answer: str) -> str:
 
 def test_an_answer_is_scored_after_its_prompt(runs: dict[str, Path]) -> None:
     for name in ("decoder", "stream", "recurrent", "ngram"):
-        loaded = load_run(str(runs[name]), device="cpu")
+        loaded = load_run(str(runs[name]), CPU)
         found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
         opening = [] if name == "stream" else [loaded.tokenizer.bos_id]
         for p, prompt in enumerate(PROMPTS):
@@ -144,7 +145,7 @@ def test_an_answer_is_scored_after_its_prompt(runs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ANSWERING)
 def test_an_answer_is_the_span_removed_at_the_end_of_its_prompt(name: str, runs: dict[str, Path]) -> None:
-    loaded = load_run(str(runs[name]), device="cpu")
+    loaded = load_run(str(runs[name]), CPU)
     t = loaded.tokenizer
     found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
     for p, prompt in enumerate(PROMPTS):
@@ -157,12 +158,12 @@ def test_an_answer_is_the_span_removed_at_the_end_of_its_prompt(name: str, runs:
 
 
 def test_a_prefix_lm_reads_the_prompt_both_ways(prefix_run: Path) -> None:
-    loaded = load_run(str(prefix_run), device="cpu")
+    loaded = load_run(str(prefix_run), CPU)
     found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
     for p, prompt in enumerate(PROMPTS):
-        known = loaded.framing.prompt(prompt.rstrip()).text
+        known = loaded.prompt_format.prompt(prompt.rstrip()).text
         for a, answer in enumerate(ANSWERS):
-            whole = loaded.framing.prompt(after(prompt, answer)).text
+            whole = loaded.prompt_format.prompt(after(prompt, answer)).text
             wanted = sum(
                 float(next_of(loaded, list(whole[len(known) - 1 : i]), list(known[:-1]))[whole[i]])
                 for i in range(len(known), len(whole))
@@ -171,7 +172,7 @@ def test_a_prefix_lm_reads_the_prompt_both_ways(prefix_run: Path) -> None:
 
 
 def test_answers_of_one_token_are_read_in_one_row(runs: dict[str, Path]) -> None:
-    loaded = load_run(str(runs["stream"]), device="cpu")
+    loaded = load_run(str(runs["stream"]), CPU)
     (shorter,) = score_answers(loaded, ["a:"], ["cat", "dog"], ["row 1"]).total_PA
     single = score_answers(loaded, ["a: c"], ["a", "o"], ["row 1"])
     assert single.tokens_PA.tolist() == [[2, 2]], "a space and a letter"
@@ -182,4 +183,4 @@ def test_answers_of_one_token_are_read_in_one_row(runs: dict[str, Path]) -> None
 
 def test_models_that_generate_no_text_answer_no_prompts(runs: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="encoder with objective masked answers no prompts"):
-        score_answers(load_run(str(runs["encoder"]), device="cpu"), ["a"], ["a", "b"], ["row 1"])
+        score_answers(load_run(str(runs["encoder"]), CPU), ["a"], ["a", "b"], ["row 1"])

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lmtool.decoding.settings import Greedy, Options
-from lmtool.inference import writing
+from lmtool.inference import generator
+from lmtool.inference.generator import Piece, TextGenerator
 from lmtool.inference.replay import record, replay
-from lmtool.inference.writing import Writer, writer_of
 from tests.training.tiny import Work
 
 
@@ -21,7 +21,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def threads_of(writer: Writer) -> tuple[list[int], list[int]]:
+def threads_of(generator: TextGenerator) -> tuple[list[int], list[int]]:
     """Threads in which two pieces are computed, and those of the caller between and after them."""
     inside, outside = [], []
 
@@ -30,7 +30,7 @@ def threads_of(writer: Writer) -> tuple[list[int], list[int]]:
             inside.append(torch.get_num_threads())
             yield 0
 
-    for _ in writer.computed(pieces()):  # type: ignore[arg-type]  # pieces that are not looked at
+    for _ in generator.computed(pieces()):  # type: ignore[arg-type]  # pieces that are not looked at
         outside.append(torch.get_num_threads())
     return inside, [*outside, torch.get_num_threads()]
 
@@ -38,12 +38,12 @@ def threads_of(writer: Writer) -> tuple[list[int], list[int]]:
 @pytest.mark.usefixtures("two_threads")
 def test_a_small_model_generates_with_one_thread(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="run")
-    assert threads_of(writer_of(str(work.run()), device="cpu")) == ([1, 1], [2, 2, 2])
+    assert threads_of(TextGenerator.open(str(work.run()), device="cpu")) == ([1, 1], [2, 2, 2])
     with monkeypatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "2")
-        assert threads_of(writer_of(str(work.run()), device="cpu")) == ([2, 2], [2, 2, 2])
-    monkeypatch.setattr(writing, "ONE_THREAD", 100)
-    large = writer_of(str(work.run()), device="cpu")
+        assert threads_of(TextGenerator.open(str(work.run()), device="cpu")) == ([2, 2], [2, 2, 2])
+    monkeypatch.setattr(generator, "ONE_THREAD", 100)
+    large = TextGenerator.open(str(work.run()), device="cpu")
     assert threads_of(large) == ([2, 2], [2, 2, 2])
     torch.set_num_threads(1)  # also after loading
     assert threads_of(large) == ([1, 1], [1, 1, 1])
@@ -52,23 +52,23 @@ def test_a_small_model_generates_with_one_thread(work: Work, monkeypatch: pytest
 @pytest.mark.usefixtures("two_threads")
 def test_a_replay_takes_the_threads_of_the_record(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="run")
-    writer = writer_of(str(work.run()), device="cpu")
+    generator = TextGenerator.open(str(work.run()), device="cpu")
     settings, options = Greedy(max_new_tokens=4), Options()
-    (completion,) = writer.completions("a", settings, options)
-    told = record(writer, completion, settings, options)
+    (completion,) = generator.completions("a", settings, options)
+    told = record(generator, completion, settings, options)
     assert told["threads"] == 1
     seen = []
-    genuine = Writer.computed
+    genuine = TextGenerator.computed
 
-    def spy(self: Writer, pieces: Iterator[writing.Piece]) -> Iterator[writing.Piece]:
-        def watched() -> Iterator[writing.Piece]:
+    def spy(self: TextGenerator, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        def watched() -> Iterator[Piece]:
             for piece in pieces:
                 seen.append(torch.get_num_threads())
                 yield piece
 
         return genuine(self, watched())
 
-    monkeypatch.setattr(Writer, "computed", spy)
+    monkeypatch.setattr(TextGenerator, "computed", spy)
     assert all(again.same for again in replay([told, {**told, "threads": 2}]))
     assert set(seen[: len(seen) // 2]) == {1}
     assert set(seen[len(seen) // 2 :]) == {2}

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmtool.compute.device import resolve
+from lmtool.compute.device import choose_compute
 from lmtool.inference.base import open_base
-from lmtool.inference.load import learner
+from lmtool.inference.load import Initialization, build_for_training
 from lmtool.model import lora
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokenizer
-from lmtool.run.directory import Run
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.run.creation import NewRun, create_run
+from lmtool.run.saving import Snapshot
+from lmtool.tokenization.tokenizer import Tokenizer
 
 CORPUS = ["They waited for the rain to end, and then they walked home along the sea wall.", "Why? ¿Qué! 漢字 🙂"] * 20
 TEXTS = ["They waited, and then the rain!", "a", "home along the sea", "¿Qué? 🙂 they"]
@@ -59,20 +60,23 @@ def made(
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
     found = None if base is None else open_base(str(base))
-    lm, _ = learner(recipe, tokenizer, resolve("cpu", "float32"), lambda lm: None, found, False, None)
+    cpu = choose_compute("cpu", "float32")
+    lm, _ = build_for_training(recipe, tokenizer, cpu, lambda lm: None, Initialization(found))
     torch.manual_seed(2)
     trained = lora.kept(lm)
     with torch.no_grad():
         for name, tensor in trained.items():
             nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)
-    with Run.create(
+    with create_run(
         folder,
-        name="small",
-        summary="a small model",
-        recipe=dump(recipe),
-        tokenizer=tokenizer.files(),
-        fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
-        base=None if found is None else found.record(),
+        NewRun(
+            name="small",
+            summary="a small model",
+            recipe=dump(recipe),
+            tokenizer=tokenizer.files(),
+            fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
+            base=None if found is None else found.record(),
+        ),
     ) as run:
-        run.save(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}, best_step=None, keep_last=1)
+        run.save(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
     return folder

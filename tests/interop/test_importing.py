@@ -15,18 +15,20 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from lmtool.batch import Batch
+from lmtool.compute.device import CPU
 from lmtool.decoding.settings import Greedy
 from lmtool.errors import CheckpointError, UsageError
+from lmtool.export.exporting import export
 from lmtool.inference.embedding import embed
+from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded, load_run
-from lmtool.inference.writing import Writer
-from lmtool.interop.exporting import export
 from lmtool.interop.importing import import_run, imported
-from lmtool.interop.reference import is_published, run_of
-from lmtool.model.classifier import Classifier
+from lmtool.interop.names import is_published
+from lmtool.interop.reference import run_of
+from lmtool.model.heads import Classifier
 from lmtool.run.directory import Run
-from lmtool.text.encoder import is_plain
-from lmtool.text.tokenizer import Tokenizer as OurTokenizer
+from lmtool.tokenization.encoder import is_plain
+from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
 
 TEXTS = ["Tom and Anna went to the old harbour.", "It rained; the boats stayed!  Why?", "a", "¿Qué? 漢字 🙂 <s> [MASK]"]
 CORPUS = [*TEXTS, "They waited for the rain to end, and then they walked home along the sea wall."] * 20
@@ -206,7 +208,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def brought(folder: Path) -> Loaded:
-    return load_run(str(imported(str(folder))), device="cpu")
+    return load_run(str(imported(str(folder))), CPU)
 
 
 def rows_of(loaded: Loaded) -> list[list[int]]:
@@ -214,8 +216,10 @@ def rows_of(loaded: Loaded) -> list[list[int]]:
     rows = []
     for text in TEXTS:
         ids = np.array(loaded.tokenizer.encode(text))
-        framing = loaded.framing
-        rows.append((framing.pair(ids, None)[0] if framing.answers else framing.row([ids])[0]).tolist())
+        prompt_format = loaded.prompt_format
+        rows.append(
+            (prompt_format.pair(ids, None)[0] if prompt_format.answers else prompt_format.row([ids])[0]).tolist()
+        )
     return rows
 
 
@@ -229,7 +233,7 @@ def test_ids_and_outputs_are_those_of_transformers(case: str, tmp_path: Path) ->
     for row in rows:
         tokens_BT = torch.tensor([row])
         with torch.no_grad():
-            if loaded.framing.answers:
+            if loaded.prompt_format.answers:
                 start_BT = torch.tensor([[*loaded.tokenizer.roles.starts, *row]])
                 wanted = peer(input_ids=tokens_BT, decoder_input_ids=start_BT).logits
                 found = loaded.model.logits(loaded.model(Batch(start_BT, source_BS=tokens_BT)).hidden_BTD)
@@ -251,7 +255,7 @@ def test_greedy_texts_are_those_of_transformers(case: str, tmp_path: Path) -> No
     loaded = brought(tmp_path / "model")
     roles = loaded.tokenizer.roles
     never = sorted({*roles.specials, *range(loaded.tokenizer.vocab_size, peer.config.vocab_size)} - roles.ends)
-    found = list(Writer(loaded).completions(TEXTS[:3], Greedy(max_new_tokens=48)))
+    found = list(TextGenerator(loaded).completions(TEXTS[:3], Greedy(max_new_tokens=48)))
     for completion, row in zip(found, rows_of(loaded), strict=False):
         tokens_BT = torch.tensor([row])
         settings = transformers.GenerationConfig(
@@ -260,11 +264,11 @@ def test_greedy_texts_are_those_of_transformers(case: str, tmp_path: Path) -> No
             suppress_tokens=never,
             pad_token_id=roles.pad,
             eos_token_id=sorted(roles.ends),
-            decoder_start_token_id=peer.config.decoder_start_token_id if loaded.framing.answers else None,
+            decoder_start_token_id=peer.config.decoder_start_token_id if loaded.prompt_format.answers else None,
         )
         peer.generation_config.forced_bos_token_id = None
         peer.generation_config.forced_eos_token_id = None
-        starts = torch.tensor([roles.starts]) if loaded.framing.answers else None
+        starts = torch.tensor([roles.starts]) if loaded.prompt_format.answers else None
         more = {} if starts is None else {"decoder_input_ids": starts}
         with torch.no_grad():
             wanted = peer.generate(
@@ -280,7 +284,7 @@ def test_a_model_in_several_files_and_in_half_precision_is_the_same(case: str, t
     assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 1
     loaded = brought(tmp_path / "model")
     model, tokens_BT = loaded.model, torch.arange(20)[None] + 5
-    source_BS = tokens_BT if loaded.framing.answers else None
+    source_BS = tokens_BT if loaded.prompt_format.answers else None
     more = {} if source_BS is None else {"decoder_input_ids": tokens_BT}
     with torch.no_grad():
         wanted = peer(tokens_BT, **more).logits
@@ -348,7 +352,7 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
         wanted_D = wanted_D / wanted_D.norm() if len(modules) == 3 else wanted_D
         np.testing.assert_allclose(vector_D, wanted_D.numpy(), rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match="predicts no tokens"):
-        Writer(loaded).completions("It [MASK].", mask="[MASK]")
+        TextGenerator(loaded).completions("It [MASK].", mask="[MASK]")
     export(str(loaded.run_path), tmp_path / "exported")
     again = brought(tmp_path / "exported")
     assert again.recipe.objective == loaded.recipe.objective

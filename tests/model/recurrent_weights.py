@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lmtool.batch import Batch
 from lmtool.model import LanguageModel, build
+from lmtool.model.layers.observing import observed
 from lmtool.recipe.spec.recurrent import Recurrent
 from tests.reference import recurrent as reference
 
@@ -79,3 +81,11 @@ class Weights:
             hidden = [np.tanh(self.named["join.weight"] @ h) for h in hidden]
         head = self.named["embedding.weight" if self.of.tie_embeddings else "head.weight"]
         return np.stack([head @ h + self.named.get("head_bias", 0.0) for h in hidden])
+
+
+def alignments(model: LanguageModel, batch: Batch) -> torch.Tensor:
+    """Attention weights (B, T, S) of each position over the memory: its past states, or the source."""
+    with observed(model) as weights:
+        model(batch)
+    (weights_BNTS,) = weights.values()
+    return weights_BNTS[:, 0]

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
-from lmtool.model.classifier import Classifier
-from lmtool.objective import ClassificationObjective, Vocabulary
+from lmtool.model.heads import Classifier
+from lmtool.objective import Vocabulary
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Training

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.batch import Batch, Mask
-from lmtool.model.layers import attention
+from lmtool.model.layers import kernels
 from lmtool.model.layers.attention import Attend
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import build_score
@@ -23,8 +23,8 @@ B, N, H = 2, 2, 4
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "BLOCK", 3)
-    monkeypatch.setattr(attention, "STEP", 2)
+    monkeypatch.setattr(kernels, "BLOCK", 3)
+    monkeypatch.setattr(kernels, "STEP", 2)
 
 
 def heads(length: int, seed: int) -> Tensor:
@@ -90,8 +90,8 @@ def test_blocks_equal_the_dense_mask(
     score = build_score(kind, N, H, 3, H).double()
     with pytest.MonkeyPatch.context() as patch:
         if not plain:
-            patch.setattr(attention, "PLAIN_LIMIT", 0)
-        blocks = Attend(mask, length, length, CPU, positions, position_rule)
+            patch.setattr(kernels, "PLAIN_LIMIT", 0)
+        blocks = Attend(mask, length, positions, position_rule)
         assert blocks.in_blocks
         found = blocks(blocks.rotate(q), score.keys(blocks.rotate(k)), v, 0.0, score)
     scores = score(blocks.rotate(q), score.keys(blocks.rotate(k)))
@@ -122,7 +122,7 @@ def test_a_model_with_a_window_is_the_same_in_blocks_and_dense(monkeypatch: pyte
     model = tiny.model(pattern=pattern, context=64, position={"kind": "rotary"})
     tokens_BT = tiny.tokens(2, 40)
     in_blocks = model(Batch(tokens_BT)).hidden_BTD
-    monkeypatch.setattr(attention, "BLOCK", 1000)
+    monkeypatch.setattr(kernels, "BLOCK", 1000)
     torch.testing.assert_close(in_blocks, model(Batch(tokens_BT)).hidden_BTD, rtol=1e-9, atol=1e-9)
 
 
@@ -136,15 +136,15 @@ def kept_bytes(length: int, windowed: bool) -> int:
 
     mask = Mask(True, 16 if windowed else None, n_global=2 if windowed else 0)
     q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
-    attend = Attend(mask, length, length, CPU, rule=AlibiPositions(1))
+    attend = Attend(mask, length, torch.arange(length)[None], rule=AlibiPositions(1))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         attend(q, k, v, 0.0)
     return sum(sizes.values())
 
 
 def test_memory_grows_linearly_under_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "BLOCK", 64)
-    monkeypatch.setattr(attention, "STEP", 16)
+    monkeypatch.setattr(kernels, "BLOCK", 64)
+    monkeypatch.setattr(kernels, "STEP", 16)
     shortest = kept_bytes(512, True)
     for times in (2, 4, 8, 16):
         assert kept_bytes(512 * times, True) < 1.05 * times * shortest
@@ -155,7 +155,7 @@ def test_memory_grows_linearly_under_a_window(monkeypatch: pytest.MonkeyPatch) -
 def test_dropout_under_a_window(causal: bool) -> None:
     """With values of ones the output is the sum of the weights: 1 in the mean, and not always 1."""
     q, k = torch.randn(2, 64, N, 40, H, generator=torch.Generator().manual_seed(0))
-    attend = Attend(Mask(causal, 4, n_global=2), 40, 40, CPU)
+    attend = Attend(Mask(causal, 4, n_global=2), 40, torch.arange(40)[None])
     assert attend.in_blocks
     sums = attend(q, k, torch.ones(64, N, 40, H), 0.25)
     assert float(sums.mean()) == pytest.approx(1.0, abs=0.02)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import DecodeState, KeyValue, LanguageModel, Memory
+from lmtool.model import DecodeState, LanguageModel
 from lmtool.model import state as state_module
-from lmtool.model.state import RowTokens
+from lmtool.model.state import KeyValue, Memory, RowTokens
 from tests.model import tiny
 from tests.model.tiny import CACHED, FAMILIES
 

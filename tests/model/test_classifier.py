@@ -8,9 +8,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.classifier import Classifier, Pool, pooling
-from lmtool.recipe.spec.objective import Classification
-from lmtool.recipe.spec.recipe import objectives_of
+from lmtool.model.heads import Classifier, Pool, pooling
+from lmtool.recipe.spec.objective import Classification, objectives_of
 from tests.model import tiny
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
 
@@ -124,7 +123,7 @@ def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
 
 def test_one_score_is_for_two_classes() -> None:
     spec = {"kind": "classification", "task": "class", "labels": ["a", "b", "c"]}
-    with pytest.raises(UsageError, match="two classes, and this table has 3"):
+    with pytest.raises(UsageError, match="two classes, not for 3"):
         Classifier(
             tiny.model(), Classification.model_validate(spec).model_copy(update={"single_score": True}), tiny.spec()
         )

@@ -37,15 +37,14 @@ def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 KEEP = torch.arange(T).expand(B, T) >= torch.tensor([[0], [37]])
 DOCUMENTS = (torch.rand(B, T, generator=torch.Generator().manual_seed(1)) < 0.03).cumsum(1)
 PLACES = (KEEP.cumsum(1) - 1).clamp(min=0)
-PADDED = Mask(True, 20, n_global=3, keep_BS=KEEP, places_PS=PLACES)
+PADDED = Mask(True, 20, n_global=3, keep_BS=KEEP, text_positions_PS=PLACES)
 WINDOW = Mask(True, 20)
 MASKS: dict[str, tuple[Mask, bool]] = {
-    "causal with ALiBi": (Mask(True), True),
     "a causal window": (WINDOW, False),
     "documents": (Mask(True, documents_BS=DOCUMENTS), False),
     "a prefix with ALiBi": (Mask(True, prefix_B=torch.tensor([0, 130])), True),
     "padding": (Mask(keep_BS=KEEP), False),
-    "everything": (Mask(True, 20, 1, 1, torch.tensor([5, 60]), KEEP, DOCUMENTS, places_PS=PLACES), True),
+    "everything": (Mask(True, 20, 1, 1, torch.tensor([5, 60]), KEEP, DOCUMENTS, text_positions_PS=PLACES), True),
 }
 """With ALiBi or without."""
 
@@ -103,7 +102,7 @@ def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
     )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attend = Attend(mask, T, T, CPU, positions_PS, rule)
+        attend = Attend(mask, T, positions_PS, rule)
         return attend(q, k, v, 0.0)
 
     found = flexes.of(run)(q, k, v)
@@ -119,7 +118,7 @@ def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
 
 def test_a_query_without_keys_stays_finite(flexes: Flexes) -> None:
     q = drawn(B, N, T, H, seed=1).requires_grad_()
-    mixed = flexes.of(lambda q: Attend(PADDED, T, T, CPU)(q, q, q, 0.0))(q)
+    mixed = flexes.of(lambda q: Attend(PADDED, T, torch.arange(T)[None])(q, q, q, 0.0))(q)
     mixed.sum().backward()
     assert flexes.masks
     assert q.grad is not None
@@ -149,8 +148,8 @@ def test_what_it_does_not_have_is_computed_as_before(
     mask, rule, score, dropout = case
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     x = drawn(B, N, T, H, seed=1)
-    assert not Attend(mask, T, T, CPU, rule=rule)._flexes(x, x, dropout, score)
-    assert Attend(WINDOW, T, T, CPU, rule=AttentionPositions())._flexes(x, x, 0.0, Score(1.0))
+    assert not Attend(mask, T, torch.arange(T)[None], rule=rule)._flexes(x, x, dropout, score)
+    assert Attend(WINDOW, T, torch.arange(T)[None], rule=AttentionPositions())._flexes(x, x, 0.0, Score(1.0))
 
 
 def test_scores_with_weights(flexes: Flexes) -> None:
@@ -158,7 +157,7 @@ def test_scores_with_weights(flexes: Flexes) -> None:
     score, q = Bilinear(N, H).double(), drawn(B, N, T, H, seed=1)
 
     def run(q: Tensor) -> Tensor:
-        return Attend(WINDOW, T, T, CPU)(q, score.keys(q), q, 0.0, score)
+        return Attend(WINDOW, T, torch.arange(T)[None])(q, score.keys(q), q, 0.0, score)
 
     found = flexes.of(run)(q)
     assert flexes.masks
@@ -170,12 +169,11 @@ def test_only_long_rows_on_gpus(monkeypatch: pytest.MonkeyPatch, n_keys: int) ->
     """And only while a model is compiled."""
 
     def flexes(device: str, width: int) -> bool:
+        monkeypatch.setattr(attention, "FLEX_DEVICES", ("cpu",) if device in devices else ())
         x = torch.empty(1, 1, n_keys, width)
-        return Attend(WINDOW, n_keys, n_keys, torch.device(device), torch.zeros(1, n_keys))._flexes(
-            x, x, 0.0, Score(1.0)
-        )
+        return Attend(WINDOW, n_keys, torch.zeros(1, n_keys))._flexes(x, x, 0.0, Score(1.0))
 
-    wide = attention.FLEX_WIDTH
+    devices, wide = attention.FLEX_DEVICES, attention.FLEX_WIDTH
     assert not flexes("cuda", wide)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert flexes("cuda", wide) == (n_keys >= attention.FLEX_FROM)
@@ -207,7 +205,6 @@ def outcome(model: LanguageModel, run: Callable[[Batch], Any], batch: Batch) -> 
     ("family", "rows", "n_masks"),
     [
         ("shared layers", "packed", 1),
-        ("prefix with windows", "alone", 1),
         ("full layers among windows", "packed", 2),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.batch import Batch
 from lmtool.model import build
-from lmtool.model.classifier import Classifier
+from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
 from lmtool.recipe.spec.objective import Classification
 from tests.model import tiny

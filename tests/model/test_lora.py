@@ -9,7 +9,7 @@ import torch
 
 from lmtool import model as models
 from lmtool.batch import Batch
-from lmtool.model.classifier import Classifier
+from lmtool.model.heads import Classifier
 from lmtool.model.layers.attention import JoinedLinear, Mixer
 from lmtool.model.lora import AdaptedLinear, adapt, adapters, kept, merge
 from lmtool.recipe.load import load

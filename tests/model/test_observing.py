@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lmtool.batch import Batch, Mask
 from lmtool.model import build
-from lmtool.model.classifier import Classifier, Pool
-from lmtool.model.layers import attention
+from lmtool.model.heads import Classifier, Pool
+from lmtool.model.layers import kernels
 from lmtool.model.layers.attention import Attend
 from lmtool.model.layers.observing import attending, observed
 from lmtool.model.layers.scores import build_score
@@ -64,7 +64,7 @@ def test_each_score_equals_loops(kind: ScoreName) -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
     found: list[Tensor] = []
     with torch.no_grad():
-        mixed = Attend(Mask(causal=True), 5, 5, CPU)(q, score.keys(k), v, 0.0, score, found.append)
+        mixed = Attend(Mask(causal=True), 5, torch.arange(5)[None])(q, score.keys(k), v, 0.0, score, found.append)
     torch.testing.assert_close(found[0] @ v, mixed)
     for n in range(2):
         parameters = [tiny.array(parameter[n]) for parameter in score.parameters()]
@@ -82,12 +82,12 @@ def test_blocks_of_windows_equal_loops(
     dilation: int, n_global: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of rows with padding, and with keys that heads share."""
-    monkeypatch.setattr(attention, "BLOCK", 4)
-    monkeypatch.setattr(attention, "STEP", 1)
+    monkeypatch.setattr(kernels, "BLOCK", 4)
+    monkeypatch.setattr(kernels, "STEP", 1)
     T, H = 29, 4
     keep_BS = torch.ones(2, T, dtype=torch.bool)
     keep_BS[1, 20:] = False
-    attend = Attend(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, T, CPU)
+    attend = Attend(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, torch.arange(T)[None])
     assert attend.in_blocks
     torch.manual_seed(0)
     q = torch.randn(2, 4, T, H, dtype=torch.float64)

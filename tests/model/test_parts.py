@@ -18,7 +18,7 @@ from lmtool.model.layers.stack import Sublayer
 from lmtool.recipe.spec.transformer import Norm
 from tests.reference import transformer as reference
 
-ATTEND = Attend(Mask(), 1, 1, torch.device("cpu"))
+ATTEND = Attend(Mask(), 1, torch.arange(1)[None])
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])

@@ -10,10 +10,10 @@ import torch
 from pydantic import ValidationError
 
 from lmtool.batch import Batch
+from lmtool.cost.summary import ModelPart, model_summary
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.anatomy import ModelPart, anatomy
-from lmtool.model.parameters import layer_matrices
+from lmtool.model.layers.attention import layer_matrices
 from lmtool.model.size import size_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Training
@@ -27,7 +27,7 @@ def test_attention_alone_is_linear_in_the_values() -> None:
         for sublayer in model.stack.sublayers:
             sublayer.mixer.qkv.weight[: 2 * 16] = 0.0  # queries and keys: all scores are equal
         x_BTD, y_BTD = torch.randn(2, 1, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        positions, mask = torch.arange(5)[None], model.stack.mask()
+        positions, mask = torch.arange(5)[None], model.stack.mask
         f = [model.stack(x, positions, mask)[0].hidden_BTD for x in (x_BTD, y_BTD, x_BTD + y_BTD)]
     torch.testing.assert_close(f[0] + f[1], f[2], rtol=1e-9, atol=1e-9)
 
@@ -67,7 +67,7 @@ def test_their_weights_count_where_they_first_occur() -> None:
     def layers(part: ModelPart) -> list[ModelPart]:
         return [part] if part.name == "layer" else [one for child in part.children for one in layers(child)]
 
-    first, others = layers(anatomy(tiny.spec(n_layers=5, share_layers=True), tiny.VOCAB, 8))
+    first, others = layers(model_summary(tiny.spec(n_layers=5, share_layers=True), tiny.VOCAB, 8))
     assert (first.times, others.times) == (1, 4)
     assert others.parameters == 0
     assert others.flops == 4 * first.flops > 0

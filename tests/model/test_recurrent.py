@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import DecodeState, KeyValue, build
+from lmtool.model import DecodeState, build
 from lmtool.model.layers.cells import Cell, Texts, build_cell
 from lmtool.model.layers.memory_attention import MemoryAttention, choose, earlier
+from lmtool.model.layers.observing import observed
 from lmtool.model.recurrent import RecurrentDecoder
-from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
+from lmtool.model.state import KeyValue
+from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
 from tests.reference import recurrent as reference
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
@@ -194,7 +196,7 @@ def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied
     assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
     logits = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach()
-    aligned = model.alignments(Batch(tokens_BT)).detach()
+    aligned = alignments(model, Batch(tokens_BT)).detach()
     score = weights.score()
     last = int(attention.get("present", False))
     for row in range(2):
@@ -250,14 +252,16 @@ def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
 def test_a_decoder_without_attention_has_no_alignments() -> None:
     model = built(spec())
     assert isinstance(model, RecurrentDecoder)
-    with pytest.raises(ValueError, match="no attention weights"):
-        model.alignments(Batch(tokens(1, 2)))
+    with observed(model) as weights:
+        model(Batch(tokens(1, 2)))
+    assert not weights
 
 
 @pytest.mark.parametrize(
     "changes",
     [{"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS]
-    + [{"attention": attention, "tie_embeddings": tied} for attention in SELECTIONS for tied in (True, False)],
+    + [{"attention": {"score": score}, "tie_embeddings": i % 2 == 0} for i, score in enumerate(SCORES)]
+    + [{"attention": {"select": select}} for select in ("hard", "multi-hot", "sum", "mean")],
     ids=str,
 )
 def test_one_batch_is_learnt_by_heart(changes: dict[str, Any]) -> None:

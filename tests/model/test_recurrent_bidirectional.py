@@ -8,9 +8,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.model import build
-from lmtool.model.bidirectional import BidirectionalModel
-from lmtool.model.classifier import ScalarMix
-from lmtool.model.recurrent import RecurrentDecoder
+from lmtool.model.heads import ScalarMix
+from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from tests.model.recurrent_weights import CELLS, VOCAB, built, spec
 from tests.model.test_recurrent import EXACT, tokens
 from tests.reference import recurrent as reference

@@ -40,7 +40,7 @@ def test_attention_heads_use_their_score(kind: str, grad: bool) -> None:
     from lmtool.model.layers.attention import Attend
 
     with torch.set_grad_enabled(grad):
-        found, _, _ = mixer(x, Attend(Mask(causal=True), 6, 6, x.device), None)  # type: ignore[operator]
+        found, _, _ = mixer(x, Attend(Mask(causal=True), 6, torch.arange(6, device=x.device)[None]), None)  # type: ignore[operator]
     q, k, v = (part.view(6, 4, 4).detach().numpy() for part in mixer.qkv.parts(x))  # type: ignore[union-attr, operator]
     heads = []
     for head in range(4):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from lmtool.errors import RecipeError
 from lmtool.model import build
-from lmtool.model.parameters import layer_matrices
+from lmtool.model.layers.attention import layer_matrices
 from lmtool.model.size import check_fits, outline, size_of, training_bytes
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Model
@@ -63,6 +63,7 @@ def test_an_outline_has_the_shapes_of_the_model(family):
     assert all(tensor.is_meta for tensor in outlined.values())
 
 
+@pytest.mark.system
 def test_outlines_load_no_compiler():
     """The compiler takes longest to import; torch imports it for random numbers on the meta device."""
     program = (

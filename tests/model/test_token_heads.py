@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
+from lmtool.model.heads import SpanReader, Tagger
 from lmtool.model.layers.crf import LinearChain
-from lmtool.model.token_heads import SpanReader, Tagger
-from lmtool.recipe.spec.objective import QuestionAnswering, Tagging
-from lmtool.recipe.spec.recipe import objectives_of
+from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, objectives_of
 from tests.model import tiny
 from tests.reference import annotated
 

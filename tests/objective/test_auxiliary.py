@@ -8,9 +8,9 @@ import torch
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel, Output, build
-from lmtool.model.bidirectional import BidirectionalModel
-from lmtool.model.classifier import Classifier
-from lmtool.model.skipgram import SkipGramModel
+from lmtool.model.heads import Classifier
+from lmtool.model.recurrent import BidirectionalModel
+from lmtool.model.word_vectors import SkipGramModel
 from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as build_objective
 from lmtool.recipe.spec.objective import Classification

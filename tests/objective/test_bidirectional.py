@@ -8,9 +8,9 @@ import torch
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel, build
-from lmtool.model.bidirectional import BidirectionalModel
-from lmtool.objective import CausalObjective, Example
-from lmtool.objective.bidirectional import BidirectionalObjective
+from lmtool.model.recurrent import BidirectionalModel
+from lmtool.objective import Example
+from lmtool.objective.causal import BidirectionalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recurrent import Recurrent
 
@@ -25,7 +25,7 @@ def model_of(shape: str = "bidirectional") -> LanguageModel:
 
 
 def objective(isolated: bool = False) -> BidirectionalObjective:
-    return BidirectionalObjective(CausalObjective(Causal(), BOS, isolated))
+    return BidirectionalObjective(Causal(), BOS, isolated)
 
 
 def batch_of(rows: list[list[int]], isolated: bool = False) -> Batch:

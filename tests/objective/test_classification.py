@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lmtool.batch import IGNORE
-from lmtool.model.classifier import Classifier
-from lmtool.objective import ClassificationObjective, Example, Vocabulary
+from lmtool.model.heads import Classifier
+from lmtool.objective import Example, Vocabulary
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from tests.model import tiny
 

@@ -1,6 +1,7 @@
 """Cross-entropy against loops, in chunks and whole, and its peak memory."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,14 +112,14 @@ class Head:
     def __init__(self, dtype: torch.dtype = torch.float64, vocab_size: int = V) -> None:
         self.weight = logits_of(vocab_size, D, seed=2).to(dtype).requires_grad_()
         self.bias = logits_of(vocab_size, seed=3).to(dtype).requires_grad_()
+        self.vocab_size = vocab_size
         self.rows: list[int] = []
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         self.rows.append(len(hidden))
         return F.linear(hidden, self.weight, self.bias)
 
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
+    def head_parameters(self) -> tuple[Tensor, ...]:
         return (self.weight, self.bias)
 
 
@@ -128,7 +129,7 @@ def loss_and_gradients(chunk_rows: int, eps: float, n: int = M) -> tuple[list[Te
     hidden = logits_of(n, D).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cross_entropy, "chunk_rows", lambda *_: chunk_rows)
-        total = chunked_cross_entropy(head, head.parameters, hidden, targets_of(n), V, eps)
+        total = chunked_cross_entropy(head, hidden, targets_of(n), eps)  # type: ignore[arg-type]
         (0.25 * total).backward()
     assert hidden.grad is not None
     assert head.weight.grad is not None
@@ -151,7 +152,7 @@ def test_chunks_change_neither_value_nor_gradients(chunk_rows: int, n: int, eps:
 def test_the_whole_equals_loops_for_value_and_hidden_gradient() -> None:
     (total, hidden_grad, weight_grad, bias_grad), _ = loss_and_gradients(4, 0.1)
     head, hidden, targets = Head(), logits_of(M, D), targets_of(M)
-    logits = head(hidden).detach().numpy()
+    logits = head.logits(hidden).detach().numpy()
     assert float(total) == pytest.approx(reference.cross_entropy(logits, targets.tolist(), 0.1))
     gradient = 0.25 * reference.logits_gradient(logits, targets.tolist(), 0.1)
     assert hidden_grad.numpy() == pytest.approx(gradient @ head.weight.detach().numpy(), abs=1e-12)
@@ -164,9 +165,9 @@ def test_the_whole_equals_loops_for_value_and_hidden_gradient() -> None:
 def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -> None:
     head, hidden, targets = Head(), logits_of(M, D), targets_of(M)
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 4)
-    total = chunked_cross_entropy(head, head.parameters, hidden, targets, V, eps)
+    total = chunked_cross_entropy(head, hidden, targets, eps)  # type: ignore[arg-type]
     assert head.rows == [4, 4, 4, 4, 4, 3]
-    wanted = reference.cross_entropy(head(hidden).numpy(), targets.tolist(), eps)
+    wanted = reference.cross_entropy(head.logits(hidden).numpy(), targets.tolist(), eps)
     assert float(total) == pytest.approx(wanted, rel=1e-12)
 
 
@@ -185,7 +186,7 @@ def test_chunks_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
         head = Head(torch.float32)
         hidden = logits_of(M, D).float().requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            total = chunked_cross_entropy(head, head.parameters, hidden, targets_of(M), V)
+            total = chunked_cross_entropy(head, hidden, targets_of(M))  # type: ignore[arg-type]
         total.backward()
         assert head.weight.grad is not None
         assert hidden.grad is not None
@@ -227,7 +228,7 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool, float], int]:
         hidden = logits_of(n, D).float().requires_grad_()
         targets = targets_of(n, vocab_size)
         with AliveLogits(vocab_size) as alive, torch.set_grad_enabled(grad):
-            total = chunked_cross_entropy(head, head.parameters, hidden, targets, vocab_size, eps)
+            total = chunked_cross_entropy(head, hidden, targets, eps)  # type: ignore[arg-type]
             if grad:
                 total.backward()
         return alive.peak // vocab_size
@@ -267,7 +268,10 @@ def test_chunks_in_float16_keep_small_slopes_too() -> None:
     def gradient(dtype: torch.dtype) -> Tensor:
         hidden_MD = torch.ones(700, 1, requires_grad=True)
         targets_M = torch.zeros(700, dtype=torch.int64)
-        total = chunked_cross_entropy(lambda h: h.to(dtype) @ weight_VD.T.to(dtype), (), hidden_MD, targets_M, 40_000)
+        head = SimpleNamespace(
+            logits=lambda h: h.to(dtype) @ weight_VD.T.to(dtype), head_parameters=lambda: (), vocab_size=40_000
+        )
+        total = chunked_cross_entropy(head, hidden_MD, targets_M)  # type: ignore[arg-type]
         total.backward()
         assert hidden_MD.grad is not None
         return hidden_MD.grad

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model.classifier import Classifier
-from lmtool.objective import CausalObjective, ClassificationObjective, DistilledObjective, Vocabulary
-from lmtool.objective.distillation import divergence
+from lmtool.model.heads import Classifier
+from lmtool.objective import CausalObjective, Vocabulary
+from lmtool.objective.distillation import DistilledObjective, divergence
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.recipe.spec.objective import Causal, Classification, Masked
 from lmtool.recipe.spec.training import Distillation

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel
-from lmtool.model.classifier import Classifier
+from lmtool.model.heads import Classifier
 from lmtool.model.lora import adapt, adapters
-from lmtool.objective import CausalObjective, ClassificationObjective, Example, Objective, Vocabulary, cross_entropy
+from lmtool.objective import CausalObjective, Example, Objective, Vocabulary, cross_entropy
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Causal, Classification
 from lmtool.recipe.spec.training import Lora
 from tests.model import tiny

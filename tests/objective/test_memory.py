@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel, build
-from lmtool.model.classifier import Classifier
-from lmtool.model.replaced import ReplacedTokenDetector
-from lmtool.model.transformer import TransformerEncoder
-from lmtool.objective import DistilledObjective, Objective, cross_entropy, scheduled, skipgram
+from lmtool.model.heads import Classifier
+from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
+from lmtool.objective import Objective, cross_entropy, scheduled, skipgram
 from lmtool.objective import build as build_objective
+from lmtool.objective.distillation import DistilledObjective
 from lmtool.recipe.spec.objective import Classification, ReplacedTokens
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Distillation

@@ -10,8 +10,7 @@ import torch
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import RecipeError
 from lmtool.model import build
-from lmtool.model.replaced import ReplacedTokenDetector
-from lmtool.model.transformer import TransformerEncoder
+from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.replaced import ACCURACY, FOUND, ReplacedTokensObjective
 from lmtool.recipe.load import load

@@ -17,7 +17,7 @@ from lmtool.objective import CausalObjective, Example, cross_entropy, scheduled
 from lmtool.objective.scheduled import draws, mixed, truth
 from lmtool.objective.sources import Pair, Seq2SeqObjective, batch_of
 from lmtool.recipe.spec.objective import Causal, ScheduledSampling, Seq2Seq
-from lmtool.training.carried import CarriedModel
+from lmtool.training.truncated_bptt import CarriedModel
 from tests.model import tiny
 from tests.model.tiny import FAMILIES, VOCAB
 from tests.objective.test_sources import VOCABULARY

@@ -14,8 +14,9 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError, UsageError
 from lmtool.model import SkipGramModel, build
 from lmtool.model.size import size_of
-from lmtool.objective import Example, SkipGramObjective, Vocabulary
+from lmtool.objective import Example, Vocabulary
 from lmtool.objective import skipgram as module
+from lmtool.objective.skipgram import SkipGramObjective
 from lmtool.recipe.spec.objective import SkipGramWindow
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import SkipGram

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.model.token_heads import SpanReader, Tagger
-from lmtool.objective import AnswerSpanObjective, Example, TaggingObjective, Vocabulary
+from lmtool.model.heads import SpanReader, Tagger
+from lmtool.objective import Example, Vocabulary
+from lmtool.objective.heads import AnswerSpanObjective, TaggingObjective
 from lmtool.recipe.spec.objective import QuestionAnswering, Tagging
 from tests.model import tiny
 from tests.reference import annotated, losses
@@ -26,7 +27,7 @@ def rows(answers: str) -> list[Example]:
             rng.integers(0, tiny.VOCAB, length),
             rng,
             label=np.array(tags if answers == "tags" else span, dtype=np.float64),
-            places=np.array(places, dtype=np.int64) if answers == "tags" else None,
+            word_starts=np.array(places, dtype=np.int64) if answers == "tags" else None,
         )
         for length, (places, tags), span in zip((4, 7, 3, 6), WORDS, SPANS, strict=True)
     ]
@@ -95,6 +96,6 @@ def test_any_split_of_a_batch_has_the_same_loss(answers: str) -> None:
 def test_rows_without_labels_have_no_loss(answers: str) -> None:
     model, objective = tagging(False) if answers == "tags" else reading()
     (row, *_) = rows(answers)
-    batch = objective.collate([Example(row.tokens, row.rng, places=row.places)])
+    batch = objective.collate([Example(row.tokens, row.rng, word_starts=row.word_starts)])
     with pytest.raises(ValueError, match="without"):
         objective.loss(model, batch)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import build
-from lmtool.model.cooccurrence import PpmiModel, truncated_svd
 from lmtool.model.size import size_of
-from lmtool.model.skipgram import GloveModel
+from lmtool.model.word_vectors import GloveModel, PpmiModel, truncated_svd
 from lmtool.objective import Cut, Example, Vocabulary
 from lmtool.objective import build as build_objective
 from lmtool.recipe.spec.recipe import Recipe
@@ -112,7 +111,7 @@ def test_a_large_matrix_has_the_factors_of_a_small_one(monkeypatch):
     rows, columns = dense.nonzero()
     arguments = rows, columns, dense[rows, columns], 60, 5
     small = truncated_svd(*arguments)
-    monkeypatch.setattr("lmtool.model.cooccurrence.DENSE", 20)
+    monkeypatch.setattr("lmtool.model.word_vectors.DENSE", 20)
     for one, other in zip(small, truncated_svd(*arguments), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-8)
 

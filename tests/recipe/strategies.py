@@ -10,9 +10,9 @@ from pydantic.fields import FieldInfo
 
 from lmtool.recipe.grammar import kind_of, parts
 from lmtool.recipe.spec.base import LARGEST, Spec
-from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.objective import Classification, objectives_of
 from lmtool.recipe.spec.position import LearnedPosition
-from lmtool.recipe.spec.recipe import Recipe, objectives_of
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.recipe.spec.training import Training

@@ -8,8 +8,9 @@ import pytest
 from lmtool.recipe.changes import RESUMING, Rule, changes, rule_of, unchangeable, yardstick
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import keys, owners, parts
-from lmtool.recipe.load import load, shipped
+from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
+from tests.recipe.covering import covering
 
 PAGE = Path(__file__).parents[2] / "docs" / "resume.md"
 WHOLE = {"model", "objective", "tokenizer", "tuning", "distillation", "optimizer", "schedule"}
@@ -46,7 +47,7 @@ def changed(recipe: Any, path: tuple[str, ...]) -> Any:
     return recipe.model_copy(update={name: value})
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", covering())
 def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
     recipe = load(name).recipe
     measured = yardstick(recipe.model_dump())

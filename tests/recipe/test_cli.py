@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from lmtool.cli.recipes import app
+from lmtool.cli.commands.recipes import app
 from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.document import parse
 from lmtool.recipe.dump import dump, schema

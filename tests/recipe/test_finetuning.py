@@ -3,7 +3,7 @@
 import pytest
 
 from lmtool.recipe.finetuning import passes, recipe_for_tables, with_choices
-from lmtool.recipe.load import lay_over, load
+from lmtool.recipe.load import lay_over, load, settings_of
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Tuning
@@ -18,8 +18,8 @@ def chosen(
 ) -> Recipe:
     """The recipe for a table, with a person's settings, as `lmtool finetune` resolves it."""
     recipe = recipe_for_tables(source or base(), "run", n_rows, writes=writes, published=published)
-    first = lay_over(recipe, "", "", settings).recipe
-    return lay_over(with_choices(recipe, first, n_rows, published), "", "", settings).recipe
+    first = lay_over(recipe, "", "", settings_of(settings)).recipe
+    return lay_over(with_choices(recipe, first, n_rows, published), "", "", settings_of(settings)).recipe
 
 
 def rate(recipe: Recipe) -> float:

@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from lmtool.analysis.attention import AttentionWeights, TextAttention
+from lmtool.analysis.attribution import Attribution
 from lmtool.errors import UsageError
-from lmtool.inference.attention import AttentionWeights, TextAttention
-from lmtool.inference.attribution import Attribution
 from lmtool.report import attention
 from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
 from tests.report.test_page import HOSTILE, Elements

@@ -1,6 +1,6 @@
 """Matrices as shaded cells."""
 
-from lmtool.report.blocks import shaded
+from lmtool.report.terminal import shaded
 
 
 def test_shades():

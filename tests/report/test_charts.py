@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from lmtool.report.charts import Level, Line, LineChart, Mark, heat_map, heat_table, standalone
+from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, standalone
 from lmtool.report.numbers import short, ticks
 
 NAME = '<b title="x">&'
@@ -85,7 +85,7 @@ def test_whole_numbers_have_whole_ticks():
 
 def test_shades_follow_the_numbers():
     values = [[0.0, 0.5], [1.0, 0.25]]
-    root = ET.fromstring(heat_map(values, ["r1", "r2"], ["c1", "c2"], label="l"))
+    root = ET.fromstring(HeatMap(values, ["r1", "r2"], ["c1", "c2"], label="l").svg())
     found = {
         (int(rect.get("y")), int(rect.get("x"))): float(rect.get("fill-opacity"))
         for rect in root.iter("rect")
@@ -95,7 +95,8 @@ def test_shades_follow_the_numbers():
 
 
 def test_the_table_of_a_heat_map_has_its_numbers():
-    root = ET.fromstring(heat_table([[0.125, 2]], ["r"], ["a", "b"]))
+    figure = HeatMap([[0.5, 1]], ["r"], ["a", "b"], label="l").figure("Numbers", "", [[0.125, 2]])
+    root = ET.fromstring(figure[figure.index("<table") : figure.index("</table>") + len("</table>")])
     assert [cell.text for cell in root.iter("th")] == [None, "a", "b", "r"]
     assert [cell.text for cell in root.iter("td")] == ["0.125", "2"]
 
@@ -103,7 +104,7 @@ def test_the_table_of_a_heat_map_has_its_numbers():
 def test_names_are_text():
     drawn = [
         LineChart([Line(NAME, [(0, 1)]), Line("b", [(0, 1)])], x=NAME, y=NAME, label=NAME).svg(),
-        heat_map([[1]], [NAME], [NAME], label=NAME, x=NAME, y=NAME),
+        HeatMap([[1]], [NAME], [NAME], label=NAME, x=NAME, y=NAME).svg(),
     ]
     for svg in drawn:
         root = ET.fromstring(svg)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from lmtool.inference.gradients import GradientFlow, GradientNorms
+from lmtool.analysis.gradients import GradientFlow, GradientNorms
 from lmtool.report.gradients import as_lines, as_page
 
 FLOW = GradientFlow(

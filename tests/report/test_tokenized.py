@@ -6,8 +6,8 @@ import pytest
 
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer
 from lmtool.report.tokenized import as_page
-from lmtool.text.merging import merged_words
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.merging import merged_words
+from lmtool.tokenization.tokenizer import Tokenizer
 
 TEXT = "the tale of the thin thane, whose señora </script><img src=x onerror=alert(1)> told the tale"
 HOSTILE = "the </script><img src=x onerror=alert(1)> \u202etale\x1b[2J\x00"

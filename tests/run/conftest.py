@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmtool.run.creation import NewRun, create_run
 from lmtool.run.directory import Run
+from lmtool.run.saving import Snapshot
 
 MakeRun = Callable[..., Run]
 
@@ -23,20 +25,22 @@ def make(runs: Path) -> MakeRun:
     def make(
         name: str = "tiny", folder: Path | None = None, steps: tuple[int, ...] = (10, 20), finished: bool = False
     ) -> Run:
-        with Run.create(
+        with create_run(
             folder,
-            name=name,
-            summary="decoder, 4 x 128",
-            recipe="seed: 1\n",
-            tokenizer={"tokenizer.json": b'{"kind": "char"}'},
-            fingerprints={"data": "d0", "tokenizer": "t0"},
+            NewRun(
+                name=name,
+                summary="decoder, 4 x 128",
+                recipe="seed: 1\n",
+                tokenizer={"tokenizer.json": b'{"kind": "char"}'},
+                fingerprints={"data": "d0", "tokenizer": "t0"},
+            ),
         ) as run:
             run.start(step=0, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None})
             for step in steps:
                 run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
                 run.samples.append({"step": step, "prompt": "", "text": "Once"})
                 run.save(
-                    step, {"w": torch.tensor([step])}, {}, {"step": step}, best_step=steps[0], keep_last=len(steps)
+                    Snapshot(step, {"w": torch.tensor([step])}, {}, {"step": step}, steps[0]), keep_last=len(steps)
                 )
             if finished:
                 run.end("finished")

@@ -18,24 +18,28 @@ from typing import Any
 import torch
 
 from lmtool.run import checkpoint, tensors
+from lmtool.run.creation import NewRun, create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.lock import is_held
+from lmtool.run.saving import Snapshot
 
 
 def save(run: Run, step: int) -> None:
     run.metrics.append({"step": step, "loss": 1 / step})
     weight = torch.full((30_000,), float(step))
-    run.save(step, {"weight": weight}, {"moment": -weight}, {"step": step}, best_step=None, keep_last=1)
+    run.save(Snapshot(step, {"weight": weight}, {"moment": -weight}, {"step": step}), keep_last=1)
 
 
 def new_run(folder: Path) -> Run:
-    run = Run.create(
+    run = create_run(
         folder,
-        name="r",
-        summary="",
-        recipe="",
-        tokenizer={"tokenizer.json": b"{}"},
-        fingerprints={"data": "", "tokenizer": ""},
+        NewRun(
+            name="r",
+            summary="",
+            recipe="",
+            tokenizer={"tokenizer.json": b"{}"},
+            fingerprints={"data": "", "tokenizer": ""},
+        ),
     )
     run.start(step=0, command=[], environment={})
     return run

@@ -13,9 +13,11 @@ import torch
 
 from lmtool import __version__
 from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
-from lmtool.run.directory import Run, check_folder, describe_environment
-from lmtool.run.files import Validated
+from lmtool.run.creation import NewRun, check_folder, create_run
+from lmtool.run.directory import Run
+from lmtool.run.files import Validated, describe_environment
 from lmtool.run.lock import RunLock
+from lmtool.run.saving import Snapshot
 from tests.run.conftest import MakeRun
 
 GIVEN: dict[str, Any] = {
@@ -40,23 +42,25 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_run_is_named_after_day_and_recipe(runs: Path) -> None:
-    with Run.create(None, **GIVEN | {"name": "../my recipe (é)"}) as run:
+    with create_run(None, NewRun(**GIVEN | {"name": "../my recipe (é)"})) as run:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d-my-recipe-[0-9a-f]{4}", run.name)
         assert run.path.parent == runs
-    with Run.create(None, **GIVEN | {"name": "é"}) as other:
+    with create_run(None, NewRun(**GIVEN | {"name": "é"})) as other:
         assert "-run-" in other.name
 
 
 def test_names_do_not_collide(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(["7f3a", "7f3a", "7f3a", "01bc"])
     monkeypatch.setattr("secrets.token_hex", lambda n: next(tokens))
-    with Run.create(None, **GIVEN) as first, Run.create(None, **GIVEN) as second:
+    with create_run(None, NewRun(**GIVEN)) as first, create_run(None, NewRun(**GIVEN)) as second:
         assert first.name.endswith("-tiny-7f3a")
         assert second.name.endswith("-tiny-01bc")
 
 
 def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
-    with Run.create(tmp_path / "deep" / "er", **GIVEN | {"tokenizer": {"tokenizer.json": b'{"kind": "word"}'}}) as run:
+    with create_run(
+        tmp_path / "deep" / "er", NewRun(**GIVEN | {"tokenizer": {"tokenizer.json": b'{"kind": "word"}'}})
+    ) as run:
         run.start(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
     assert names(run.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
     assert run.recipe_path.read_text() == "seed: 1\n"
@@ -83,7 +87,7 @@ def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / used).write_text("mine")
-    for attempt in (lambda: check_folder(tmp_path / "out"), lambda: Run.create(tmp_path / "out", **GIVEN)):
+    for attempt in (lambda: check_folder(tmp_path / "out"), lambda: create_run(tmp_path / "out", NewRun(**GIVEN))):
         with pytest.raises(UsageError, match=f"already holds {used}") as caught:
             attempt()
         assert caught.value.where == str(tmp_path / "out")
@@ -93,7 +97,7 @@ def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: 
 
 def test_other_files_in_the_folder_stay(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    Run.create(tmp_path, **GIVEN).release()
+    create_run(tmp_path, NewRun(**GIVEN)).release()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -105,7 +109,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
     blocked = tmp_path / "file" / "out"
     monkeypatch.setenv("LMTOOL_RUNS", str(blocked))
     folder = blocked if explicit else None
-    for attempt in (lambda: check_folder(folder), lambda: Run.create(folder, **GIVEN)):
+    for attempt in (lambda: check_folder(folder), lambda: create_run(folder, NewRun(**GIVEN))):
         with pytest.raises(ResourceError) as caught:
             attempt()
         assert caught.value.exit_code == 5
@@ -144,7 +148,7 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(ResourceError, match="No space left"):
-            Run.create(tmp_path / "out", **GIVEN)
+            create_run(tmp_path / "out", NewRun(**GIVEN))
     RunLock(tmp_path / "out").release()
     # Either there is no run, or a complete one.
     if (tmp_path / "out" / "run.json").exists():
@@ -154,7 +158,7 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(
 def test_only_one_process_writes(make: MakeRun) -> None:
     run = make()
     with pytest.raises(RuntimeError, match="lock"):
-        run.save(30, {}, {}, {}, best_step=None, keep_last=1)
+        run.save(Snapshot(30, {}, {}, {}), keep_last=1)
     with pytest.raises(RuntimeError, match="lock"):
         run.start(step=0, command=[], environment={})
     with pytest.raises(RuntimeError, match="lock"):
@@ -195,7 +199,7 @@ def test_resuming_takes_away_what_came_after(make: MakeRun) -> None:
         assert [record["step"] for record in run.samples.read()] == [10, 20]
         assert names(run.path / "checkpoints") == ["step-000010", "step-000020", "step-000030.aside-1"]
         assert [session.step for session in run.info.sessions] == [0, 20]
-        run.save(30, {"w": torch.tensor([-30])}, {}, {}, best_step=10, keep_last=1)
+        run.save(Snapshot(30, {"w": torch.tensor([-30])}, {}, {}, 10), keep_last=1)
         assert run.newest()[0].model()["w"].item() == -30
         assert names(run.path / "checkpoints") == ["step-000010", "step-000030", "step-000030.aside-1"]
 
@@ -318,11 +322,11 @@ def test_a_damaged_note_is_refused(make: MakeRun, content: bytes) -> None:
 
 
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
-    with Run.create(None, **GIVEN) as run:
+    with create_run(None, NewRun(**GIVEN)) as run:
         with pytest.raises(CheckpointError, match="no checkpoint yet"):
             run.best()
         for step in (1, 2):
-            run.save(step, {}, {}, {}, best_step=None, keep_last=9)
+            run.save(Snapshot(step, {}, {}, {}), keep_last=9)
         assert run.best()[0].step == 2
 
 
@@ -375,7 +379,7 @@ def test_a_full_disk_is_a_resource_error_everywhere(make: MakeRun, monkeypatch: 
             lambda: run.start(step=20, command=[], environment={}),
             lambda: run.start(step=10, command=[], environment={}),
             lambda: run.end("finished"),
-            lambda: run.save(30, {}, {}, {}, best_step=None, keep_last=1),
+            lambda: run.save(Snapshot(30, {}, {}, {}), keep_last=1),
         ):
             with pytest.raises(LmtoolError, match="No space left") as caught:
                 attempt()

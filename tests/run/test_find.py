@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError
-from lmtool.run.directory import Run
+from lmtool.run.creation import NewRun, create_run
 from lmtool.run.find import find, find_resumable
 from tests.run.conftest import MakeRun
 
@@ -123,13 +123,15 @@ def test_a_name_may_end_like_a_step(make: MakeRun, tmp_path: Path) -> None:
 
 def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
     for name in ("gpt-tiny", "gpt-small", "lstm"):
-        Run.create(
+        create_run(
             runs / name,
-            name=name,
-            summary="",
-            recipe="",
-            tokenizer={"tokenizer.json": b""},
-            fingerprints={"data": "", "tokenizer": ""},
+            NewRun(
+                name=name,
+                summary="",
+                recipe="",
+                tokenizer={"tokenizer.json": b""},
+                fingerprints={"data": "", "tokenizer": ""},
+            ),
         ).release()
     with pytest.raises(CheckpointError) as caught:
         find("gpt-tyni")
@@ -146,13 +148,15 @@ def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
 
 def test_dates_make_no_names_similar(runs: Path) -> None:
     for name in ("2026-11-20-lstm-7f3a", "2026-11-21-tiny-01bc"):
-        Run.create(
+        create_run(
             runs / name,
-            name=name,
-            summary="",
-            recipe="",
-            tokenizer={"tokenizer.json": b""},
-            fingerprints={"data": "", "tokenizer": ""},
+            NewRun(
+                name=name,
+                summary="",
+                recipe="",
+                tokenizer={"tokenizer.json": b""},
+                fingerprints={"data": "", "tokenizer": ""},
+            ),
         ).release()
     with pytest.raises(CheckpointError, match="none with a similar name"):
         find("2026-11-20-names-7f3b")

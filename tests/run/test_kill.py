@@ -11,6 +11,8 @@ import pytest
 
 import lmtool
 
+pytestmark = pytest.mark.system
+
 
 def outcomes(mode: str, folder: Path, seed: int = 0) -> list[dict[str, Any]]:
     root = Path(lmtool.__file__).parents[1]

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from lmtool.run.evaluations import evaluations_of, keep_evaluation
-from lmtool.run.listing import figures_on_tests, summaries, summarise
-from lmtool.run.verification import damaged_records
+from lmtool.checks.runs import damaged_records
+from lmtool.run.listing import evaluations_of, figures_on_tests, keep_evaluation, summaries, summarise
 from tests.run.conftest import MakeRun
 
 

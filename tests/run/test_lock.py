@@ -42,6 +42,7 @@ def kill(process: "subprocess.Popen[str]") -> None:
     process.communicate()
 
 
+@pytest.mark.system
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     process, _ = hold(tmp_path, "alone")
     try:
@@ -55,6 +56,7 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
     assert caught.value.where == str(tmp_path)
 
 
+@pytest.mark.system
 def test_kill_9_frees_the_lock(tmp_path: Path) -> None:
     process, _ = hold(tmp_path, "alone")
     kill(process)
@@ -62,6 +64,7 @@ def test_kill_9_frees_the_lock(tmp_path: Path) -> None:
     RunLock(tmp_path).release()
 
 
+@pytest.mark.system
 def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
     process, child = hold(tmp_path, "fork")
     process.kill()

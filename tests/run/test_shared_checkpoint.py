@@ -18,9 +18,10 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.run import checkpoint
+from lmtool.run import checkpoint, saving
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import Run
+from lmtool.run.creation import NewRun, create_run
+from lmtool.run.saving import Snapshot
 
 N = 3
 
@@ -74,10 +75,10 @@ def save(folder: Path, step: int) -> Checkpoint:
     def lead(peers: Any) -> Checkpoint:
         own = part(whole, 0), part(moments, 0)
         state = {"step": step}
-        return checkpoint.save(folder, step, *own, state, best_step=None, keep_last=9, peers=peers)
+        return saving.save(folder, Snapshot(step, *own, state), keep_last=9, peers=peers)
 
     def follow(peers: Any) -> None:
-        checkpoint.save_part(part(whole, peers.rank), part(moments, peers.rank), peers)
+        saving.save_part(Snapshot(0, part(whole, peers.rank), part(moments, peers.rank), {}), peers)
 
     return together(lead, follow)
 
@@ -179,7 +180,7 @@ def sign(path: Path) -> None:
         name: checkpoint.FileEntry((path / name).stat().st_size, hashlib.sha256((path / name).read_bytes()).hexdigest())
         for name in json.loads((path / "MANIFEST.json").read_text())["files"]
     }
-    (path / "MANIFEST.json").write_bytes(checkpoint._encode_manifest(4, None, files))
+    (path / "MANIFEST.json").write_bytes(checkpoint.encode_manifest(4, None, files))
 
 
 @pytest.mark.parametrize("change", [{"model-1-of-3.safetensors": None}, {"model-4-of-3.safetensors": 2}])
@@ -188,7 +189,7 @@ def test_a_manifest_that_lacks_shards_is_refused(tmp_path: Path, change: dict[st
     entries = json.loads((path / "MANIFEST.json").read_text())["files"]
     kept = {name: checkpoint.FileEntry(**entry) for name, entry in entries.items() if name not in change}
     kept |= {name: checkpoint.FileEntry(n, "") for name, n in change.items() if n is not None}
-    (path / "MANIFEST.json").write_bytes(checkpoint._encode_manifest(4, None, kept))
+    (path / "MANIFEST.json").write_bytes(checkpoint.encode_manifest(4, None, kept))
     with pytest.raises(CheckpointError, match="should name"):
         checkpoint.verify(path)
 
@@ -241,13 +242,15 @@ def test_nobody_waits_where_the_checkpoint_is_there_already(tmp_path: Path) -> N
 
 
 def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run.create(
+    run = create_run(
         tmp_path / "run",
-        name="r",
-        summary="",
-        recipe="",
-        tokenizer={"tokenizer.json": b"{}"},
-        fingerprints={"data": "", "tokenizer": ""},
+        NewRun(
+            name="r",
+            summary="",
+            recipe="",
+            tokenizer={"tokenizer.json": b"{}"},
+            fingerprints={"data": "", "tokenizer": ""},
+        ),
     )
 
     def fail() -> None:
@@ -256,8 +259,8 @@ def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatc
     monkeypatch.setattr(run, "_sync_logs", fail)
     with run, pytest.raises(ResourceError, match="No space left"):
         together(
-            lambda peers: run.save(4, {}, {}, {}, best_step=None, keep_last=1, peers=peers),
-            lambda peers: checkpoint.save_part({}, {}, peers),
+            lambda peers: run.save(Snapshot(4, {}, {}, {}), keep_last=1, peers=peers),
+            lambda peers: saving.save_part(Snapshot(0, {}, {}, {}), peers),
         )
 
 
@@ -275,10 +278,10 @@ def test_moments_are_removed_the_first_file_first(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", unlink)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.drop_optimizers(tmp_path)
+            saving.drop_optimizers(tmp_path)
     assert removed == ["optimizer-1-of-3.safetensors"]
     assert not checkpoint.has_optimizer(path)
     assert checkpoint.newest_valid(tmp_path)[0].model()["count"] == 4
-    checkpoint.drop_optimizers(tmp_path)
+    saving.drop_optimizers(tmp_path)
     assert not list(path.glob("optimizer*"))
     assert checkpoint.verify(path, optimizer=False).step == 4

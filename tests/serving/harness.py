@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 
-from lmtool.inference.writing import Writer, writer_of
+from lmtool.inference.generator import TextGenerator
 from lmtool.serving.scheduler import Scheduler
 from lmtool.serving.server import Serving, answering, assemble, listen
 
@@ -20,7 +20,7 @@ class Served:
     """A server. address: of it."""
 
     address: str
-    writer: Writer
+    generator: TextGenerator
     scheduler: Scheduler
 
     def client(self, **options: Any) -> openai.OpenAI:
@@ -35,8 +35,8 @@ class Served:
 @contextmanager
 def served(run: str, serving: Serving | None = None) -> Iterator[Served]:
     """Serve a run on a free port."""
-    writer = writer_of(run, device="cpu")
-    guard, scheduler = assemble(writer, serving or Serving())
+    generator = TextGenerator.open(run, device="cpu")
+    guard, scheduler = assemble(generator, serving or Serving())
     listening, ending = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     found = listen("127.0.0.1", 0)
@@ -50,7 +50,7 @@ def served(run: str, serving: Serving | None = None) -> Iterator[Served]:
     thread.start()
     try:
         assert listening.wait(60)
-        yield Served(f"http://127.0.0.1:{found.getsockname()[1]}", writer, scheduler)
+        yield Served(f"http://127.0.0.1:{found.getsockname()[1]}", generator, scheduler)
     finally:
         loop.call_soon_threadsafe(ending.set)
         thread.join()

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
+from lmtool.compute.device import CPU
+from lmtool.data.stdin import table_of_texts
 from lmtool.decoding.settings import Sample
 from lmtool.inference.chatting import Conversation
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.tables.predict import predict
-from lmtool.text.typed import table_of_texts
 from tests.serving.harness import Served, served
 
 PROMPT = "Who saw the"
@@ -32,11 +33,11 @@ def name(client: openai.OpenAI) -> str:
 
 
 def alone(server: Served, prompt: str, settings: Sample, **options: Any) -> list[str]:
-    return server.writer.complete(prompt, settings, **options)
+    return server.generator.complete(prompt, settings, **options)
 
 
 def test_the_model_is_listed(client: openai.OpenAI, server: Served, name: str) -> None:
-    assert name == server.writer.loaded.run_path.name
+    assert name == server.generator.loaded.run_path.name
     assert client.models.retrieve(name).id == name
     with pytest.raises(openai.NotFoundError) as refused:
         client.models.retrieve("another")
@@ -47,7 +48,7 @@ def test_a_completion_is_that_of_generate(client: openai.OpenAI, server: Served,
     answer = client.completions.create(model=name, prompt=PROMPT, max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
     settings = Sample(seed=5, temperature=0.7, top_p=0.9, max_new_tokens=20)
     assert [answer.choices[0].text] == alone(server, PROMPT, settings)
-    ids = server.writer.loaded.framing.prompt(PROMPT).tokens
+    ids = server.generator.loaded.prompt_format.prompt(PROMPT).tokens
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(ids)
     again = client.completions.create(model=name, prompt=list(ids), max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
@@ -59,7 +60,7 @@ def test_several_prompts_and_samples(client: openai.OpenAI, server: Served, name
     answer = client.completions.create(model=name, prompt=prompts, n=2, max_tokens=8, seed=3, temperature=1.2)
     settings = Sample(seed=3, temperature=1.2, max_new_tokens=8)
     assert [choice.index for choice in answer.choices] == list(range(6))
-    assert [choice.text for choice in answer.choices] == server.writer.complete(prompts, settings, n=2)
+    assert [choice.text for choice in answer.choices] == server.generator.complete(prompts, settings, n=2)
 
 
 @pytest.mark.parametrize("stop", ["a", ["zz", "e"]])
@@ -95,9 +96,9 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
     assert found is not None
     assert found.token_logprobs is not None
     assert found.top_logprobs is not None
-    loaded = load_run(str(server.writer.loaded.run_path), device="cpu")
-    [completion] = server.writer.completions(PROMPT, Sample(seed=2, temperature=0.5, max_new_tokens=5))
-    prompt = loaded.framing.prompt(PROMPT).tokens
+    loaded = load_run(str(server.generator.loaded.run_path), CPU)
+    [completion] = server.generator.completions(PROMPT, Sample(seed=2, temperature=0.5, max_new_tokens=5))
+    prompt = loaded.prompt_format.prompt(PROMPT).tokens
     ids = torch.tensor([[*prompt, *completion.tokens]])
     with torch.inference_mode():
         logprobs = loaded.model.logits(loaded.model(Batch(ids)).hidden_BTD)[0].log_softmax(-1)
@@ -116,7 +117,7 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_is_that_of_chat(client: openai.OpenAI, server: Served, name: str, streams: bool) -> None:
     messages: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Who saw the ball?"}]
-    conversation = Conversation(server.writer, Sample(seed=4, temperature=1.0, max_new_tokens=12))
+    conversation = Conversation(server.generator, Sample(seed=4, temperature=1.0, max_new_tokens=12))
     expected = "".join(conversation.answer(messages))
     asked: Any = {"model": name, "messages": messages, "seed": 4, "max_completion_tokens": 12}
     asked |= {"logprobs": True, "top_logprobs": 2}
@@ -137,7 +138,7 @@ def test_an_answer_is_that_of_chat(client: openai.OpenAI, server: Served, name: 
 
 def test_embeddings_are_those_of_embed(client: openai.OpenAI, server: Served, name: str) -> None:
     texts = ["Tom saw it", "yes", "yes it is"] * 5
-    expected = [one.vectors[0] for one in embed(server.writer.loaded, texts, -1, "own")]
+    expected = [one.vectors[0] for one in embed(server.generator.loaded, texts, -1, "own")]
     found = client.embeddings.create(model=name, input=texts)  # which asks for base64
     plain = client.embeddings.create(model=name, input=texts, encoding_format="float")
     for one, other, vector in zip(found.data, plain.data, expected, strict=True):
@@ -151,7 +152,7 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
         answer = client.post("/classify", json={"input": texts})
         assert answer.status_code == 200
         with table_of_texts(None, texts, ("text",), False) as table:
-            expected = [cells for _, cells in predict(server.writer.loaded, table).rows]
+            expected = [cells for _, cells in predict(server.generator.loaded, table).rows]
         found = [(one["label"], *one["probabilities"].values()) for one in answer.json()["data"]]
         assert [one[0] for one in found] == [cells[0] for cells in expected]
         for one, cells in zip(found, expected, strict=True):

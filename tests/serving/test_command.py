@@ -54,6 +54,7 @@ def documented() -> list[str]:
     return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("curl ")]
 
 
+@pytest.mark.system
 def test_the_commands_of_the_page_are_answered(talker: str, classifier: str) -> None:
     """By curl itself. The server of a classifier answers the one that asks for classes."""
     commands = documented()
@@ -73,6 +74,7 @@ def test_the_commands_of_the_page_are_answered(talker: str, classifier: str) -> 
                     assert json.loads(done.stdout)
 
 
+@pytest.mark.system
 def test_a_signal_finishes_what_runs_and_refuses_what_comes(talker: str) -> None:
     with started(talker, "--grace", "60") as (process, address, _):
         asked: dict[str, Any] = {
@@ -101,6 +103,7 @@ def test_a_signal_finishes_what_runs_and_refuses_what_comes(talker: str) -> None
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
+@pytest.mark.system
 def test_grace_is_bounded(talker: str) -> None:
     with started(talker, "--grace", "0", "--max-tokens", "1000000") as (process, address, lines):
         asked = {"prompt": "Who saw", "max_tokens": 1000000, "stream": True, "n": 4}

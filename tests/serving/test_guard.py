@@ -159,19 +159,23 @@ def status_of(connection: socket.socket, request: bytes) -> int:
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
-@pytest.mark.parametrize("n_before", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("begins", "drips"),
+    ("begins", "drips", "n_before"),
     [
-        (b"", b""),
-        (b"GET /heal", b""),
-        (b"GET /heal", b"l"),
-        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"y"),
-        (b"", b"\r\n"),
-        (b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999\r\n\r\n", b"a"),
-        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+        (b"", b"", 0),
+        (b"", b"", 3),
+        (b"GET /heal", b"", 1),
+        (b"GET /heal", b"l", 0),
+        (b"GET /heal", b"l", 3),
+        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"y", 1),
+        (b"", b"\r\n", 3),
+        (b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999\r\n\r\n", b"a", 1),
+        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n", 0),
     ],
-    ids=["nothing", "half a line", "a slow line", "slow headers", "blank lines", "an unread body", "unread chunks"],
+    ids=[
+        *("nothing", "nothing more", "half a line", "a slow line", "a slow line later", "slow headers"),
+        *("blank lines", "an unread body", "unread chunks"),
+    ],
 )
 def test_nobody_holds_a_connection_with_half_a_request(
     talker: str, monkeypatch: pytest.MonkeyPatch, n_before: int, begins: bytes, drips: bytes
@@ -275,7 +279,7 @@ def samples(text: str) -> dict[str, float]:
 
 def test_metrics_count(talker: str) -> None:
     with served(talker) as found, found.http() as client:
-        n_read = len(found.writer.loaded.framing.prompt("Who").tokens)
+        n_read = len(found.generator.loaded.prompt_format.prompt("Who").tokens)
         answers = [client.post("/v1/completions", json={**ASKED, "n": 2, "seed": 1}).json() for _ in range(3)]
         client.get("/nothing")
         counted = samples(client.get("/metrics").text)

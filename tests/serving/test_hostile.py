@@ -126,9 +126,9 @@ def whole_answer(server: Served, *parts: str, pause: float = 0.05) -> bytes:
     host, port = server.address.removeprefix("http://").split(":")
     answer = b""
     with socket.create_connection((host, int(port)), timeout=60) as connection, suppress(ConnectionError):
-        for part in parts:
+        for i, part in enumerate(parts):
+            time.sleep(pause * bool(i))
             connection.sendall(part.encode("latin-1"))
-            time.sleep(pause)
         while more := connection.recv(65536):
             answer += more
     return answer

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from lmtool.decoding import filters
-from lmtool.decoding.chain import Chain
-from lmtool.decoding.reader import Reader
+from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.request import TokenEvent
+from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import Sample
-from lmtool.decoding.text import Transcript
+from lmtool.decoding.text import GeneratedText
 from lmtool.errors import NumericalError
-from lmtool.inference.writing import Writer, writer_of
+from lmtool.inference.generator import TextGenerator
 from lmtool.serving import scheduler as scheduling
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.scheduler import Busy, Closing, Generating, Progress, Scheduler, default_slots
+from lmtool.serving.scheduler import GenerationRequest, Progress, QueueFull, Scheduler, ShuttingDown, default_slots
 from tests.training.tiny import Work
 
 TRANSFORMER = "kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16"
@@ -42,9 +42,9 @@ SETTINGS = (
 
 
 @contextmanager
-def opened(writer: Writer, **options: Any) -> Iterator[Scheduler]:
+def opened(generator: TextGenerator, **options: Any) -> Iterator[Scheduler]:
     """A scheduler, to use within `asyncio.run`."""
-    scheduler = Scheduler(writer, Metrics(), **options)
+    scheduler = Scheduler(generator, Metrics(), **options)
     scheduler.open(asyncio.get_running_loop())
     try:
         yield scheduler
@@ -52,12 +52,12 @@ def opened(writer: Writer, **options: Any) -> Iterator[Scheduler]:
         scheduler.close()
 
 
-def asking(writer: Writer, prompt: str, settings: Sample, **options: Any) -> Generating:
-    framing = writer.loaded.framing
-    return Generating(framing, (framing.prompt(prompt),), settings, **options)
+def asking(generator: TextGenerator, prompt: str, settings: Sample, **options: Any) -> GenerationRequest:
+    prompt_format = generator.loaded.prompt_format
+    return GenerationRequest(prompt_format, (prompt_format.prompt(prompt),), settings, **options)
 
 
-async def texts_of(scheduler: Scheduler, asked: Generating) -> list[str]:
+async def texts_of(scheduler: Scheduler, asked: GenerationRequest) -> list[str]:
     """All texts of a client, put together from what streams."""
     texts = [""] * (len(asked.prompts) * asked.n)
     async with scheduler.generate(asked) as updates:
@@ -74,13 +74,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Work:
 
 
 @pytest.fixture(scope="module")
-def decoder(made: Work) -> Writer:
+def decoder(made: Work) -> TextGenerator:
     made.pretrain(*FAMILIES["decoder"], name="one")
-    return writer_of(str(made.run("one")), device="cpu")
+    return TextGenerator.open(str(made.run("one")), device="cpu")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chunk", [2, 256])
+@pytest.mark.parametrize(
+    ("family", "chunk"), [*((family, 2) for family in FAMILIES), ("decoder", 256), ("encoder-decoder", 256)]
+)
 def test_texts_are_those_of_generate_alone(
     made: Work, family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,9 +89,9 @@ def test_texts_are_those_of_generate_alone(
         steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
         made.pretrain(*FAMILIES[family], steps, name=family)
     monkeypatch.setattr(scheduling, "CHUNK", chunk)
-    writer = writer_of(str(made.run(family)), device="cpu")
+    generator = TextGenerator.open(str(made.run(family)), device="cpu")
     asked = [
-        asking(writer, prompt, SETTINGS[i % len(SETTINGS)], n=1 + i % 2, stop=("sat",) * (i % 3 == 0))
+        asking(generator, prompt, SETTINGS[i % len(SETTINGS)], n=1 + i % 2, stop=("sat",) * (i % 3 == 0))
         for i, prompt in enumerate(PROMPTS)
     ]
 
@@ -99,17 +100,17 @@ def test_texts_are_those_of_generate_alone(
             await asyncio.sleep(number % 3 * 0.02)
             return await texts_of(scheduler, asked[number])
 
-        with opened(writer, n_rows=5) as scheduler:
+        with opened(generator, n_rows=5) as scheduler:
             return list(await asyncio.gather(*(later(i, scheduler) for i in range(len(asked)))))
 
     expected = [
-        writer.complete(prompt, one.settings, n=one.n, stop=one.stop, max_rows=1)
+        generator.complete(prompt, one.settings, n=one.n, stop=one.stop, max_rows=1)
         for prompt, one in zip(PROMPTS, asked, strict=True)
     ]
     assert asyncio.run(together()) == expected
 
 
-def test_a_client_that_leaves_frees_its_rows(decoder: Writer) -> None:
+def test_a_client_that_leaves_frees_its_rows(decoder: TextGenerator) -> None:
     endless = Sample(seed=1, temperature=1.0, max_new_tokens=100_000)
 
     async def leaving() -> None:
@@ -123,7 +124,7 @@ def test_a_client_that_leaves_frees_its_rows(decoder: Writer) -> None:
     asyncio.run(asyncio.wait_for(leaving(), 60))
 
 
-def test_the_budget_bounds_what_is_in_flight(decoder: Writer) -> None:
+def test_the_budget_bounds_what_is_in_flight(decoder: TextGenerator) -> None:
     asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=9), n=6)
     length = len(asked.prompts[0].tokens) + 9
 
@@ -143,7 +144,7 @@ def test_the_budget_bounds_what_is_in_flight(decoder: Writer) -> None:
     assert asyncio.run(widest(n_rows=4)) == 4
 
 
-def test_the_queue_is_bounded_and_ends(decoder: Writer) -> None:
+def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
     long = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=100_000))
 
     async def filled() -> None:
@@ -151,13 +152,13 @@ def test_the_queue_is_bounded_and_ends(decoder: Writer) -> None:
             async with scheduler.generate(long) as updates:
                 await anext(updates)
                 async with scheduler.generate(long):
-                    with pytest.raises(Busy):
+                    with pytest.raises(QueueFull):
                         async with scheduler.generate(long):
                             pass
-                    with pytest.raises(Busy):
+                    with pytest.raises(QueueFull):
                         await scheduler.compute(lambda: 1)
                 scheduler.refuse()
-                with pytest.raises(Closing):
+                with pytest.raises(ShuttingDown):
                     async with scheduler.generate(long):
                         pass
 
@@ -165,7 +166,7 @@ def test_the_queue_is_bounded_and_ends(decoder: Writer) -> None:
 
 
 def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
-    decoder: Writer, monkeypatch: pytest.MonkeyPatch
+    decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4))
     model = decoder.loaded.model
@@ -204,30 +205,30 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
 
     match fault:
         case "joining":
-            patch(Chain, "begin", lambda self, request: [request.start.text])
+            patch(Sampler, "begin", lambda self, request: [request.start.text])
         case "reading":
-            patch(Reader, "start", lambda self, windows: [window.tokens for window in windows])
+            patch(ModelRunner, "start", lambda self, windows: [window.tokens for window in windows])
         case "advancing":
-            patch(Reader, "advance", lambda self, tokens, state: tokens)
+            patch(ModelRunner, "advance", lambda self, tokens, state: tokens)
         case "filtering":
             patch(filters, "steer", lambda scores, settings, texts, *rest: texts)
         case "choosing":
-            patch(Chain, "extend", lambda self, requests, *rest: [one.hypotheses[0].text for one in requests])
+            patch(Sampler, "extend", lambda self, requests, *rest: [one.hypotheses[0].text for one in requests])
         case "writing":
-            patch(Transcript, "of", lambda framing, prompt, *rest: [prompt.text])
+            patch(GeneratedText, "of", lambda prompt_format, prompt, *rest: [prompt.text])
         case "nan":
-            advance = Reader.advance
+            advance = ModelRunner.advance
 
-            def spoilt(self: Reader, tokens: Any, state: Any) -> Any:
+            def spoilt(self: ModelRunner, tokens: Any, state: Any) -> Any:
                 hidden_BTD, after = advance(self, tokens, state)
                 hidden_BTD = hidden_BTD.clone()
                 hidden_BTD[[tuple(ids) == poison for ids in tokens]] = torch.nan
                 return hidden_BTD, after
 
-            monkeypatch.setattr(Reader, "advance", spoilt)
+            monkeypatch.setattr(ModelRunner, "advance", spoilt)
 
 
-async def together(scheduler: Scheduler, every: list[Generating]) -> list[Any]:
+async def together(scheduler: Scheduler, every: list[GenerationRequest]) -> list[Any]:
     """The texts of each, or the exception that ended it."""
     return await asyncio.gather(*(texts_of(scheduler, one) for one in every), return_exceptions=True)
 
@@ -235,7 +236,7 @@ async def together(scheduler: Scheduler, every: list[Generating]) -> list[Any]:
 @pytest.mark.parametrize("same", [True, False], ids=["equal settings", "other settings"])
 @pytest.mark.parametrize("fault", ["joining", "reading", "advancing", "filtering", "choosing", "writing", "nan"])
 def test_a_text_that_fails_ends_its_own_request_alone(
-    decoder: Writer, monkeypatch: pytest.MonkeyPatch, fault: str, same: bool
+    decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch, fault: str, same: bool
 ) -> None:
     settings = Sample(seed=1, temperature=1.0, max_new_tokens=12)
     others = [asking(decoder, prompt, settings, n=2) for prompt in ("a cat", "a mat", "the dog", "and ran away")]
@@ -255,22 +256,22 @@ def test_a_text_that_fails_ends_its_own_request_alone(
 
 
 def test_a_text_that_fails_later_ends_its_own_request_alone(
-    decoder: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     poison = decoder.loaded.tokenizer.encode("d")[0]
     never = Sample(seed=1, temperature=1.0, max_new_tokens=40, logit_bias=(((poison,), -100.0),))
     some = replace(never, logit_bias=(((poison,), 3.0),), max_new_tokens=200)
-    step, advance, push = Reader.step, Reader.advance, Transcript.push
+    step, advance, push = ModelRunner.step, ModelRunner.advance, GeneratedText.push
 
-    def stepping(self: Reader, tokens: Sequence[int], state: Any) -> Any:
+    def stepping(self: ModelRunner, tokens: Sequence[int], state: Any) -> Any:
         assert poison not in tokens
         return step(self, tokens, state)
 
-    def advancing(self: Reader, tokens: Any, state: Any) -> Any:
+    def advancing(self: ModelRunner, tokens: Any, state: Any) -> Any:
         assert not any(poison in ids for ids in tokens)
         return advance(self, tokens, state)
 
-    def pushing(self: Transcript, event: TokenEvent) -> str:
+    def pushing(self: GeneratedText, event: TokenEvent) -> str:
         assert event.token != poison
         return push(self, event)
 
@@ -285,15 +286,17 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
             assert [first, last] == expected
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "step", stepping)
-        patch.setattr(Reader, "advance", advancing)
+        patch.setattr(ModelRunner, "step", stepping)
+        patch.setattr(ModelRunner, "advance", advancing)
         asyncio.run(asyncio.wait_for(failing(), 60))
     assert "requests apart" in caplog.text
-    monkeypatch.setattr(Transcript, "push", pushing)
+    monkeypatch.setattr(GeneratedText, "push", pushing)
     asyncio.run(asyncio.wait_for(failing(), 60))
 
 
-def test_memory_that_is_short_for_all_together_ends_all(decoder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_short_for_all_together_ends_all(
+    decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4), n=2)
 
     def full(*given: Any) -> Any:
@@ -302,14 +305,14 @@ def test_memory_that_is_short_for_all_together_ends_all(decoder: Writer, monkeyp
     async def failing() -> None:
         with opened(decoder) as scheduler:
             with monkeypatch.context() as patch:
-                patch.setattr(Reader, "step", full)
+                patch.setattr(ModelRunner, "step", full)
                 assert all(isinstance(one, torch.OutOfMemoryError) for one in await together(scheduler, [asked, asked]))
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings, n=2)
 
     asyncio.run(asyncio.wait_for(failing(), 60))
 
 
-def test_a_slow_reader_stalls_nobody(decoder: Writer) -> None:
+def test_a_slow_reader_stalls_nobody(decoder: TextGenerator) -> None:
     slow = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=50))
 
     async def reading() -> tuple[list[str], list[Progress]]:

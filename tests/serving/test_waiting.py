@@ -17,7 +17,7 @@ from lmtool.serving import protocol, service
 from lmtool.serving.application import SHORT_BODY
 from lmtool.serving.protocol import MAX_VALUES
 from lmtool.serving.scheduler import Scheduler
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
 from tests.serving.harness import Served, served
 
 WORK: list[tuple[Any, str]] = [
@@ -183,7 +183,7 @@ def test_no_computation_of_a_text_is_long(
 
 def test_a_model_without_a_context_embeds_no_very_long_text(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LONGEST_TEXT", 40)
-    monkeypatch.setattr(server.writer.loaded.model, "context", None)
+    monkeypatch.setattr(server.generator.loaded.model, "context", None)
     with server.http() as client:
         assert client.post("/v1/embeddings", json={"input": ["a", "cat"]}).status_code == 200
         refused = client.post("/v1/embeddings", json={"input": ["a", "the cat sat on the mat " * 20]})
@@ -195,9 +195,9 @@ def test_the_model_is_not_searched_for_garbage(talker: str) -> None:
     """That would stop all threads for long, whenever an answer has many parts."""
     before = gc.get_freeze_count()
     with served(talker) as found:
-        spec = found.writer.loaded.recipe
+        spec = found.generator.loaded.recipe
         assert gc.get_freeze_count() > before
-        assert not any(one is spec.__dict__ or one is found.writer for one in gc.get_objects())
+        assert not any(one is spec.__dict__ or one is found.generator for one in gc.get_objects())
     assert gc.get_freeze_count() == 0
 
 
@@ -206,7 +206,7 @@ def test_a_backlog_of_one_stream_leaves_others_their_turn(server: Served) -> Non
 
     async def read() -> list[int]:
         scheduler, turns, at = server.scheduler, 0, []
-        framing = server.writer.loaded.framing
+        prompt_format = server.generator.loaded.prompt_format
 
         async def count() -> None:
             nonlocal turns
@@ -215,7 +215,7 @@ def test_a_backlog_of_one_stream_leaves_others_their_turn(server: Served) -> Non
                 await asyncio.sleep(0)
 
         settings = service.Sample(seed=1, temperature=0.0, max_new_tokens=30)
-        asked = service.Generating(framing, (framing.prompt("Who"),), settings)
+        asked = service.GenerationRequest(prompt_format, (prompt_format.prompt("Who"),), settings)
         async with scheduler.generate(asked) as updates:
             async for progress in updates:
                 if not at:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.tables.annotations import (
-    AnnotationFault,
     AnswerSpan,
+    CellFault,
     as_answers,
     as_entities,
     as_tags,
@@ -18,7 +18,7 @@ from lmtool.tables.annotations import (
     find_entities,
     has_entities,
 )
-from lmtool.tables.metrics import entity_metrics
+from lmtool.tables.tasks.metrics import entity_metrics
 from tests.reference import annotated
 
 TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-1", "I-Y-1"]), min_size=1, max_size=8)
@@ -42,8 +42,10 @@ def test_metrics_of_entities_are_those_of_conlleval(rows: list[tuple[list[str], 
         [tag if rng.random() < 0.7 else rng.choice(["O", "I-X", "B-Y-1"]) for tag in tags] for tags, rng in rows
     ]
     found = entity_metrics(true, given_tags)
-    assert (found.precision, found.recall, found.f1) == pytest.approx(annotated.entity_scores(true, given_tags))
-    for of, scores in found.types.items():
+    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx(
+        list(annotated.entity_scores(true, given_tags))
+    )
+    for of, scores in found["entities"].items():
         one = [[tag if tag[2:] == of else "O" for tag in tags] for tags in true]
         other = [[tag if tag[2:] == of else "O" for tag in tags] for tags in given_tags]
         precision, recall, f1 = annotated.entity_scores(one, other)
@@ -52,7 +54,8 @@ def test_metrics_of_entities_are_those_of_conlleval(rows: list[tuple[list[str], 
 
 
 def test_entities_without_any() -> None:
-    assert entity_metrics([["O", "O"]], [["O", "O"]]) == (0.0, 0.0, 0.0, 1.0, {})
+    found = entity_metrics([["O", "O"]], [["O", "O"]])
+    assert found == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0, "entities": {}}
 
 
 def test_both_tags_of_a_type_are_known() -> None:
@@ -63,7 +66,7 @@ def test_both_tags_of_a_type_are_known() -> None:
 
 @pytest.mark.parametrize(("tag", "fix"), [("PER", "write B- and I-"), ("S-PER", "S- and U- as B-"), ("B-", "write B-")])
 def test_other_tags_than_bio_are_faults(tag: str, fix: str) -> None:
-    with pytest.raises(AnnotationFault) as caught:
+    with pytest.raises(CellFault) as caught:
         as_entities(["O", tag])
     assert tag in caught.value.what
     assert fix in caught.value.fix
@@ -79,13 +82,13 @@ def test_words_and_tags() -> None:
     ("cell", "what"), [(None, "NoneType"), ([1], "other values"), ([], "no word"), (["a", " "], "empty")]
 )
 def test_cells_that_are_no_words_are_faults(cell: Any, what: str) -> None:
-    with pytest.raises(AnnotationFault, match=what):
+    with pytest.raises(CellFault, match=what):
         as_words(cell)
 
 
 @pytest.mark.parametrize(("cell", "what"), [("O", "str"), ([None], "other values"), (["O"], "1 tags for 2 words")])
 def test_cells_that_are_no_tags_are_faults(cell: Any, what: str) -> None:
-    with pytest.raises(AnnotationFault, match=what):
+    with pytest.raises(CellFault, match=what):
         as_tags(cell, 2)
 
 
@@ -119,6 +122,6 @@ def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
     ],
 )
 def test_wrong_answers_are_faults(cell: Any, what: str, fix: str) -> None:
-    with pytest.raises(AnnotationFault, match=what) as caught:
+    with pytest.raises(CellFault, match=what) as caught:
         as_answers(cell, CONTEXT)
     assert re.search(fix, caught.value.fix)

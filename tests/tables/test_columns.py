@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import Columns, choose_columns
-from lmtool.text.table import Table, open_table
 
 
 def table(path: Path, header: str) -> Table:
@@ -49,7 +49,7 @@ def table(path: Path, header: str) -> Table:
 )
 def test_usual_names(header: str, texts: list[str], label: str | None, target: str | None, tmp_path: Path) -> None:
     found = choose_columns(table(tmp_path, header))
-    assert found == Columns(tuple(texts), label, target, found=True)
+    assert found == Columns(tuple(texts), label, target, inferred=True)
     assert found.describe().endswith("(inferred from their names)")
 
 
@@ -163,7 +163,7 @@ def test_an_instruction_may_have_an_input(
     header: str, given: dict[str, Any], labelled: bool, expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
     found = choose_columns(table(tmp_path, header), Data(**given), labelled=labelled)
-    assert (*found.texts, found.target, found.input, found.found) == expected
+    assert (*found.texts, found.target, found.input, found.inferred) == expected
     assert found.label is None
     assert found.writes == labelled
 
@@ -173,7 +173,7 @@ def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> No
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "x", "label": "y", name: [{"role": "user", "content": "a"}]}) + "\n")
     found = choose_columns(open_table(str(path), cache=tmp_path))
-    assert found == Columns((), found=True, messages=name)
+    assert found == Columns((), inferred=True, messages=name)
     assert found.writes
     assert found.describe() == f"columns: messages '{name}' (inferred from their names)"
     named = choose_columns(open_table(str(path), cache=tmp_path), Data(messages_column=name))

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.data.table import open_table
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import Columns, choose_columns
-from lmtool.tables.contents import is_code, is_prose
-from lmtool.text.table import open_table
+from lmtool.tables.columns import Columns, choose_columns, is_code, is_prose
 
 RNG = random.Random(0)
 WORDS = ["fine", "old", "story", "of", "the", "sea", "many", "quiet", "people", "who", "never", "went", "home"]

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lmtool.data.table import RowFault, Table, open_table
+from lmtool.tables.annotations import as_messages
 from lmtool.tables.columns import choose_columns
-from lmtool.tables.conversations import as_messages
 from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
-from lmtool.text.chat import ChatFormat, Message
-from lmtool.text.table import RowFault, Table, open_table
-from tests.text.chat_templates import published
+from lmtool.tokenization.chat import ChatFormat, Message
+from tests.tokenization.chat_templates import published
 
 TURNS = [("user", "Who?"), ("assistant", "Tom."), ("user", "Sure?"), ("assistant", "Yes.")]
 MESSAGES = [{"role": role, "content": text} for role, text in TURNS]

@@ -16,7 +16,7 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.run.files import SavedSplit
 from lmtool.tables.data import TableData, open_tables, read_tables
 from lmtool.tables.predict import measure_tables, predict
-from lmtool.tables.results import Results
+from lmtool.tables.tasks.results import Results
 from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
 
 CLASSES = ("objective={kind: classification, dropout: 0}", "training.epochs=null")
@@ -30,7 +30,7 @@ def write(path: Path, labels: list[object], texts: list[str] | None = None) -> P
 
 
 def read(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> TableData:
-    recipe = load(work.recipe, [*CLASSES, *overrides], [Setting("data.train", [str(table)], "TABLE")]).recipe
+    recipe = load(work.recipe, [*CLASSES, *overrides, Setting("data.train", [str(table)], "TABLE")]).recipe
     return read_tables(recipe, open_tables(recipe.data), None, split)
 
 
@@ -63,7 +63,7 @@ def test_numbers_are_learned_around_zero_whoever_says_that_they_are_numbers(work
     values = [float(line.split(",")[1]) for line in numbers(work).read_text().splitlines()[1:]]
     trained = [values[row.number - 1] for row in rows]
     assert (head.center, head.scale) == (pytest.approx(np.mean(trained)), pytest.approx(np.std(trained)))
-    objective = build_objective(data.recipe, data.framing.tokenizer)
+    objective = build_objective(data.recipe, data.prompt_format.tokenizer)
     batch = objective.collate([row.example() for row in rows])
     assert batch.values_BC is not None
     assert float(batch.values_BC.square().mean()) == pytest.approx(1, rel=1e-5)
@@ -172,7 +172,7 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
     assert data.split is not None
     assert [len(data.split.of(name).test) for name in ("one", "two")] == [6, 2]
     assert read_tables(recipe, open_tables(recipe.data), None, data.split).fingerprint == data.fingerprint
-    examples = data.examples(build_objective(data.recipe, data.framing.tokenizer))
+    examples = data.examples(build_objective(data.recipe, data.prompt_format.tokenizer))
     assert examples.per_epoch == 54 + 2 * 18
     assert [line.split(":")[0] for line in data.lines] == ["columns", "task one", "columns", "task two"]
 
@@ -192,10 +192,10 @@ def test_rows_that_change_their_part_are_other_data(work: Work) -> None:
             moved(work.folder / f"{name}.csv", part)
             for name, part in (("a", rows[:first]), ("b", rows[first:second]), ("c", rows[second:]))
         )
-        recipe = load(work.recipe, CLASSES, [Setting("data.train", [train], "TABLE")]).recipe
+        recipe = load(work.recipe, [*CLASSES, Setting("data.train", [train], "TABLE")]).recipe
         beside = recipe.data.model_copy(update={"valid": (valid,), "test": test})
         data = read_tables(recipe.model_copy(update={"data": beside}), open_tables(beside), tokenizer)
-        tokenizer = data.framing.tokenizer
+        tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == 3
 
@@ -210,9 +210,10 @@ def test_what_a_row_gives_is_not_confused_with_the_row_beside_it(work: Work) -> 
         path = work.folder / "pairs.csv"
         path.write_text("\n".join(["source,target", *rows, "x,y"]) + "\n", encoding="utf-8")
         flags = [Setting("data.train", [str(path)], "TABLE"), Setting("data.valid", [str(path)], "--valid")]
-        recipe = load(work.recipe, [model, "objective={kind: seq2seq}", "tokenizer={kind: word}"], flags).recipe
+        settings = [model, "objective={kind: seq2seq}", "tokenizer={kind: word}", *flags]
+        recipe = load(work.recipe, settings).recipe
         data = read_tables(recipe, open_tables(recipe.data), tokenizer)
-        tokenizer = data.framing.tokenizer
+        tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == len(tables)
 
@@ -311,4 +312,4 @@ def test_a_table_beside_it_is_for_validation_all_the_same(work: Work) -> None:
 def test_classes_and_texts_are_held_out(work: Work, settings: tuple[str, ...]) -> None:
     flags = [Setting("data.train", ["any"], "DATA")]
     with pytest.raises(RecipeError, match=r"data\.valid_fraction: 0 is for tables of target texts"):
-        load(work.recipe, [*settings, "data.valid_fraction=0"], flags)
+        load(work.recipe, [*settings, "data.valid_fraction=0", *flags])

@@ -49,7 +49,7 @@ def write(path: Path, lines: list[str]) -> str:
 
 def kinds(train: str, test: str) -> dict[str, int]:
     _, notices = check_tables(
-        load("linear", (), [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe,
+        load("linear", [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe,
         None,
         None,
         None,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UsageError
-from lmtool.inference import writing
+from lmtool.inference import generator
 from lmtool.inference.load import load_run
 from tests.training.tiny import Stop, Work, after, warnings_in
 
@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_on_from_the_same_ratios(work: Work) -> None:
 
 
 def test_numbers_are_refused(work: Work) -> None:
-    with pytest.raises(UsageError, match="this table has numbers"):
+    with pytest.raises(UsageError, match="labels, not numbers"):
         finetune(work, "run", (1.5, 2.25, 3.5, 4.0, 5.0, 6.0), 2)
 
 
@@ -70,4 +70,4 @@ def test_what_counts_learns_no_labels(work: Work) -> None:
 def test_what_averages_words_writes_no_text(work: Work) -> None:
     finetune(work, "run", ("good", "bad", "good", "bad", "good", "bad"), 2)
     with pytest.raises(UsageError, match="an averaging model does not generate text"):
-        list(writing.writer_of(str(work.run("run"))).generate("a fine"))
+        list(generator.TextGenerator.open(str(work.run("run"))).generate("a fine"))

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from lmtool.data.table import RowFault
 from lmtool.errors import UsageError
 from lmtool.inference.load import Loaded, load_run
 from lmtool.recipe.spec.text import Data
 from lmtool.tables import predict as predicting
 from lmtool.tables.predict import answers_tables, measure_tables, predict
-from lmtool.text.table import RowFault
 from tests.compute.together import together
 from tests.training.tiny import Work, words
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lmtool.data.table import RowFault, Skipped, open_table
 from lmtool.errors import DataError
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.labels import LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
-from lmtool.text.table import RowFault, Skipped, open_table
 from tests.tables.labelled import labelled, read
 
 
@@ -275,23 +275,24 @@ def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
     assert shared_rows(train, alone, "b.csv") is None
 
 
-def test_the_page_on_tables_names_every_fault_and_notice() -> None:
+def test_the_pages_on_tables_name_every_fault_and_notice() -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
+    pages = ("tables", "tagging", "question-answering")
+    page = "".join((root / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in pages)
     source = "".join(
         (root / "lmtool" / f"{name}.py").read_text()
         for name in (
-            "text/delimited",
-            "text/rowfile",
-            "text/table",
-            "text/notices",
-            "tables/reading",
-            "tables/typos",
-            "tables/findings",
+            "data/delimited",
+            "data/rowfile",
+            "data/table",
+            "tables/annotations",
             "tables/data",
+            "tables/findings",
+            "tables/notices",
+            "tables/reading",
         )
     )
-    found = set(re.findall(r'(?:\bFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
+    found = set(re.findall(r'(?:\bFault|\bCellFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
     assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found
     assert len(found) > 15
     assert not [kind for kind in found if kind not in page]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import DataError
-from lmtool.tables.results import Results
 from lmtool.tables.suite import Suite, runs_in, tables_in, task_key, task_score
+from lmtool.tables.tasks.results import Results
 
 CLASSES = {"accuracy": 0.9, "macro_f1": 0.5, "matthews": 0.25, "f1": 0.7, "positive": "1"}
 NUMBERS = {"mse": 0.1, "pearson": 0.6, "spearman": 0.8}

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.tables import metrics, reading
+from lmtool.data.table import RowFault
+from lmtool.tables import reading
 from lmtool.tables.labels import LONGEST_LABEL, LabelMap
-from lmtool.tables.metrics import class_lines, confusion_matrix
+from lmtool.tables.notices import misspelt
 from lmtool.tables.reading import LabelledTexts
-from lmtool.tables.typos import misspelt
-from lmtool.text.table import RowFault
+from lmtool.tables.tasks import metrics
+from lmtool.tables.tasks.metrics import class_lines
 from tests.tables.labelled import labelled, read
 
 
@@ -75,11 +76,11 @@ def test_the_commonest_of_several_is_meant() -> None:
 
 
 def test_very_many_and_very_alike_labels_are_compared_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmtool.tables import typos
+    from lmtool.tables import notices
 
     compared = []
-    real = typos._is_one_letter
-    monkeypatch.setattr(typos, "_is_one_letter", lambda *pair: compared.append(pair) or real(*pair))
+    real = notices._is_one_letter
+    monkeypatch.setattr(notices, "_is_one_letter", lambda *pair: compared.append(pair) or real(*pair))
     names = [f"word{chr(0x4E00 + i)}ending" for i in range(5000)]
     found = misspelt({name: 5000 - i for i, name in enumerate(names)})
     assert set(found.values()) == {names[0]}
@@ -122,8 +123,8 @@ def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from lmtool.data.table import open_table
     from lmtool.tables.columns import choose_columns
-    from lmtool.text.table import open_table
 
     pq.write_table(
         pa.table({"text": list("abcde"), "label": ["good", "good", "good", "Good", "Good"]}), tmp_path / "a.parquet"
@@ -184,7 +185,7 @@ def test_long_names_are_cut_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None
         metrics.unicodedata, "east_asian_width", lambda character: seen.update([character]) or real(character)
     )
     names = ["日本" * 25_000, "e" + "\u0301" * 50_000]
-    lines = class_lines(metrics.class_metrics(confusion_matrix(np.arange(2), np.arange(2), 2)), names)
+    lines = class_lines(metrics.class_metrics(np.arange(2), np.arange(2), names)["classes"])
     assert lines[1].startswith("日本" * 7 + "…")
     assert all(len(line) < 300 for line in lines)
     assert seen.total() < 2_000

@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from lmtool.compute.fsdp import Sharding
 from lmtool.compute.processes import is_main
 from lmtool.compute.shards import is_sharded
 from lmtool.inference import load, perplexity
-from lmtool.inference.sharding import Sharding
 from tests.compute.forked import forked
 from tests.training.tiny import Work
 
@@ -109,7 +109,7 @@ def never_whole() -> Iterator[None]:
 def measured(work: Work, name: str) -> None:
     """Writes NAME.json, of a model that processes without memory share."""
     genuine, load.device_memory = load.device_memory, lambda device: 1  # type: ignore[attr-defined]
-    found = perplexity.measure(str(work.run(name)), [str(work.text)], context=None, stride=None, device="cpu")
+    found = perplexity.measure(str(work.run(name)), perplexity.EvaluationText([str(work.text)]), device="cpu")
     load.device_memory = genuine  # type: ignore[attr-defined]
     assert all(map(is_sharded, found.loaded.model.parameters()))
     if is_main():

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmtool.data.prepare import Prepared, default_cache, prepare
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import NGramModel
 from lmtool.objective import Cut
 from lmtool.recipe.load import load
-from lmtool.text.prepare import Prepared, default_cache, prepare
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
 from tests.training.tiny import MemoryStore, Work, after, documents, ended, lasting, metrics, no_report

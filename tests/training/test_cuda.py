@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.training.events import Plan, Stepped
 from tests.training.tiny import Work, after, documents, ended, metrics, warnings_in
@@ -46,7 +47,7 @@ def test_a_gpu_run_on_the_cpu(work: Work) -> None:
     work.pretrain(*LEARNS, "training.precision=float32", stop=after(20))
     (warning,) = warnings_in(work.resume("training.device=cpu", "training.steps=30"))
     assert "device cuda -> cpu" in warning
-    assert load_run(str(work.run()), device="cpu").device.type == "cpu"
+    assert load_run(str(work.run()), CPU).device.type == "cpu"
 
 
 def test_rows_that_do_not_fit(work: Work) -> None:

@@ -17,14 +17,14 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from lmtool import durable
+from lmtool.checks.runs import verify_run
 from lmtool.cli import app
+from lmtool.data import store as store_module
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
-from lmtool.run.verification import verify_run
 from lmtool.tables.data import TableData
-from lmtool.text import store as store_module
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Ended
 from tests.training.tiny import Work, after, ended, lasting, metrics, untimed, warnings_in
@@ -214,9 +214,9 @@ def test_damaged_marks_of_the_logs_are_told(work: Work, content: bytes) -> None:
 def test_a_damaged_floor_is_refused(work: Work, content: bytes) -> None:
     work.pretrain(name="base")
     work.finetune(source=work.run("base"), name="run", stop=after(3))
-    (work.run() / "floor.json").write_bytes(content)
-    refused(work, "floor.json is damaged", "delete it")
-    (work.run() / "floor.json").unlink()
+    (work.run() / "baseline.json").write_bytes(content)
+    refused(work, "baseline.json is damaged", "delete it")
+    (work.run() / "baseline.json").unlink()
     assert ended(work.resume()).step == 12
 
 

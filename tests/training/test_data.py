@@ -22,7 +22,7 @@ def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
     if valid:
         flags.append(Setting("data.valid", [str(valid)], "--valid"))
-    return read_text(load(work.recipe, overrides, flags).recipe, None, World(), no_report)
+    return read_text(load(work.recipe, [*overrides, *flags]).recipe, None, World(), no_report)
 
 
 def test_what_is_said_of_a_text(work: Work) -> None:
@@ -42,8 +42,8 @@ def test_what_is_said_of_a_text(work: Work) -> None:
 def test_the_recipe_of_a_text_says_what_only_the_text_could(work: Work) -> None:
     data = read(work)
     assert (data.recipe.data.split, data.recipe.data.documents) == ("document", "blank-line")
-    assert data.recipe.model.vocab_size == data.framing.tokenizer.vocab_size
-    assert (data.framing.documents, data.split, data.warnings) == (True, None, ())
+    assert data.recipe.model.vocab_size == data.prompt_format.tokenizer.vocab_size
+    assert (data.prompt_format.documents, data.split, data.warnings) == (True, None, ())
     assert (data.unit, data.batch_units) == ("token", 8 * 16)
     assert not data.is_measured
     assert read(work).fingerprint == data.fingerprint
@@ -55,14 +55,14 @@ def test_skip_gram_is_told_how_often_each_word_comes(work: Work) -> None:
     work.text.write_text(words(400))
     model = ("model={kind: skipgram, d_model: 4, context: 16}", "objective.kind=skip-gram", "tokenizer.kind=word")
     data = read(work, *model, "data.split=slice")
-    lm: Any = build_model(data.recipe, data.framing.tokenizer, CPU)
+    lm: Any = build_model(data.recipe, data.prompt_format.tokenizer, CPU)
     data.set_statistics(lm)
     assert isinstance(lm, SkipGramModel)
     assert int(lm.counts_V.sum()) == int(data.lines[0].split(" tokens")[0].split()[-1])
     text = work.text.read_text()
     learned = text[: round(0.9 * len(text))].split()
     for word in ("cat", "mat", "naïve"):
-        (number,) = data.framing.tokenizer.encode(word)
+        (number,) = data.prompt_format.tokenizer.encode(word)
         assert int(lm.counts_V[number]) == learned.count(word)
 
 

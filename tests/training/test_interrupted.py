@@ -10,7 +10,7 @@ import pytest
 from lmtool.errors import CheckpointError
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_run
-from lmtool.run import checkpoint
+from lmtool.run import saving
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
@@ -107,14 +107,14 @@ def test_a_former_best_goes_also_after_a_kill_at_the_end(
             raise Killed
         genuine(folder, spared, *others)
 
-    genuine = checkpoint.prune
-    monkeypatch.setattr(checkpoint, "prune", prune)
+    genuine = saving.prune
+    monkeypatch.setattr(saving, "prune", prune)
     validations(3.0, 2.0, 1.0)
     with pytest.raises(Killed):
         work.pretrain("checkpoint.keep_last=1")
     assert steps_of(work) == [8, 12]
     (work.run() / "checkpoints" / ".tmp-step-000010").mkdir()
-    monkeypatch.setattr(checkpoint, "prune", genuine)
+    monkeypatch.setattr(saving, "prune", genuine)
     assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
     assert [path.name for path in (work.run() / "checkpoints").iterdir()] == ["step-000012"]
 

@@ -10,6 +10,8 @@ import pytest
 
 import lmtool
 
+pytestmark = pytest.mark.system
+
 
 # the others take as long each
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ import pytest
 
 from lmtool.compute.processes import World
 from lmtool.inference.base import read_tokenizer
-from lmtool.recipe.load import Setting, load
+from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tables.data import open_tables, read_tables
-from lmtool.training import length, start
+from lmtool.training import finetuning, length
 from lmtool.training.data import read_text
-from lmtool.training.events import Plan, Resized, Stepped, Timed
+from lmtool.training.events import Plan, Stepped, StepsChanged, Timed
 from lmtool.training.fit import fit
-from lmtool.training.schedule import Pace
+from lmtool.training.schedule import TimeBudget
 from tests.training.tiny import Work, after, ended, no_report, words
 
 WORD_VECTORS = {
@@ -61,7 +61,7 @@ def test_of_several_the_first_to_end_counts(work: Work) -> None:
 
 
 def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of a tenth of a second leaves half a minute for at most 300."""
+    """A step of a tenth of a second leaves a tenth of a minute for at most 60."""
     now = itertools.count(0, 0.001)
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     real = fit
@@ -71,10 +71,10 @@ def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.
             yield replace(step, seconds=1.0 if step.step <= 2 else 0.1)
 
     monkeypatch.setattr(length, "fit", slow)
-    told = work.pretrain("training.minutes=0.5", "training.compile=false")
-    assert 280 <= ended(told).step <= 300
+    told = work.pretrain("training.minutes=0.1", "training.compile=false")
+    assert 52 <= ended(told).step <= 60
     (line,) = [line for line in told[0].data if line.startswith("length")]
-    assert "0.5 minutes at 1,280 tokens/s" in line
+    assert "0.1 minutes at 1,280 tokens/s" in line
 
 
 def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,21 +92,21 @@ def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(length, "_steps_in", lambda *args: steps)
 
 
-@pytest.mark.parametrize("last", [14, 60])
+@pytest.mark.parametrize("last", [14, 36])
 def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     """The weights are those of a run that was planned with so many steps, and its recipe says how many."""
     asked = []
 
-    def steps(pace: Pace, recipe: Recipe, done: int, began: float) -> int:
+    def steps(budget: TimeBudget, recipe: Recipe, done: int, began: float) -> int:
         asked.append(done)
         return last if len(asked) == 2 else recipe.training.steps
 
     planned(monkeypatch, 24)
-    monkeypatch.setattr(Pace, "steps", steps)
+    monkeypatch.setattr(TimeBudget, "steps", steps)
     schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
     told = work.pretrain("training.minutes=1", schedule, name="timed")
     assert asked[:2] == [2, 4]
-    assert [event.steps for event in told if isinstance(event, Resized)] == [last]
+    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [last]
     kept = load(work.run("timed") / "recipe.yaml").recipe
     assert (kept.training.steps, kept.evaluation.every) == (last, math.ceil(last / 12))
     assert ended(told).step == last
@@ -125,10 +125,10 @@ def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
 
 
 @pytest.mark.parametrize("kind", WORD_VECTORS)
-@pytest.mark.parametrize("budget", ["training.epochs=2", "training.minutes=0.01"])
+@pytest.mark.parametrize("budget", ["training.epochs=2", "training.minutes=0.005"])
 def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "PROBE_SECONDS", 0.1)
-    work.text.write_text(words(2000))
+    monkeypatch.setattr(length, "PROBE_SECONDS", 0.03)
+    work.text.write_text(words(600))
     told = work.pretrain(*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", "training.batch_size=1", budget)
     assert ended(told).step == recipe_of(work).training.steps
     if "epochs" in budget:
@@ -228,11 +228,11 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
     """No passes of the rule, or of the recipe, end it before."""
     work.pretrain(name="base")
     flags = [Setting("data.train", [str(pairs_of_any_length(work))], "TABLE")]
-    rule = start.plan_finetuning(str(work.run("base")), None, (key,), flags)
+    rule = finetuning.plan_finetuning(str(work.run("base")), None, settings_of([key], flags))
     assert rule.resolved.recipe.training.epochs is None
-    both = start.plan_finetuning(str(work.run("base")), None, (key, "training.epochs=3"), flags)
+    both = finetuning.plan_finetuning(str(work.run("base")), None, settings_of([key, "training.epochs=3"], flags))
     assert both.resolved.recipe.training.epochs == 3
-    none = start.plan_finetuning(str(work.run("base")), None, (), flags)
+    none = finetuning.plan_finetuning(str(work.run("base")), None, flags)
     assert none.resolved.recipe.training.epochs is not None
     assert load("linear", [key]).recipe.training.epochs is None
 
@@ -245,7 +245,7 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
 def test_the_minutes_that_are_named_are_enough_for_a_pass(work: Work, step_seconds: float, validation: float) -> None:
     work.text.write_text(words(3000))
     for settings in (("training.steps=1",), ("training.minutes=0.0001",), ("training.tokens=200",)):
-        resolved = load(work.recipe, settings, [Setting("data.train", [str(work.text)], "TEXT")])
+        resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
         data = read_text(resolved.recipe, None, World(), no_report)
         speed = length.Speed("token", 3.0, step_seconds, 128.0, validation, 5.0)
         planned, _, _ = length.with_length(data, speed)

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from lmtool import objective
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World
 from lmtool.model import build
-from lmtool.model.classifier import Classifier
+from lmtool.model.heads import Classifier
 from lmtool.objective import Example, Vocabulary
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.rows import EncodedRow, TableExamples
-from lmtool.training.fit import Step, fit, micro_batches
+from lmtool.training.fit import Step, Trainable, fit, micro_batches
 from lmtool.training.optimizer import Optimizers
 from tests.model import tiny
 
@@ -118,13 +117,10 @@ def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[s
     body.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].tokens_BT.numel()))
     examples = TableExamples(rows, 12, seed=3)
     steps = fit(
-        model,
-        objective.build(recipe, VOCABULARY),
-        Optimizers(recipe.optimizer, model, CPU),
+        Trainable(model, objective.build(recipe, VOCABULARY), Optimizers(recipe.optimizer, model, CPU)),
         examples,
         recipe,
         CPU,
-        World(),
     )
     return list(steps), model.state_dict(), found
 

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.compute.device import resolve
+from lmtool.compute.device import choose_compute
 from lmtool.compute.processes import World
+from lmtool.data import streaming
+from lmtool.data.blocks import AHEAD, BlockStores
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.objective import build_objective
 from lmtool.recipe.load import Resolved, Setting, load
 from lmtool.run.files import StreamMark
-from lmtool.text import streaming
-from lmtool.text.blocks import AHEAD, BlockStores
 from lmtool.training import start
 from lmtool.training.data import TextData, read_text
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from tests.training.tiny import Work, after, documents, lasting, metrics, no_report
 
-CPU = resolve("cpu", "float32")
+CPU = choose_compute("cpu", "float32")
 
 
 def mixed(work: Work, *overrides: str, web: float = 3, code: float = 1) -> Resolved:
@@ -36,15 +36,13 @@ def mixed(work: Work, *overrides: str, web: float = 3, code: float = 1) -> Resol
 
 
 def pretrained(work: Work, resolved: Resolved, name: str, **options: Any) -> list[Any]:
-    options = {"stop": lambda: False} | options
-    session = start.pretrain(resolved, None, output=work.run(name), command=["test"], report=no_report, **options)
-    return list(session)
+    return list(start.pretrain(resolved, None, work.session(name, **options)))
 
 
 def test_texts_have_their_shares(work: Work) -> None:
     recipe = mixed(work).recipe
     data = read_text(recipe, None, World(), no_report)
-    tokenizer = data.framing.tokenizer
+    tokenizer = data.prompt_format.tokenizer
     examples = data.examples(build_objective(data.recipe, tokenizer, None))
     read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
     capitals = sum(text.upper() == text for text in read)
@@ -60,7 +58,7 @@ def test_texts_have_their_shares(work: Work) -> None:
 def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
     data = read_text(mixed(work, web=1, code=9).recipe, None, World(), no_report)
-    examples = data.examples(build_objective(data.recipe, data.framing.tokenizer, None))
+    examples = data.examples(build_objective(data.recipe, data.prompt_format.tokenizer, None))
     read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
     assert len(set(read)) < len(read)
 
@@ -75,7 +73,7 @@ def test_stopping_and_resuming_changes_no_bit(work: Work) -> None:
 
 def test_tokens_do_not_depend_on_the_weights(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     read_text(mixed(work).recipe, None, World(), no_report)
-    monkeypatch.setattr("lmtool.text.prepare._write", None)
+    monkeypatch.setattr("lmtool.data.prepare.StoreWriter", None)
     read_text(mixed(work, web=1, code=2).recipe, None, World(), no_report)
 
 
@@ -101,15 +99,11 @@ def test_what_is_no_mixture(work: Work) -> None:
 
 def test_a_run_goes_on_with_a_mixture_and_then_with_one_text(work: Work) -> None:
     work.pretrain("training.steps=2", name="first")
-    continued, base = start.to_continue(str(work.run("first")), mixed(work, "training.steps=2"), (), ())
-    list(
-        start.pretrain(
-            continued, base, output=work.run("mixed"), command=["test"], report=no_report, stop=lambda: False
-        )
-    )
+    continued, base = start.to_continue(str(work.run("first")), mixed(work, "training.steps=2"), ())
+    list(start.pretrain(continued, base, work.session("mixed")))
     assert list(load(work.run("mixed") / "recipe.yaml").recipe.data.mixture.values()) == [3, 1]
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
-    alone, _ = start.to_continue(str(work.run("mixed")), None, (), flags)
+    alone, _ = start.to_continue(str(work.run("mixed")), None, flags)
     assert alone.recipe.data.mixture == {}
 
 
@@ -124,9 +118,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def flowing(data: TextData, *marks: StreamMark) -> Iterator[StreamedMixture]:
-    with data.flowing(World(), CPU, marks):
-        examples = data.examples(build_objective(data.recipe, data.framing.tokenizer, None))
+def streamed(data: TextData, *marks: StreamMark) -> Iterator[StreamedMixture]:
+    with data.streaming(CPU, marks):
+        examples = data.examples(build_objective(data.recipe, data.prompt_format.tokenizer, None))
         assert isinstance(examples, StreamedMixture)
         yield examples
 
@@ -140,8 +134,8 @@ def tokens(examples: StreamedMixture, start: int, stop: int) -> list[list[int]]:
 @pytest.mark.usefixtures("small_blocks")
 def test_streamed_texts_have_their_shares(work: Work) -> None:
     data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
-    with flowing(data) as examples:
-        texts = [data.framing.tokenizer.decode(one) for one in tokens(examples, 0, 1000)]
+    with streamed(data) as examples:
+        texts = [data.prompt_format.tokenizer.decode(one) for one in tokens(examples, 0, 1000)]
         blocks = [mark.block for mark in examples.marks(1000)]
         numbers = examples.documents(np.arange(992, 1000))
     assert sum(text.upper() == text for text in texts) == 250
@@ -157,11 +151,11 @@ def test_streamed_texts_have_their_shares(work: Work) -> None:
 def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
     """So reading from the marks of any sample goes on as if nothing had happened; a text may not have been read yet."""
     data = read_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)
-    with flowing(data) as examples:
+    with streamed(data) as examples:
         tokens(examples, 0, sample)
         marks = examples.marks(sample)
         expected = tokens(examples, sample, sample + 80)
-    with flowing(data, *marks) as examples:
+    with streamed(data, *marks) as examples:
         assert tokens(examples, sample, sample + 80) == expected
 
 
@@ -178,10 +172,9 @@ def joining(data: TextData, first: StreamedMixture, batch_size: int) -> Streamed
     """The examples as a process reads them that does not make the blocks."""
     streams = []
     for n, (own, (text, part)) in enumerate(zip(first._streams, data._prepared.streamed, strict=True)):
-        stores = data._prepared.parts[n], data.framing.tokenizer, own._blocks._folder
-        blocks = BlockStores(text, part, *stores, prefix=f"{n}-", number=0, place=streaming.Place(), makes=False)
-        settings = {"batch_size": batch_size, "isolated": False, "share": text.share, "mark": None}
-        streams.append(StreamedWindows(blocks, own._cut, own._seed, **settings))
+        stores = data._prepared.parts[n], data.prompt_format.tokenizer, own._blocks._path
+        blocks = BlockStores((text, part), *stores, makes=False)
+        streams.append(StreamedWindows(blocks, own._cut, own._seed, batch_size, None))
     return StreamedMixture(streams, list(data.recipe.data.mixture.values()), data.recipe.seed)
 
 
@@ -189,12 +182,12 @@ def joining(data: TextData, first: StreamedMixture, batch_size: int) -> Streamed
 def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of eight, each has a sample of the smaller text in a few steps only, between which blocks of it come and go."""
     monkeypatch.setattr(streaming, "BLOCK", 150)
-    monkeypatch.setattr("lmtool.text.blocks.time.sleep", limited(2000))
-    n_ranks, n_steps = 8, 100
+    monkeypatch.setattr("lmtool.data.blocks.time.sleep", limited(2000))
+    n_ranks, n_steps = 8, 60
     data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
-    with flowing(data) as examples:
+    with streamed(data) as examples:
         alone = tokens(examples, 0, n_ranks * n_steps)
-    with flowing(data) as first:
+    with streamed(data) as first:
         # they are in step here, so that one batch behind is enough
         first._streams[0]._kept = first._streams[1]._kept = n_ranks
         ranks = [first, *(joining(data, first, n_ranks) for _ in range(n_ranks - 1))]
@@ -202,10 +195,10 @@ def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: py
         for step in range(n_steps):
             for rank, own in enumerate(ranks):
                 both += tokens(own, n_ranks * step + rank, n_ranks * step + rank + 1)
-            most = max(most, len(list(first._streams[0]._blocks._folder.glob("[01]-*"))))
+            most = max(most, len(list(first._streams[0]._blocks._path.parent.glob("[01]-*"))))
         blocks = [mark.block for mark in first.marks(n_ranks * n_steps)]
     assert both == alone
-    assert min(blocks) > 10
+    assert min(blocks) > 5
     # of each text those ahead, in use, behind, and being written
     assert most <= 2 * (AHEAD + 3)
 
@@ -236,7 +229,7 @@ def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
     whole = read_text(mixed(work).recipe, None, World(), no_report).per_epoch
     data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     before = data.per_epoch
-    with flowing(data):
+    with streamed(data):
         while_flowing = data.per_epoch
     assert before == pytest.approx(whole, rel=0.4)
     assert while_flowing == pytest.approx(before, rel=0.02)
@@ -245,9 +238,9 @@ def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_a_text_without_its_mark_is_refused(work: Work) -> None:
     data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
-    with flowing(data) as examples:
+    with streamed(data) as examples:
         marks = examples.marks(8)
-    with pytest.raises(CheckpointError, match="1 of 2 texts"), flowing(data, marks[0]):
+    with pytest.raises(CheckpointError, match="1 of 2 texts"), streamed(data, marks[0]):
         pass
 
 

@@ -1,6 +1,7 @@
 """Objectives in whole runs: random draws in collation are the same when resumed and in micro-batches."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel
-from lmtool.objective import causal
+from lmtool.objective import scheduled
 from lmtool.training import fit as fitting
 from lmtool.training.data import read_text
 from tests.compute.together import together
@@ -58,14 +59,14 @@ def test_any_micro_batches_are_the_same_run(work: Work, overrides: Sequence[str]
 
 def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
-    genuine: Callable[..., object] = causal.mixed
+    genuine: Callable[..., object] = scheduled.mixed
 
     def spy(model: LanguageModel, batch: fitting.Batch) -> object:
         assert batch.draws_BT is not None
         shares.append(float((batch.draws_BT >= 0).float().mean()))
         return genuine(model, batch)
 
-    monkeypatch.setattr(causal, "mixed", spy)
+    monkeypatch.setattr(scheduled, "mixed", spy)
     work.pretrain(*SAMPLED)
     shares = shares[-12:]  # those before are of the steps whose speed is measured
     assert shares[0] == 0
@@ -96,7 +97,7 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
     data.examples(loaded.objective)
 
     def validate(world: World) -> Validation:
-        return data.validate(loaded.model, loaded.objective, CPU, world)
+        return data.validate(loaded.model, loaded.objective, replace(CPU, world=world))
 
     alone = validate(World())
     assert alone.metrics["next-sentence-accuracy"] * 5 == pytest.approx(

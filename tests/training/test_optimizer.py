@@ -76,8 +76,8 @@ class Toy(nn.Module):
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
             self.register_parameter(name, nn.Parameter(drawn))
 
-    def parts(self) -> list[tuple[nn.Module]]:
-        return [(self,)]
+    def depths(self) -> dict[nn.Parameter, int]:
+        return dict.fromkeys(self.parameters(), 0)
 
 
 def drawn_gradients(model: nn.Module, steps: int, seed: int = 7) -> list[dict[str, Array]]:

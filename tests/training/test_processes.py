@@ -17,6 +17,8 @@ from lmtool.tables.predict import predict
 from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.tiny import Work, after, ended, metrics, warnings_in, words
 
+pytestmark = pytest.mark.system
+
 # No dropout: every process draws its own mask.
 TOGETHER = ("model.dropout=0", "training.micro_batch=3", "evaluation.every=5", "checkpoint.every=5")
 

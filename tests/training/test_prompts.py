@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmtool.data.store import TokenStore
 from lmtool.recipe.load import load
-from lmtool.text.store import TokenStore
 from lmtool.training.data import LONGEST_PROMPT, beginning
 from tests.training.tiny import MemoryStore, Work, after
 
@@ -83,8 +83,8 @@ def test_models_that_do_not_continue_texts_write_none(work: Work) -> None:
 
 
 def test_a_store_on_disk(work: Work, tmp_path: Path) -> None:
+    from lmtool.data.prepare import prepare
     from lmtool.recipe.spec.text import CharTokenizer, Data
-    from lmtool.text.prepare import prepare
 
     (tmp_path / "names.txt").write_text("\n".join(f"name{chr(97 + i)}{chr(97 + i)}" for i in range(20)) + "\n")
     data = Data(train=(str(tmp_path / "names.txt"),), documents="line")

@@ -19,10 +19,10 @@ from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
 from lmtool.run.files import Validated
 from lmtool.tables.data import TableData
-from lmtool.training import start
-from lmtool.training.events import AlreadyFinished, Noted
+from lmtool.training import finetuning
+from lmtool.training.events import AlreadyFinished, Info
 from tests.cli.conftest import CommandLine
-from tests.training.tiny import Work, after, ended, lasting, metrics, no_report
+from tests.training.tiny import Work, after, ended, lasting, metrics
 
 ANEW = {
     "description": "again",
@@ -119,8 +119,8 @@ class Bases:
             work.learn_table(work.recipe, work.folder / "train.csv", *classes, name=f"{name}-table", stop=after(stop))
             scratch = (*STEPS[:2], *tests, f"data.tasks=[a:{pairs}, b:{pairs}]", writer, "objective.kind=seq2seq")
             resolved = load(work.recipe, scratch)
-            plan = start.plan_finetuning(None, resolved, (), ())
-            told = plan.run(output=work.run(f"{name}-tasks"), command=["test"], report=no_report, stop=after(stop))
+            plan = finetuning.plan_finetuning(None, resolved, ())
+            told = plan.run(work.session(f"{name}-tasks", after(stop)))
             assert list(told)
 
     def of(self, key: str, name: str) -> Work:
@@ -209,7 +209,7 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     goes_on = key == "training.steps" or key == "evaluation.baseline" or bool(RESUMING[key].resets)
     assert isinstance(told[-1], AlreadyFinished) != goes_on
     if not goes_on:
-        assert [event.text.split()[0] for event in told[:-1] if isinstance(event, Noted)] == [
+        assert [event.text.split()[0] for event in told[:-1] if isinstance(event, Info)] == [
             one for one in differences if one == key
         ]
     assert Run.open(work.run()).state == "finished"

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.training import Schedule
-from lmtool.training.schedule import Pace, doubtful_rate, multiplier, shortest
+from lmtool.training.schedule import TimeBudget, doubtful_rate, multiplier, shortest
 from tests.reference import schedules as reference
 
 
@@ -59,7 +59,7 @@ def test_the_pace_follows_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(until: float, planned: int, most: int = 10**9, done: int = 10) -> int:
         schedule = "{kind: linear, warmup_steps: 5, decay_fraction: 0.5}"
         recipe = load("tiny", [f"schedule={schedule}", f"training.steps={planned}"]).recipe
-        return Pace(until, most).steps(recipe, done, began=0.0)
+        return TimeBudget(until, most).steps(recipe, done, began=0.0)
 
     assert steps(100.0, 30) == steps(100.0, 200) == 50
     assert steps(100.0, 49) == 49

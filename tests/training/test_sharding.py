@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.errors import RecipeError, UsageError
 from lmtool.inference import load as loading
 from lmtool.inference.base import open_base
-from lmtool.inference.load import learner, load_run
-from lmtool.inference.perplexity import measure
+from lmtool.inference.load import Initialization, build_for_training, load_run, load_weights
+from lmtool.inference.perplexity import EvaluationText, measure
 from lmtool.model.size import training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import listed, verify
-from lmtool.training.start import _agree, _shards
+from lmtool.training.start import _shards, agree
 from tests.compute.together import together
 from tests.training.sharded import RECIPES, SHORT, TUNED
 from tests.training.tiny import Work, metrics, warnings_in
@@ -85,6 +86,7 @@ def assert_alike(found: Path, expected: Path) -> None:
         torch.testing.assert_close(weight, others[name], rtol=0, atol=0.02 if rough else 2e-5)
 
 
+@pytest.mark.system
 def test_two_processes_train_as_one(place: Work) -> None:
     """Also with shares of unequal size, accumulated gradients, a clipped norm, Muon, layers that are recomputed, and
     rows of unequal length, of which each process would make its own number of micro-batches."""
@@ -102,7 +104,7 @@ def test_two_processes_train_as_one(place: Work) -> None:
     for name in ("adamw", "muon"):
         assert_loaded_by_rows(place, f"sharded {name}")
     for name in MEASURED:
-        alone = measure(str(place.run(name)), [str(place.text)], context=None, stride=None, device="cpu").record()
+        alone = measure(str(place.run(name)), EvaluationText([str(place.text)]), device="cpu").record()
         found = json.loads((place.folder / f"{name}.json").read_text())
         assert found.keys() == alone.keys()
         assert found["loss"] == pytest.approx(alone["loss"], abs=1e-5)
@@ -111,6 +113,7 @@ def test_two_processes_train_as_one(place: Work) -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("recipe", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_any_number_of_processes_goes_on(place: Work, recipe: str) -> None:
     """From one process without shares to four with them, and back to one."""
@@ -136,12 +139,17 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
         recipe = base.recipe.model_copy(update={"objective": of_tables.objective}) if labelled else base.recipe
         recipe = recipe.model_copy(update={"tuning": Tuning()})
         is_own = not labelled and source != "lora"
-        given = (None, False, base.checkpoint) if is_own else (base, True, None)
+        initialization = Initialization() if is_own else Initialization(base, same_labels=True)
 
         def learned(
-            shards: ShardedBuild | None, recipe: Recipe = recipe, given: Any = given
+            shards: ShardedBuild | None,
+            recipe: Recipe = recipe,
+            is_own: bool = is_own,
+            initialization: Initialization = initialization,
         ) -> dict[str, torch.Tensor]:
-            lm, _ = learner(recipe, base.tokenizer, CPU, lambda lm: None, *given, shards=shards)
+            lm, _ = build_for_training(recipe, base.tokenizer, CPU, lambda lm: None, initialization, shards)
+            if is_own:
+                load_weights(lm, base.checkpoint)
             return dict(lm.named_parameters()) | dict(lm.named_buffers())
 
         whole = learned(None)
@@ -151,6 +159,7 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
                 assert torch.equal(own_rows(tensor), own), name
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("source", ["muon", "lora"])
 def test_weights_are_loaded_by_rows(place: Work, source: str) -> None:
     assert_loaded_by_rows(place, source)
@@ -215,7 +224,7 @@ def test_auto_shards_what_one_process_cannot_hold(monkeypatch: pytest.MonkeyPatc
 
     def decided(memory: Callable[[int], int | None], local: int = 1, size: int = 2) -> list[bool]:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-        return together(monkeypatch, size, lambda world: _shards(recipe, CPU, world, memory(world.rank)))
+        return together(monkeypatch, size, lambda world: _shards(recipe, replace(CPU, world=world), memory(world.rank)))
 
     assert decided(lambda rank: needed) == [False, False]
     assert decided(lambda rank: needed - 1) == [True, True]
@@ -225,6 +234,7 @@ def test_auto_shards_what_one_process_cannot_hold(monkeypatch: pytest.MonkeyPatc
     assert decided(lambda rank: 1, size=1) == [False]
 
 
+@pytest.mark.system
 def test_evaluation_shares_what_one_process_cannot_hold(place: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else: no other precision than training has, and no model that takes several passes for a batch."""
     base = open_base(str(place.run("muon")))
@@ -234,7 +244,9 @@ def test_evaluation_shares_what_one_process_cannot_hold(place: Work, monkeypatch
     def decided(memory: int | None, recipe: Recipe = base.recipe, precision: str = "float32", size: int = 2) -> bool:
         monkeypatch.setattr(loading, "device_memory", lambda device: memory)
         compute = Compute(CPU.device, precision)
-        found = together(monkeypatch, size, lambda world: loading._shares(recipe, base.checkpoint, compute, world))
+        found = together(
+            monkeypatch, size, lambda world: loading._shares(recipe, base.checkpoint, replace(compute, world=world))
+        )
         assert len(set(found)) == 1
         return found[0]
 
@@ -258,7 +270,7 @@ def test_refusals(key: str) -> None:
     recipe = Recipe.model_validate(BIG | fields | {"training": BIG["training"] | fields["training"]})
     compute = Compute(torch.device("cpu"), "float16" if name == "precision" else "float32")
     with pytest.raises(UsageError) as caught:
-        _shards(recipe, compute, World(0, 2), None)
+        _shards(recipe, replace(compute, world=World(0, 2)), None)
     assert caught.value.where.startswith(key)
     assert "shard=none" in caught.value.fix
 
@@ -272,7 +284,7 @@ def test_processes_that_disagree(monkeypatch: pytest.MonkeyPatch, differs: str |
         other = world.rank == 1 and differs is not None
         recipe = Recipe.model_validate(BIG | {"data": data, "seed": 2 if other and differs == "recipe" else 1})
         try:
-            _agree(recipe, "other" if other and differs == "training data" else "same", CPU, world)
+            agree(recipe, "other" if other and differs == "training data" else "same", world)
         except UsageError as error:
             return error.what
         return ""

@@ -11,6 +11,8 @@ from lmtool.run.directory import Run
 from tests.training.programs import LMTOOL, output, pretraining, saved, start, wait_until
 from tests.training.tiny import Work, after, ended, lasting, metrics
 
+pytestmark = pytest.mark.system
+
 LONG = ("training.steps=100000", "evaluation.every=7", "checkpoint.every=5")
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from lmtool import durable
 from lmtool.batch import Batch
 from lmtool.cli import app
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.inference import load
@@ -25,10 +26,11 @@ from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_model, load_run
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import start
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Plan, Sampled, Saved, Started, Stepped, Timed
+from lmtool.training.resuming import resume
 from tests.training.tiny import Work, after, documents, ended, lasting, metrics, untimed, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
@@ -389,7 +391,7 @@ def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
         case "missing":
             weights.unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
-        list(start.resume(str(weights.parent), (), command=[], report=lambda *_: None, stop=lambda: False))
+        list(resume(str(weights.parent), (), work.session()))
     assert caught.value.exit_code == 4
     (warning,) = warnings_in(work.resume())
     assert "step-000005" in warning
@@ -408,7 +410,7 @@ def test_a_checkpoint_that_is_named_is_gone_on_from(work: Work) -> None:
     work.pretrain("checkpoint.keep_last=9")
     whole = lasting(work.run(), 12)
     named = work.run() / "checkpoints" / "step-000006"
-    events = list(start.resume(str(named), (), command=[], report=lambda *_: None, stop=lambda: False))
+    events = list(resume(str(named), (), work.session()))
     assert [event.step.step for event in events if isinstance(event, Stepped)] == list(range(7, 13))
     assert lasting(work.run(), 12) == whole
 
@@ -557,10 +559,10 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 
     recipe = load(work.recipe).recipe
     with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
-        start._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 3), {})
+        start.checked(recipe, replace(CPU, world=World(0, 3)), {})
     assert caught.value.where == "training.batch_size"
     replicated = load(work.recipe, ["training.shard=none"]).recipe
-    start._check(replicated, Compute(torch.device("cpu"), "float32"), World(0, 4), {})
+    start.checked(replicated, replace(CPU, world=World(0, 4)), {})
 
 
 # torch.compile imports parts of torch that torch itself has deprecated, and asks inner tensors for their gradients.

@@ -16,12 +16,12 @@ from lmtool.inference.load import load_run, trained_model, weights_of
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
 from lmtool.recipe.finetuning import PART_RATE, RATE
-from lmtool.recipe.load import Setting, load
+from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.training import AdamW
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.training.events import Plan, Started
-from lmtool.training.start import plan_finetuning
+from lmtool.training.finetuning import plan_finetuning
 from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
 
 CPU = Compute(torch.device("cpu"), "float32")
@@ -29,10 +29,17 @@ LORA = "tuning.lora={rank: 3, dropout: 0.1}"
 HOT = "optimizer.lr=0.01"
 
 
-@pytest.fixture
-def base(work: Work) -> Path:
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = Work(tmp_path_factory.mktemp("pretrained"))
     work.pretrain("model.n_layers=2", "training.steps=4", name="base")
     return work.run("base")
+
+
+@pytest.fixture
+def base(work: Work, pretrained: Path) -> Path:
+    """A run, which a test may damage."""
+    return Path(shutil.copytree(pretrained, work.run("base")))
 
 
 def weights(run: Path, step: int) -> dict[str, Tensor]:
@@ -42,7 +49,7 @@ def weights(run: Path, step: int) -> dict[str, Tensor]:
 def model_of(run: Path) -> LanguageModel:
     """The model of a run's best checkpoint, as in training."""
     base = open_base(str(run))
-    return trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, CPU)
+    return trained_model(base, CPU)
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -281,7 +288,7 @@ def test_what_learns_decides_the_rate_unless_it_is_given(work: Work, base: Path)
     table.write_text("\n".join(["text,label", *(f"{words(3, i)},{'ab'[i % 2]}" for i in range(100))]))
 
     def rate(*settings: str) -> float:
-        plan = plan_finetuning(str(base), None, settings, [Setting("data.train", [str(table)], "TABLE")])
+        plan = plan_finetuning(str(base), None, settings_of(settings, [Setting("data.train", [str(table)], "TABLE")]))
         optimizer = plan.resolved.recipe.optimizer
         assert isinstance(optimizer, AdamW)
         return optimizer.lr

@@ -16,9 +16,9 @@ from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
 from lmtool.tables.data import TableData
 from lmtool.training import train
+from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Plan, Sampled, Stepped
-from lmtool.training.keeper import TrainingState
 from tests.training.tiny import Work, after, ended, lasting, metrics, untimed, warnings_in, words
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")

@@ -12,11 +12,11 @@ from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, DataError, LmtoolError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.model.features import find_features
-from lmtool.recipe.load import load
+from lmtool.recipe.load import load, settings_of
 from lmtool.training.events import Started
-from lmtool.training.start import plan_finetuning
+from lmtool.training.finetuning import plan_finetuning
 from tests.reference import vectors as reference
-from tests.training.tiny import Work, after, lasting, no_report
+from tests.training.tiny import Work, after, lasting
 
 WORDS = ("tokenizer={kind: word, lowercase: true}", "training.steps=4", "evaluation.every=2", "checkpoint.every=2")
 STILL = ("optimizer={kind: sgd, lr: 1e-12}", "schedule.kind=constant")
@@ -282,9 +282,11 @@ def test_features_that_do_not_fit_are_refused(
 
 def test_a_trained_model_gets_no_features(elmo: Work) -> None:
     learn(elmo, FAMILIES["elmo"] + "}", name="plain")
-    plan = plan_finetuning(str(elmo.run("plain")), None, ["model.features.run=elmo"], flags_of(table_of(elmo)))
+    plan = plan_finetuning(
+        str(elmo.run("plain")), None, settings_of(["model.features.run=elmo"], flags_of(table_of(elmo)))
+    )
     with pytest.raises(UsageError, match="was trained without these features"):
-        list(plan.run(output=elmo.run(), command=[], report=no_report, stop=lambda: False))
+        list(plan.run(elmo.session()))
 
 
 def flags_of(table: Path) -> list[Any]:

@@ -34,7 +34,7 @@ def documents_of(lengths: list[int]) -> list[range]:
     return [range(start, start + n) for start, n in zip(starts, lengths, strict=False)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 30), max_size=6).map(lambda more: [5, *more, 2]),
     length=st.integers(2, 12),
@@ -121,7 +121,7 @@ def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:
     return Windows(store_of(lengths), Cut("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=24, max_size=40),
     length=st.integers(15, 40),

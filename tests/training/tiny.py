@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtool.recipe.load import Setting, load
+from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.run.checkpoint import inspect
-from lmtool.tables.results import Results
-from lmtool.training import events, length, start
+from lmtool.tables.tasks.results import Results
+from lmtool.training import events, finetuning, length, resuming, start
 from lmtool.training.comparison import TextResults
 
 RECIPE = """\
@@ -100,6 +100,9 @@ class Work:
     def run(self, name: str = "run") -> Path:
         return self.folder / name
 
+    def session(self, name: str = "run", stop: Stop = lambda: False) -> start.Invocation:
+        return start.Invocation(["test"], no_report, stop, self.run(name))
+
     def pretrain(
         self,
         *overrides: str,
@@ -113,12 +116,10 @@ class Work:
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
         if source is None:
-            resolved, base = load(self.recipe, overrides, flags), None
+            resolved, base = load(self.recipe, settings_of(overrides, flags)), None
         else:
-            resolved, base = start.to_continue(str(source), load(self.recipe), overrides, flags)
-        return list(
-            start.pretrain(resolved, base, output=self.run(name), command=["test"], report=no_report, stop=stop)
-        )
+            resolved, base = start.to_continue(str(source), load(self.recipe), settings_of(overrides, flags))
+        return list(start.pretrain(resolved, base, self.session(name, stop)))
 
     def finetune(
         self,
@@ -138,19 +139,20 @@ class Work:
         every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
         every += ("checkpoint.keep_optimizer=true",)
         flags = [Setting("data.train", [str(table)], "TABLE"), *taught_by(teacher)]
-        plan = start.plan_finetuning(str(source), None, (*settings, *every, *overrides), flags)
-        return list(plan.run(output=self.run(name), command=["test"], report=no_report, stop=stop))
+        all_settings = settings_of((*settings, *every, *overrides), flags)
+        plan = finetuning.plan_finetuning(str(source), None, all_settings)
+        return list(plan.run(self.session(name, stop)))
 
     def learn_table(
         self, recipe: str | Path, table: Path, *overrides: str, name: str = "run", stop: Stop = lambda: False
     ) -> list[Any]:
         """Train on a table from scratch."""
-        scratch = load(recipe, overrides, [Setting("data.train", [str(table)], "TABLE")])
-        plan = start.plan_finetuning("last", scratch, (), ())
-        return list(plan.run(output=self.run(name), command=["test"], report=no_report, stop=stop))
+        scratch = load(recipe, [*overrides, Setting("data.train", [str(table)], "TABLE")])
+        plan = finetuning.plan_finetuning("last", scratch, ())
+        return list(plan.run(self.session(name, stop)))
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
-        return list(start.resume(str(self.run(name)), overrides, command=["test"], report=no_report, stop=stop))
+        return list(resuming.resume(str(self.run(name)), settings_of(overrides), self.session(name, stop)))
 
 
 def taught_by(teacher: Path | None) -> list[Setting]:
@@ -186,7 +188,7 @@ def without_clock(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def warnings_in(told: Sequence[Any]) -> list[str]:
-    return [event.text for event in told if isinstance(event, events.Warned)]
+    return [event.text for event in told if isinstance(event, events.Warn)]
 
 
 def ended(told: Sequence[Any]) -> events.Ended:

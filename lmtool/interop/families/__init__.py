@@ -1,12 +1,11 @@
 """The published families that can be imported and exported."""
 
-from lmtool.interop.families.bart import Bart, Marian, Pegasus
 from lmtool.interop.families.bert import Bert, DistilBert, Electra, Roberta
 from lmtool.interop.families.family import Family
 from lmtool.interop.families.gpt import Bloom, Gpt2, GptNeoX, Mpt
 from lmtool.interop.families.llama import Gemma, Llama, Mistral, Olmo2, Qwen2, Qwen3
 from lmtool.interop.families.modernbert import ModernBert
-from lmtool.interop.families.t5 import T5
+from lmtool.interop.families.seq2seq import T5, Bart, Marian, Pegasus
 
 EVERY: tuple[Family, ...] = (
     *(Gpt2(), Llama(), GptNeoX(), Mistral(), Qwen2(), Qwen3(), Gemma(), Olmo2(), Bloom(), Mpt()),

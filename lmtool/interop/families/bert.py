@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.encoder import Encoder
 from lmtool.interop.families.layouts import Weight
-from lmtool.interop.families.modules import Modules, parameters_of, read_activation, write_activation
 from lmtool.recipe.spec.objective import AnyObjective, HeadSpec, Masked
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Transformer
@@ -19,6 +19,7 @@ class PostNormEncoder(Encoder):
     lm_gelu: the masked language model's head has the exact GELU, whatever the layers have.
     """
 
+    sizes = layers.USUAL_SIZES
     keys: ClassVar[Mapping[str, str]] = {}
     lm_gelu: ClassVar[bool] = False
 
@@ -32,17 +33,14 @@ class PostNormEncoder(Encoder):
         config.ignore(key("attention_probs_dropout_prob"))
         if head == "masked" and self.lm_gelu:
             config.expect(key("hidden_act"), "gelu")
-        size, offset = config.positive("max_position_embeddings", int, 512), self._offset(config)
+        sizes, offset = self._sizes(config, context=512), self._offset(config)
+        size = sizes["context"]
         if size <= offset:
             raise config.refusal(f"max_position_embeddings {size} leaves no positions after the padding token's")
         return {
-            "vocab_size": config.positive("vocab_size", int),
-            "n_layers": config.positive(key("num_hidden_layers"), int),
-            "d_model": config.positive(key("hidden_size"), int),
-            "n_heads": config.positive(key("num_attention_heads"), int),
-            "d_ff": config.positive(key("intermediate_size"), int),
+            **sizes,
             "context": size - offset,
-            "activation": read_activation(config, key("hidden_act"), "gelu"),
+            "activation": layers.read_activation(config, key("hidden_act"), "gelu"),
             "position": {"kind": "learned", "size": size, "offset": offset},
             "norm": {"kind": "layer", "place": "post", "eps": self._eps(config), "embedding": True},
             "n_segments": config.positive("type_vocab_size", int, 2) if self._has_segments() else 0,
@@ -63,20 +61,15 @@ class PostNormEncoder(Encoder):
         return config.positive("layer_norm_eps", float, 1e-12)
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        if not isinstance(model.position, LearnedPosition):
-            why = f"{model.position.kind}, where {self.model_type} has learned"
-            raise Inexpressible("model.position.kind", why, {"position": LearnedPosition()})
+        position = layers.position_of(model, self.model_type, LearnedPosition())
         if isinstance(objective, Masked) and self.lm_gelu and model.activation != "gelu":
             why = f"{model.activation}, where the head of {self.model_type} has gelu"
             raise Inexpressible("model.activation", why, {"activation": "gelu"})
         config = {
             **super()._config(model, objective),
-            "num_hidden_layers": model.n_layers,
-            "hidden_size": model.d_model,
-            "num_attention_heads": model.n_heads,
-            "intermediate_size": model.inner_width,
-            "max_position_embeddings": model.position.size or model.context + model.position.offset,
-            "hidden_act": write_activation(model, self.model_type),
+            **self._size_keys(model),
+            "max_position_embeddings": position.size or model.context + position.offset,
+            "hidden_act": layers.write_activation(model, self.model_type),
             "hidden_dropout_prob": model.dropout,
             "attention_probs_dropout_prob": model.dropout,
         }
@@ -88,22 +81,19 @@ class PostNormEncoder(Encoder):
         return {self.keys.get(key, key): value for key, value in config.items()}
 
 
-def _bert_modules(body: str) -> Modules:
+def _bert_modules(body: str) -> layers.Modules:
     return {
-        "inputs.tokens": (f"{body}.embeddings.word_embeddings",),
-        "inputs.position.table": (f"{body}.embeddings.position_embeddings",),
-        "inputs.segments": (f"{body}.embeddings.token_type_embeddings",),
-        "inputs.norm": (f"{body}.embeddings.LayerNorm",),
+        "inputs.tokens": f"{body}.embeddings.word_embeddings",
+        "inputs.position.table": f"{body}.embeddings.position_embeddings",
+        "inputs.segments": f"{body}.embeddings.token_type_embeddings",
+        "inputs.norm": f"{body}.embeddings.LayerNorm",
     }
 
 
-BERT_PARTS: Modules = {
-    "0.mixer.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
-    "0.mixer.out": ("attention.output.dense",),
-    "0.norm": ("attention.output.LayerNorm",),
-    "1.mixer.up": ("intermediate.dense",),
-    "1.mixer.out": ("output.dense",),
-    "1.norm": ("output.LayerNorm",),
+_QKV = "attention.self.query attention.self.key attention.self.value"
+BERT_PARTS: layers.Modules = {
+    **layers.attention(0, "attention.output.LayerNorm", _QKV, "attention.output.dense"),
+    **layers.feed_forward(1, "output.LayerNorm", "intermediate.dense", "output.dense"),
 }
 
 
@@ -128,7 +118,7 @@ class Bert(PostNormEncoder):
     dense = pooler = "bert.pooler.dense"
     dense_kind = "tanh"
     scores = "classifier"
-    next_sentence: ClassVar[Modules] = {"pooler": ("bert.pooler.dense",), "next_sentence": ("cls.seq_relationship",)}
+    next_sentence: ClassVar[layers.Modules] = {"pooler": "bert.pooler.dense", "next_sentence": "cls.seq_relationship"}
 
     def _model(self, config: Config, head: str) -> dict[str, Any]:
         # of the original code, whose pooler is as here
@@ -138,7 +128,7 @@ class Bert(PostNormEncoder):
         return super()._model(config, head)
 
     def _has_next_sentence(self, names: Collection[str]) -> bool:
-        return all(f"{theirs}.weight" in names for (theirs,) in self.next_sentence.values())
+        return all(f"{theirs}.weight" in names for theirs in self.next_sentence.values())
 
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
         if isinstance(objective, Masked) and model.next_sentence_head:
@@ -146,10 +136,10 @@ class Bert(PostNormEncoder):
         return super()._architecture(model, objective)
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
-        found = super().weights(model, objective)
+        weights = super().weights(model, objective)
         if isinstance(objective, Masked) and model.next_sentence_head:
-            found += parameters_of(model, self.next_sentence)
-        return found
+            weights += layers.parameters_of(model, self.next_sentence)
+        return weights
 
 
 class Roberta(PostNormEncoder):
@@ -186,9 +176,9 @@ class Roberta(PostNormEncoder):
         config = super()._config(model, objective)
         assert isinstance(model.position, LearnedPosition)
         if not model.position.offset:
-            position = model.position.model_copy(update={"offset": 1, "size": config["max_position_embeddings"]})
+            update = {"position.offset": 1, "position.size": config["max_position_embeddings"]}
             why = "0, where roberta's is the padding token's id and 1"
-            raise Inexpressible("model.position.offset", why, {"position": position})
+            raise Inexpressible("model.position.offset", why, update)
         return {**config, "pad_token_id": model.position.offset - 1}
 
 
@@ -198,30 +188,21 @@ class DistilBert(PostNormEncoder):
     model_type = "distilbert"
     prefix = "distilbert."
     redundant = (r"distilbert\.embeddings\.position_ids", r"vocab_projector\.weight")
+    sizes: ClassVar = layers.size_keys("n_layers", "dim", "n_heads", "max_position_embeddings", "hidden_dim")
     keys: ClassVar[Mapping[str, str]] = {
-        "num_hidden_layers": "n_layers",
-        "hidden_size": "dim",
-        "num_attention_heads": "n_heads",
-        "intermediate_size": "hidden_dim",
         "hidden_act": "activation",
         "hidden_dropout_prob": "dropout",
         "attention_probs_dropout_prob": "attention_dropout",
         "classifier_dropout": "seq_classif_dropout",
     }
     name = "DistilBert"
-    modules: ClassVar[Modules] = {
-        "inputs.tokens": ("distilbert.embeddings.word_embeddings",),
-        "inputs.position.table": ("distilbert.embeddings.position_embeddings",),
-        "inputs.norm": ("distilbert.embeddings.LayerNorm",),
+    modules: ClassVar[layers.Modules] = {
+        ours: theirs for ours, theirs in _bert_modules("distilbert").items() if ours != "inputs.segments"
     }
     layer = "distilbert.transformer.layer.{}"
-    parts: ClassVar[Modules] = {
-        "0.mixer.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        "0.mixer.out": ("attention.out_lin",),
-        "0.norm": ("sa_layer_norm",),
-        "1.mixer.up": ("ffn.lin1",),
-        "1.mixer.out": ("ffn.lin2",),
-        "1.norm": ("output_layer_norm",),
+    parts: ClassVar[layers.Modules] = {
+        **layers.attention(0, "sa_layer_norm", "attention.q_lin attention.k_lin attention.v_lin", "attention.out_lin"),
+        **layers.feed_forward(1, "output_layer_norm", "ffn.lin1", "ffn.lin2"),
     }
     lm_dense = "vocab_transform"
     lm_norm = "vocab_layer_norm"
@@ -273,7 +254,7 @@ class Electra(PostNormEncoder):
         return {**config, "embedding_size": model.embedding_width or model.d_model}
 
     def _body(self, model: Transformer) -> list[Weight]:
-        found = super()._body(model)
+        weights = super()._body(model)
         if model.embedding_width is not None:
-            found += parameters_of(model, {"inputs.project": ("electra.embeddings_project",)})
-        return found
+            weights += layers.parameters_of(model, {"inputs.project": "electra.embeddings_project"})
+        return weights

@@ -1,11 +1,12 @@
-"""Configurations of published models: values read from config.json, and what cannot be written to it."""
+"""Configurations of published models: values, tasks and labels of config.json, and what cannot be written to it."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Tagging
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -58,9 +59,9 @@ class Config:
 
     def section(self, name: str) -> "Config":
         """The object under a key, empty when it is missing or null. `check_all_read` of this one covers it as well."""
-        found = Config(self.take(name, dict, {}), self.where, f"{self._inside}{name}")
-        self._sections.append(found)
-        return found
+        section = Config(self.take(name, dict, {}), self.where, f"{self._inside}{name}")
+        self._sections.append(section)
+        return section
 
     def take(self, name: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key. Raises CheckpointError when it is of another type, or missing without a default."""
@@ -83,8 +84,8 @@ class Config:
             value = float(value)
         if type(value) is not kind:
             raise self.refusal(f"{self._inside}{name} is {self._shown(value)}, not of type {kind.__name__}")
-        found: T = value
-        return found
+        typed: T = value
+        return typed
 
     def positive(self, name: str, kind: type[Number], default: Number | None = None) -> Number:
         """The number of a key, which must be above 0. Raises CheckpointError."""
@@ -136,9 +137,7 @@ class Config:
     def refusal(self, what: str) -> CheckpointError:
         """An error about this file."""
         return CheckpointError(
-            f"this model cannot be imported: {what}",
-            where=self.where,
-            fix="docs/interop.md lists what can be imported",
+            f"this model cannot be imported: {what}", where=self.where, fix="docs/interop.md lists what can be imported"
         )
 
     @staticmethod
@@ -149,8 +148,10 @@ class Config:
 class Inexpressible(Exception):
     """A family cannot express a recipe.
 
-    key: the key that stands in the way. why: in a few words. update: values of the section of the key, of which the
-    family can express a recipe as far as this key goes. obstacles: all keys that stand in the way, and why.
+    key: the key that stands in the way.
+    why: in a few words.
+    update: values of the section of the key, of which the family can express a recipe as far as this key goes.
+    obstacles: all keys that stand in the way, and why.
     """
 
     def __init__(self, key: str, why: str, update: Mapping[str, Any] | None = None) -> None:
@@ -165,3 +166,78 @@ class Inexpressible(Exception):
         made = cls(*next(iter(obstacles.items())))
         made.obstacles = dict(obstacles)
         return made
+
+
+TASKS = {"single_label_classification": "class", "multi_label_classification": "multi", "regression": "number"}
+"""Tasks by `problem_type`."""
+
+MOST = 10_000
+"""Labels that a configuration may ask for without naming them."""
+
+
+def read_task(config: Config) -> dict[str, Any]:
+    """Task and labels of `objective` of a *ForSequenceClassification, which takes one label for regression by default.
+
+    Raises CheckpointError when labels lack a name of their own, or when several numbers are predicted.
+    """
+    labels = read_labels(config)
+    if config.optional("problem_type", str) is None:
+        task = "class" if len(labels) > 1 else "number"
+    else:
+        task = config.pick("problem_type", TASKS)
+    if task != "number":
+        return {"task": task, "labels": labels}
+    if len(labels) != 1:
+        raise config.refusal(f"problem_type is 'regression' of {len(labels)} numbers, which no recipe can express")
+    return {"task": task, "center": 0.0, "scale": 1.0}
+
+
+def write_task(objective: AnyObjective) -> dict[str, Any]:
+    """The keys of task and labels, if it has any.
+
+    Raises Inexpressible when Transformers would take the labels for another task.
+    """
+    if isinstance(objective, Tagging):
+        return write_labels(objective.labels)
+    if not isinstance(objective, Classification):
+        return {}
+    labels = objective.labels
+    if objective.task == "auto":
+        raise Inexpressible("objective.task", "auto, which a labelled table decides")
+    if objective.task == "number":
+        labels = ("number",)
+    elif not labels:
+        raise Inexpressible("objective.labels", "none, which a labelled table decides")
+    elif objective.task == "class" and len(labels) == 1:
+        raise Inexpressible("objective.labels", "a single one, which Transformers takes for a number")
+    elif len(set(labels)) < len(labels):
+        raise Inexpressible("objective.labels", "two of the same name")
+    return {
+        "problem_type": next(kind for kind, task in TASKS.items() if task == objective.task),
+        **write_labels(labels),
+    }
+
+
+def write_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """The keys of labels."""
+    return {
+        "id2label": {str(i): name for i, name in enumerate(labels)},
+        "label2id": {name: i for i, name in enumerate(labels)},
+    }
+
+
+def read_labels(config: Config) -> list[str]:
+    """The labels in the order of the scores; as many as Transformers makes up when none are named."""
+    named = config.optional("id2label", dict)
+    if named is None:
+        n_labels = config.positive("num_labels", int, 2)
+        if n_labels > MOST:
+            raise config.refusal(f"num_labels is {n_labels}")
+        return [f"LABEL_{i}" for i in range(n_labels)]
+    config.expect("num_labels", len(named))
+    by_id = {str(key): label for key, label in named.items()}
+    labels = [by_id.get(str(i)) for i in range(len(named))]
+    names = [label for label in labels if isinstance(label, str)]
+    if not names or len(set(names)) != len(named):
+        raise config.refusal("id2label does not give each class a name of its own")
+    return names

@@ -4,11 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families import layers
+from lmtool.interop.families.config import Config, Inexpressible, read_task
 from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import Weight
-from lmtool.interop.families.modules import Modules, layers, parameters_of
-from lmtool.interop.families.tasks import read_task
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, TokenHead
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -21,18 +20,23 @@ SEVERAL_PARTS: Mapping[str, tuple[object, ...]] = dict.fromkeys(
 class Decoder(Family):
     """What all decoders have in common.
 
-    name: of the classes. causal: what follows it in that of the language model. sizes: their keys of sizes in the
-    recipe. eps: their key of the epsilon of norms. defaults: values of keys that files omit, as in the class of the
-    configuration. others: other names of keys. expected: the only values of keys that a recipe expresses. ignored: keys
-    that change no logits. dropouts: keys of all dropouts. fixed: what all its models have in the recipe, `norm` apart.
+    name: of the classes.
+    causal: what follows it in that of the language model.
+    eps: their key of the epsilon of norms.
+    defaults: values of keys that files omit, as in the class of the configuration.
+    others: other names of keys.
+    expected: the only values of keys that a recipe expresses.
+    ignored: keys that change no logits.
+    dropouts: keys of all dropouts.
+    fixed: what all its models have in the recipe, `norm` apart.
 
-    top: their names of modules, below `prefix`. layer: their name of a layer, below `prefix`, with {} for its number.
+    top: their names of modules, below `prefix`.
+    layer: their name of a layer, below `prefix`, with {} for its number.
     parts: their names of the modules of a layer, ours with the number of the sublayer.
     """
 
     name: ClassVar[str]
     causal: ClassVar[str] = "ForCausalLM"
-    sizes: ClassVar[Mapping[str, str]]
     eps: ClassVar[str] = "layer_norm_epsilon"
     output: ClassVar[str] = "lm_head.weight"
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -46,7 +50,7 @@ class Decoder(Family):
     shape = "decoder"
     top: ClassVar[Mapping[str, str]]
     layer: ClassVar[str]
-    parts: ClassVar[Modules]
+    parts: ClassVar[layers.Modules]
 
     def describe(self, config: Config, names: Collection[str]) -> Described:
         model = self._model(config, len(names))
@@ -65,7 +69,7 @@ class Decoder(Family):
         for key, allowed in {**SEVERAL_PARTS, **self.expected}.items():
             config.expect(key, *allowed)
         config.ignore("is_decoder", "cross_attention_hidden_size", *self.ignored, *self.dropouts)
-        sizes = {ours: config.positive(theirs, int) for ours, theirs in self.sizes.items()}
+        sizes = self._sizes(config)
         if sizes["n_layers"] > most_layers:
             raise config.refusal(f"{self.sizes['n_layers']} is {sizes['n_layers']}, more than there are tensors")
         return {
@@ -104,9 +108,8 @@ class Decoder(Family):
                 if getattr(objective, key) != value:
                     why = f"{getattr(objective, key)}, where {self.model_type} has scores without a bias"
                     raise Inexpressible(f"objective.{key}", why, {key: value})
-        values = {"d_ff": 4 * model.d_model, **model.model_dump(exclude_none=True)}
         return {
-            **{theirs: values[ours] for ours, theirs in self.sizes.items()},
+            **self._size_keys(model),
             **dict.fromkeys(self.dropouts, model.dropout),
             self.eps: model.norm.eps,
             "tie_word_embeddings": model.tie_embeddings or isinstance(objective, Embedding),
@@ -119,16 +122,16 @@ class Decoder(Family):
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
         modules = {
-            **{ours: (f"{self.prefix}{theirs}",) for ours, theirs in self.top.items()},
-            **layers(model, "stack", f"{self.prefix}{self.layer}", self.parts),
+            **{ours: f"{self.prefix}{theirs}" for ours, theirs in self.top.items()},
+            **layers.of_stack(model, "stack", f"{self.prefix}{self.layer}", self.parts),
         }
-        found = [self._laid_out(weight, model) for weight in parameters_of(model, modules)]
+        weights = [self._laid_out(weight, model) for weight in layers.parameters_of(model, modules)]
         if isinstance(objective, Classification):
-            body = [replace(weight, ours=f"body.{weight.ours}") for weight in found]
+            body = [replace(weight, ours=f"body.{weight.ours}") for weight in weights]
             return [*body, Weight("head.weight", ("score.weight",))]
         if not model.tie_embeddings and not isinstance(objective, Embedding):
-            found.append(Weight("head.own", (self.output,)))
-        return found
+            weights.append(Weight("head.own", (self.output,)))
+        return weights
 
     def _laid_out(self, weight: Weight, model: Transformer) -> Weight:
         """A weight of the body with the layout that the family has for it."""

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families import layers
+from lmtool.interop.families.config import Config, Inexpressible, read_labels, read_task
 from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weight, ZeroRow
-from lmtool.interop.families.modules import Modules, layers, parameters_of
-from lmtool.interop.families.tasks import read_labels, read_task
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import (
     AnyObjective,
@@ -42,10 +41,11 @@ class Encoder(Family):
     """An encoder, whose head is that of masked language modelling, of classification, or none.
 
     name: of its classes, without `For...`.
-    modules: embeddings and final norm, ours and theirs. layer: their name of a layer, with {} for its number. parts: of
-        a layer, ours with the number of the sublayer.
-    lm_dense, lm_norm, lm_output: modules of the masked language model's head. lm_bias: the bias of a tied output
-        matrix, where it is not that of `lm_output`.
+    modules: embeddings and final norm, ours and theirs.
+    layer: their name of a layer, with {} for its number.
+    parts: of a layer, ours with the number of the sublayer.
+    lm_dense, lm_norm, lm_output: modules of the masked language model's head.
+    lm_bias: the bias of a tied output matrix, where it is not that of `lm_output`.
     pooler: a module of the body that only its own heads read.
     dense, dense_norm, scores: modules of the classifier; it has the nonlinearity `dense_kind`.
     scores_tokens: it has the heads of `TOKEN_HEADS`.
@@ -53,9 +53,9 @@ class Encoder(Family):
 
     shape = "encoder"
     name: ClassVar[str]
-    modules: ClassVar[Modules]
+    modules: ClassVar[layers.Modules]
     layer: ClassVar[str]
-    parts: ClassVar[Modules]
+    parts: ClassVar[layers.Modules]
     lm_dense: ClassVar[str]
     lm_norm: ClassVar[str]
     lm_output: ClassVar[str]
@@ -136,10 +136,7 @@ class Encoder(Family):
         return f"{self.name}Model"
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        return {
-            "pad_token_id": None,
-            "tie_word_embeddings": model.tie_embeddings or not isinstance(objective, Masked),
-        }
+        return {"pad_token_id": None, "tie_word_embeddings": model.tie_embeddings or not isinstance(objective, Masked)}
 
     def _alike(self, model: Transformer) -> dict[str, Any]:
         # without segments, it is as with one that is all zeros
@@ -149,20 +146,20 @@ class Encoder(Family):
         return "inputs.segments" in self.modules
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
-        found = [*self._body(model)]
+        weights = self._body(model)
         if isinstance(objective, HeadSpec):
-            body = (Weight(f"body.{one.ours}", one.theirs, one.layout) for one in found)
+            body = (Weight(f"body.{one.ours}", one.theirs, one.layout) for one in weights)
             if isinstance(objective, Classification):
                 return [*body, *self._classifier_weights(model, objective)]
             scores = TOKEN_HEADS[objective.kind][1]
             return [*body, *(Weight(f"head.{kind}", (f"{scores}.{kind}",)) for kind in ("weight", "bias"))]
         if isinstance(objective, Masked):
-            found += parameters_of(model, {"head.dense": (self.lm_dense,), "head.norm": (self.lm_norm,)})
+            weights += layers.parameters_of(model, {"head.dense": self.lm_dense, "head.norm": self.lm_norm})
             if not model.tie_embeddings:
-                found.append(Weight("head.own", (f"{self.lm_output}.weight",)))
+                weights.append(Weight("head.own", (f"{self.lm_output}.weight",)))
             if model.head_bias:
-                found.append(self._output_bias(model))
-        return found
+                weights.append(self._output_bias(model))
+        return weights
 
     def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
         if self.pooler is None or not isinstance(objective, Embedding):
@@ -171,35 +168,32 @@ class Encoder(Family):
         return {f"{self.pooler}.weight": torch.zeros(width, width), f"{self.pooler}.bias": torch.zeros(width)}
 
     def _output_bias(self, model: Transformer) -> Weight:
-        own = f"{self.lm_output}.bias"
-        if self.lm_bias is None:
-            return Weight("head.bias", (own,))
-        if model.tie_embeddings:
-            return Weight("head.bias", (self.lm_bias,))
-        return Weight("head.bias", (own, self.lm_bias), Copied())
+        bias = f"{self.lm_output}.bias"
+        if self.lm_bias is None or model.tie_embeddings:
+            return Weight("head.bias", (self.lm_bias or bias,))
+        return Weight("head.bias", (bias, self.lm_bias), Copied())
 
     def _body(self, model: Transformer) -> list[Weight]:
-        modules = {**self.modules, **layers(model, "stack", self.layer, self.parts)}
+        modules = {**self.modules, **layers.of_stack(model, "stack", self.layer, self.parts)}
         if not model.norm.first:
             del modules["stack.sublayers.0.norm"]
         if model.n_segments or not self._has_segments():
-            return [*parameters_of(model, modules)]
-        (segments,) = modules.pop("inputs.segments")
-        (tokens,) = modules.pop("inputs.tokens")
+            return [*layers.parameters_of(model, modules)]
+        segments, tokens = modules.pop("inputs.segments"), modules.pop("inputs.tokens")
         both = Weight("inputs.tokens.weight", (f"{tokens}.weight", f"{segments}.weight"), ZeroRow())
-        return [both, *parameters_of(model, modules)]
+        return [both, *layers.parameters_of(model, modules)]
 
     def _classifier_weights(self, model: Transformer, objective: Classification) -> list[Weight]:
-        modules = {"dense": (self.dense,)}
+        modules = {"dense": self.dense}
         if self.dense_norm is not None:
-            modules["dense_norm"] = (self.dense_norm,)
+            modules["dense_norm"] = self.dense_norm
         of_scores: Layout = SAME
         of_bias: Layout = SAME
         center, scale = objective.center or 0.0, objective.scale or 1.0
         if objective.task == "number" and (center, scale) != (0.0, 1.0):
             of_scores, of_bias = Rescaled(scale), Rescaled(scale, center)
         return [
-            *parameters_of(model, modules),
+            *layers.parameters_of(model, modules),
             Weight("head.weight", (f"{self.scores}.weight",), of_scores),
             Weight("head.bias", (f"{self.scores}.bias",), of_bias),
         ]

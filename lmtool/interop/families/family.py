@@ -9,10 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtool.errors import CheckpointError
-from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.config import Config, Inexpressible, write_task
 from lmtool.interop.families.layouts import Weight
-from lmtool.interop.families.tasks import write_task
-from lmtool.model.classifier import pooling
+from lmtool.model.heads import pooling
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
@@ -26,6 +25,9 @@ from lmtool.recipe.spec.objective import (
 )
 from lmtool.recipe.spec.position import LearnedPosition, RotaryPosition
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
+
+BODY = Embedding(kind="embedding")
+"""The objective of a body without a head."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,28 @@ class Published:
 class Family(ABC):
     """One `model_type` of Transformers.
 
-    shape: of its models. prefix: of the body in the names of a model with a head, which files of the body alone omit.
+    shape: of its models.
+    sizes: their keys by those of sizes in the recipe.
+    prefix: of the body in the names of a model with a head, which files of the body alone omit.
     redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
     renamed: parts of names in some files, with what they are called in most.
     """
 
     model_type: ClassVar[str]
     shape: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]]
+    sizes: ClassVar[Mapping[str, str]]
     prefix: ClassVar[str] = ""
     redundant: ClassVar[tuple[str, ...]] = ()
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def _sizes(self, config: Config, **defaults: int) -> dict[str, int]:
+        """The sizes of the recipe. defaults: of those that files may omit."""
+        return {ours: config.positive(theirs, int, defaults.get(ours)) for ours, theirs in self.sizes.items()}
+
+    def _size_keys(self, model: Transformer) -> dict[str, int]:
+        """The inverse of `_sizes`."""
+        values = {**dict(model), "d_ff": model.inner_width}
+        return {theirs: values[ours] for ours, theirs in self.sizes.items()}
 
     @abstractmethod
     def describe(self, config: Config, names: Collection[str]) -> Described:
@@ -93,9 +107,9 @@ class Family(ABC):
                 if f"{error.key.rpartition('.')[0]}.kind" not in obstacles:
                     obstacles |= error.obstacles
                 if error.key.startswith("model."):
-                    nearest = nearest.model_copy(update=error.update)
+                    nearest = nearest.with_values(error.update)
                 else:
-                    head = head.model_copy(update=error.update)
+                    head = head.with_values(error.update)
         for key, why in self._differences(model, objective, *described):
             obstacles.setdefault(key, why)
         # values that follow from others differ with these
@@ -129,7 +143,7 @@ class Family(ABC):
     ) -> Iterator[tuple[str, str]]:
         """Keys of a recipe in which what is published computes something else, and why."""
         unread = OF_HEAD if isinstance(objective, HeadSpec | Embedding) else frozenset()
-        wanted = model.model_copy(update=self._alike(model))
+        wanted = model.with_values(self._alike(model))
         yield from _compared(self.model_type, "model", _meaning(wanted, unread), _meaning(described, unread))
         if not isinstance(objective, Embedding):
             meanings = _meaning_of_head(wanted, objective), _meaning_of_head(described, head)
@@ -165,13 +179,13 @@ class Family(ABC):
         names = {name for weight in self.weights(model, objective) for name in weight.theirs}
         try:
             described = self.describe(Config(config, "config.json"), names)
-            found = Transformer.model_validate({"kind": "transformer", **described.model})
+            again = Transformer.model_validate({"kind": "transformer", **described.model})
             head: AnyObjective = TypeAdapter(AnyObjective).validate_python(described.objective)
         except CheckpointError as error:
             raise Inexpressible("model", error.what) from error
         except ValidationError as error:
             raise self._misfit(error) from error
-        return found, head
+        return again, head
 
     def _misfit(self, error: ValidationError) -> Inexpressible:
         """An error about sizes that a family has no keys for, so that those of a recipe do not fit together there."""
@@ -228,12 +242,12 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
 
 
 def _compared(
-    family: str, where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]
+    family: str, where: str, wanted: Mapping[str, Any], described: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Keys that differ, and why; of sections of two kinds only the kind."""
-    is_other_kind = wanted.get("kind") != found.get("kind")
+    is_other_kind = wanted.get("kind") != described.get("kind")
     for key, value in wanted.items():
-        other = found.get(key)
+        other = described.get(key)
         if value == other or (is_other_kind and key != "kind"):
             continue
         if isinstance(value, dict) and isinstance(other, dict):

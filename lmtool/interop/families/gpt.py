@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.decoder import SEVERAL_PARTS, Decoder
 from lmtool.interop.families.layouts import ByHead, Transposed, Weight
-from lmtool.interop.families.llama import LlamaLike
-from lmtool.interop.families.modules import read_activation, write_activation
-from lmtool.interop.families.rotary import read_rotary, write_rotary
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -22,13 +20,7 @@ class Gpt2(Decoder):
     redundant = (r"transformer\.h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight")
     name = "GPT2"
     causal = "LMHeadModel"
-    sizes: ClassVar = {
-        "vocab_size": "vocab_size",
-        "n_layers": "n_layer",
-        "d_model": "n_embd",
-        "n_heads": "n_head",
-        "context": "n_positions",
-    }
+    sizes: ClassVar = layers.size_keys("n_layer", "n_embd", "n_head", "n_positions")
     defaults: ClassVar = {
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
@@ -52,18 +44,14 @@ class Gpt2(Decoder):
     top: ClassVar = {"inputs.tokens": "wte", "inputs.position.table": "wpe", "stack.norm": "ln_f"}
     layer = "h.{}"
     parts: ClassVar = {
-        "0.norm": ("ln_1",),
-        "0.mixer.qkv": ("attn.c_attn",),
-        "0.mixer.out": ("attn.c_proj",),
-        "1.norm": ("ln_2",),
-        "1.mixer.up": ("mlp.c_fc",),
-        "1.mixer.out": ("mlp.c_proj",),
+        **layers.attention(0, "ln_1", "attn.c_attn", "attn.c_proj"),
+        **layers.feed_forward(1, "ln_2", "mlp.c_fc", "mlp.c_proj"),
     }
 
     def _own_model(self, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
         return {
             "d_ff": config.positive("n_inner", int, 4 * sizes["d_model"]),
-            "activation": read_activation(config, "activation_function"),
+            "activation": layers.read_activation(config, "activation_function"),
             "score": "scaled-dot" if config.take("scale_attn_weights", bool) else "dot",
         }
 
@@ -72,7 +60,7 @@ class Gpt2(Decoder):
         return {
             "n_positions": rows or model.context,
             "n_inner": model.d_ff,
-            "activation_function": write_activation(model, self.model_type),
+            "activation_function": layers.write_activation(model, self.model_type),
             "scale_attn_weights": model.score != "dot",
         }
 
@@ -85,12 +73,8 @@ class ByHeads(Decoder):
     """Base of families that interleave queries, keys and values by head."""
 
     parts: ClassVar = {
-        "0.norm": ("input_layernorm",),
-        "0.mixer.qkv": ("attention.query_key_value",),
-        "0.mixer.out": ("attention.dense",),
-        "1.norm": ("post_attention_layernorm",),
-        "1.mixer.up": ("mlp.dense_h_to_4h",),
-        "1.mixer.out": ("mlp.dense_4h_to_h",),
+        **layers.attention(0, "input_layernorm", "attention.query_key_value", "attention.dense"),
+        **layers.feed_forward(1, "post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     }
     dropouts = ("hidden_dropout", "attention_dropout")
 
@@ -111,7 +95,7 @@ class GptNeoX(ByHeads):
     output = "embed_out.weight"
     renamed = (("lm_head.", "embed_out."),)
     name = "GPTNeoX"
-    sizes = LlamaLike.sizes
+    sizes = layers.USUAL_SIZES
     eps = "layer_norm_eps"
     defaults: ClassVar = {
         "hidden_act": "gelu",
@@ -133,17 +117,17 @@ class GptNeoX(ByHeads):
         config.rename("partial_rotary_factor", "rotary_pct")
         theta, share = config.take("rotary_emb_base", float), config.take("rotary_pct", float)
         return {
-            "activation": read_activation(config, "hidden_act"),
+            "activation": layers.read_activation(config, "hidden_act"),
             "parallel": config.take("use_parallel_residual", bool),
-            "position": read_rotary(config, sizes["context"], theta, share),
+            "position": layers.read_rotary(config, sizes["context"], theta, share),
         }
 
     def _own_config(self, model: Transformer) -> dict[str, Any]:
-        position, rotary = write_rotary(model, self.model_type)
+        position, rotary = layers.write_rotary(model, self.model_type)
         del rotary["rope_theta"]
         rotary["rope_parameters"]["partial_rotary_factor"] = position.share
         return {
-            "hidden_act": write_activation(model, self.model_type),
+            "hidden_act": layers.write_activation(model, self.model_type),
             "use_parallel_residual": model.parallel,
             "rotary_emb_base": position.theta,
             "rotary_pct": position.share,
@@ -158,13 +142,7 @@ class Bloom(ByHeads):
     prefix = "transformer."
     redundant = (r"lm_head\.weight",)
     name = "Bloom"
-    sizes: ClassVar = {
-        "vocab_size": "vocab_size",
-        "n_layers": "n_layer",
-        "d_model": "hidden_size",
-        "n_heads": "n_head",
-        "context": "seq_length",
-    }
+    sizes: ClassVar = layers.size_keys("n_layer", "hidden_size", "n_head", "seq_length")
     defaults: ClassVar = {"layer_norm_epsilon": 1e-5, "seq_length": 2048}
     others: ClassVar = {"num_hidden_layers": "n_layer", "n_embed": "hidden_size", "num_attention_heads": "n_head"}
     expected: ClassVar = {
@@ -187,8 +165,7 @@ class Bloom(ByHeads):
     layer = "h.{}"
     parts: ClassVar = {
         **ByHeads.parts,
-        "0.mixer.qkv": ("self_attention.query_key_value",),
-        "0.mixer.out": ("self_attention.dense",),
+        **layers.attention(0, "input_layernorm", "self_attention.query_key_value", "self_attention.dense"),
     }
 
 
@@ -199,19 +176,9 @@ class Mpt(Decoder):
     prefix = "transformer."
     redundant = (r"lm_head\.weight",)
     name = "Mpt"
-    sizes: ClassVar = {
-        "vocab_size": "vocab_size",
-        "n_layers": "n_layers",
-        "d_model": "d_model",
-        "n_heads": "n_heads",
-        "context": "max_seq_len",
-    }
+    sizes: ClassVar = layers.size_keys("n_layers", "d_model", "n_heads", "max_seq_len")
     defaults: ClassVar = {"layer_norm_epsilon": 1e-5}
-    others: ClassVar = {
-        "num_hidden_layers": "n_layers",
-        "hidden_size": "d_model",
-        "num_attention_heads": "n_heads",
-    }
+    others: ClassVar = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
     expected: ClassVar = {
         # the network of Transformers has no other
         "expansion_ratio": (4,),
@@ -228,12 +195,8 @@ class Mpt(Decoder):
     top: ClassVar = {"inputs.tokens": "wte", "stack.norm": "norm_f"}
     layer = "blocks.{}"
     parts: ClassVar = {
-        "0.norm": ("norm_1",),
-        "0.mixer.qkv": ("attn.Wqkv",),
-        "0.mixer.out": ("attn.out_proj",),
-        "1.norm": ("norm_2",),
-        "1.mixer.up": ("ffn.up_proj",),
-        "1.mixer.out": ("ffn.down_proj",),
+        **layers.attention(0, "norm_1", "attn.Wqkv", "attn.out_proj"),
+        **layers.feed_forward(1, "norm_2", "ffn.up_proj", "ffn.down_proj"),
     }
     attention: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "alibi": (True,),

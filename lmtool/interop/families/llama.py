@@ -3,17 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.decoder import Decoder
-from lmtool.interop.families.modules import (
-    GATES,
-    SLIDING,
-    read_activation,
-    read_full_layers,
-    write_activation,
-    write_layer_types,
-)
-from lmtool.interop.families.rotary import read_rotary, write_rotary
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 
@@ -25,31 +17,20 @@ class LlamaLike(Decoder):
 
     prefix = "model."
     redundant = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", r"lm_head\.weight")
-    sizes: ClassVar = {
-        "vocab_size": "vocab_size",
-        "n_layers": "num_hidden_layers",
-        "d_model": "hidden_size",
-        "n_heads": "num_attention_heads",
-        "d_ff": "intermediate_size",
-        "context": "max_position_embeddings",
-    }
+    sizes = layers.USUAL_SIZES
     eps = "rms_norm_eps"
     defaults: ClassVar = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
     expected: ClassVar = {"attention_bias": (False,)}
     ignored: ClassVar[tuple[str, ...]] = ("attention_dropout",)
     norm: ClassVar = {"kind": "rms"}
     biased: ClassVar[tuple[str, ...]] = ()
-    activations: ClassVar[Mapping[str, str]] = GATES
+    activations: ClassVar[Mapping[str, str]] = layers.GATES
 
     top: ClassVar = {"inputs.tokens": "embed_tokens", "stack.norm": "norm"}
     layer = "layers.{}"
     parts: ClassVar = {
-        "0.norm": ("input_layernorm",),
-        "0.mixer.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "0.mixer.out": ("self_attn.o_proj",),
-        "1.norm": ("post_attention_layernorm",),
-        "1.mixer.up": ("mlp.gate_proj", "mlp.up_proj"),
-        "1.mixer.out": ("mlp.down_proj",),
+        **layers.attention(0, "input_layernorm", layers.QKV, "self_attn.o_proj"),
+        **layers.feed_forward(1, "post_attention_layernorm", "mlp.gate_proj mlp.up_proj", "mlp.down_proj"),
     }
 
     def _own_model(self, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -58,28 +39,27 @@ class LlamaLike(Decoder):
             told = " and ".join(f"{key} {value}" for key, value in biases.items())
             raise config.refusal(f"no recipe can express {told}")
         width, n_kv_heads = config.optional("head_dim", int), config.optional("num_key_value_heads", int)
-        position = read_rotary(config, sizes["context"], config.take("rope_theta", float, 10_000.0))
+        position = layers.read_rotary(config, sizes["context"], config.take("rope_theta", float, 10_000.0))
         if position["share"] != 1:
             raise config.refusal(f"partial_rotary_factor {position['share']} is not for {self.model_type}")
         return {
             "head_width": None if width is not None and width * sizes["n_heads"] == sizes["d_model"] else width,
             "n_kv_heads": None if n_kv_heads == sizes["n_heads"] else n_kv_heads,
-            "activation": read_activation(config, "hidden_act", choices=self.activations),
+            "activation": layers.read_activation(config, "hidden_act", choices=self.activations),
             "position": position,
             "pattern": self._read_pattern(config, sizes["n_layers"]),
             "bias": any(biases.values()),
         }
 
     def _own_config(self, model: Transformer) -> dict[str, Any]:
-        position, rotary = write_rotary(model, self.model_type)
+        position, rotary = layers.write_rotary(model, self.model_type)
         if position.share != 1:
             why = f"{position.share}, where {self.model_type} has 1.0"
-            update = {"position": position.model_copy(update={"share": 1.0})}
-            raise Inexpressible("model.position.share", why, update)
+            raise Inexpressible("model.position.share", why, {"position.share": 1.0})
         return {
             "head_dim": model.head_width or model.d_model // model.n_heads,
             "num_key_value_heads": model.n_kv_heads or model.n_heads,
-            "hidden_act": write_activation(model, self.model_type, self.activations),
+            "hidden_act": layers.write_activation(model, self.model_type, self.activations),
             **rotary,
             **self._write_pattern(model),
             **dict.fromkeys(self.biased, model.bias),
@@ -135,7 +115,7 @@ class Qwen2(LlamaLike):
         size, first = config.optional("sliding_window", int), config.take("max_window_layers", int, 28)
         if not config.take("use_sliding_window", bool, False):
             size = None
-        full: Sequence[int] | None = read_full_layers(config, n_layers)
+        full: Sequence[int] | None = layers.read_full_layers(config, n_layers)
         if full is None:
             full = range(n_layers if size is None else min(first, n_layers))
         elif size is None and len(full) < n_layers:
@@ -146,12 +126,12 @@ class Qwen2(LlamaLike):
 
     def _write_pattern(self, model: Transformer) -> dict[str, Any]:
         windows = model.pattern if isinstance(model.pattern, WindowPattern) else None
-        kinds = write_layer_types(model)
+        kinds = layers.write_layer_types(model)
         return {
             "use_sliding_window": windows is not None,
             "sliding_window": None if windows is None else windows.size,
             # before layer_types, the first of these layers with a window
-            "max_window_layers": [*kinds, SLIDING].index(SLIDING),
+            "max_window_layers": [*kinds, layers.SLIDING].index(layers.SLIDING),
             "layer_types": kinds,
         }
 
@@ -164,11 +144,7 @@ class Qwen3(Qwen2):
     defaults: ClassVar = {**Qwen2.defaults, "head_dim": 128}
     expected: ClassVar = LlamaLike.expected
     fixed: ClassVar = {"qk_norm": "head"}
-    parts: ClassVar = {
-        **LlamaLike.parts,
-        "0.mixer.q_norm": ("self_attn.q_norm",),
-        "0.mixer.k_norm": ("self_attn.k_norm",),
-    }
+    parts: ClassVar = {**LlamaLike.parts, "0.mixer.q_norm": "self_attn.q_norm", "0.mixer.k_norm": "self_attn.k_norm"}
 
 
 class Gemma(LlamaLike):
@@ -201,8 +177,4 @@ class Olmo2(LlamaLike):
     defaults: ClassVar = {**LlamaLike.defaults, "rms_norm_eps": 1e-5}
     norm: ClassVar = {"kind": "rms", "place": "output"}
     fixed: ClassVar = {"qk_norm": "joint"}
-    parts: ClassVar = {
-        **Qwen3.parts,
-        "0.norm": ("post_attention_layernorm",),
-        "1.norm": ("post_feedforward_layernorm",),
-    }
+    parts: ClassVar = {**Qwen3.parts, "0.norm": "post_attention_layernorm", "1.norm": "post_feedforward_layernorm"}

@@ -2,16 +2,9 @@
 
 from typing import Any, ClassVar
 
+from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.encoder import Encoder
-from lmtool.interop.families.modules import (
-    GATES,
-    Modules,
-    read_activation,
-    read_full_layers,
-    write_activation,
-    write_layer_types,
-)
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Masked
 from lmtool.recipe.spec.position import RotaryPosition
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
@@ -27,20 +20,17 @@ class ModernBert(Encoder):
     prefix = "model."
     redundant = (r"decoder\.weight",)
     name = "ModernBert"
-    modules: ClassVar[Modules] = {
-        "inputs.tokens": ("model.embeddings.tok_embeddings",),
-        "inputs.norm": ("model.embeddings.norm",),
-        "stack.norm": ("model.final_norm",),
+    modules: ClassVar[layers.Modules] = {
+        "inputs.tokens": "model.embeddings.tok_embeddings",
+        "inputs.norm": "model.embeddings.norm",
+        "stack.norm": "model.final_norm",
     }
     layer = "model.layers.{}"
-    parts: ClassVar[Modules] = {
-        "0.mixer.qkv": ("attn.Wqkv",),
-        "0.mixer.out": ("attn.Wo",),
-        "0.norm": ("attn_norm",),
-        "1.mixer.up": ("mlp.Wi",),
-        "1.mixer.out": ("mlp.Wo",),
-        "1.norm": ("mlp_norm",),
+    parts: ClassVar[layers.Modules] = {
+        **layers.attention(0, "attn_norm", "attn.Wqkv", "attn.Wo"),
+        **layers.feed_forward(1, "mlp_norm", "mlp.Wi", "mlp.Wo"),
     }
+    sizes = layers.USUAL_SIZES
     lm_dense = dense = "head.dense"
     lm_norm = dense_norm = "head.norm"
     lm_output = "decoder"
@@ -58,19 +48,15 @@ class ModernBert(Encoder):
         for key in ("mlp_bias", "norm_bias", "classifier_bias")[: 2 if head == "embedding" else 3]:
             if config.take(key, bool, False) != bias:
                 raise config.refusal(f"{key} is not as attention_bias, which no recipe can express")
-        gate = read_activation(config, "hidden_activation", "gelu", GATES)
-        if head == "masked" and read_activation(config, "classifier_activation", "gelu", GATES) != gate:
+        gate = layers.read_activation(config, "hidden_activation", "gelu", layers.GATES)
+        if head == "masked" and layers.read_activation(config, "classifier_activation", "gelu", layers.GATES) != gate:
             raise config.refusal("classifier_activation is not as hidden_activation, which no recipe can express")
-        n_layers = config.positive("num_hidden_layers", int)
+        sizes = self._sizes(config, context=8192)
+        n_layers = sizes["n_layers"]
         if n_layers > MOST:
             raise config.refusal(f"num_hidden_layers is {n_layers}")
         model = {
-            "vocab_size": config.positive("vocab_size", int),
-            "n_layers": n_layers,
-            "d_model": config.positive("hidden_size", int),
-            "n_heads": config.positive("num_attention_heads", int),
-            "d_ff": config.positive("intermediate_size", int),
-            "context": config.positive("max_position_embeddings", int, 8192),
+            **sizes,
             "activation": gate,
             "norm": {"eps": config.positive("norm_eps", float, 1e-5), "embedding": True, "first": False},
             "bias": bias,
@@ -84,7 +70,7 @@ class ModernBert(Encoder):
     def _attention(self, config: Config, n_layers: int) -> dict[str, Any]:
         """Positions and pattern."""
         every = config.positive("global_attn_every_n_layers", int, 3)
-        full = read_full_layers(config, n_layers)
+        full = layers.read_full_layers(config, n_layers)
         if full is None:
             full = [*range(0, n_layers, every)]
         window = config.take("local_attention", int, 128)
@@ -108,32 +94,25 @@ class ModernBert(Encoder):
         return config.take("classifier_dropout", float, 0.0)
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        if not isinstance(model.position, RotaryPosition):
-            why = f"{model.position.kind}, where modernbert has rotary"
-            raise Inexpressible("model.position.kind", why, {"position": RotaryPosition(kind="rotary")})
-        gate = write_activation(model, self.model_type, GATES)
+        position = layers.position_of(model, self.model_type, RotaryPosition(kind="rotary"))
+        gate = layers.write_activation(model, self.model_type, layers.GATES)
         window = 128
         if isinstance(model.pattern, WindowPattern):
             if model.pattern.size < 2:
-                update = {"pattern": model.pattern.model_copy(update={"size": 2})}
-                raise Inexpressible("model.pattern.size", "1, where modernbert sees a neighbour on each side", update)
+                why = "1, where modernbert sees a neighbour on each side"
+                raise Inexpressible("model.pattern.size", why, {"pattern.size": 2})
             window = 2 * (model.pattern.size - 1)
-        narrow = model.position.window_theta or model.position.theta
         config = {
             **super()._config(model, objective),
-            "num_hidden_layers": model.n_layers,
-            "hidden_size": model.d_model,
-            "num_attention_heads": model.n_heads,
-            "intermediate_size": model.inner_width,
-            "max_position_embeddings": model.context,
+            **self._size_keys(model),
             "hidden_activation": gate,
             "classifier_activation": gate if isinstance(objective, Masked) else "gelu",
             "norm_eps": model.norm.eps,
-            "layer_types": write_layer_types(model),
+            "layer_types": layers.write_layer_types(model),
             "local_attention": window,
             "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": model.position.theta},
-                "sliding_attention": {"rope_type": "default", "rope_theta": narrow},
+                layers.FULL: {"rope_type": "default", "rope_theta": position.theta},
+                layers.SLIDING: {"rope_type": "default", "rope_theta": position.window_theta or position.theta},
             },
             "decoder_bias": model.head_bias,
             **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), model.bias),
@@ -156,13 +135,13 @@ def _thetas(config: Config) -> tuple[float, float]:
     if scaled is None:
         return wide, narrow
     thetas = []
-    for kind, theta in (("full_attention", wide), ("sliding_attention", narrow)):
+    for kind, theta in ((layers.FULL, wide), (layers.SLIDING, narrow)):
         of_kind = scaled.get(kind, {})
         if not isinstance(of_kind, dict) or not of_kind.keys() <= {"rope_type", "rope_theta"}:
             raise config.refusal(f"rope_parameters of {kind} have keys that no recipe can express")
         nested = Config(of_kind, config.where)
         nested.expect("rope_type", "default")
         thetas.append(nested.positive("rope_theta", float, theta))
-    if not scaled.keys() <= {"full_attention", "sliding_attention"}:
+    if not scaled.keys() <= {layers.FULL, layers.SLIDING}:
         raise config.refusal("rope_parameters have keys other than full_attention and sliding_attention")
     return thetas[0], thetas[1]

@@ -1,16 +1,22 @@
-"""Encoder-decoders of Transformers, whose decoder predicts tokens."""
+"""Encoder-decoders of Transformers: BART, Marian and PEGASUS, which are as in Vaswani et al. 2017, and T5."""
 
 from abc import abstractmethod
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Described, Family
-from lmtool.interop.families.layouts import Weight
-from lmtool.interop.families.modules import Modules, layers, parameters_of
+from lmtool.interop.families.layouts import AsRow, Halves, Weight
+from lmtool.model.layers.positions import SinusoidalPositions
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import AnyObjective
-from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.position import LearnedPosition, RelativePosition, SinusoidalPosition
+from lmtool.recipe.spec.transformer import NormPlace, Transformer
 
 UNSUPPORTED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForCausalLM")
 """Ends of the names of architectures with heads that no recipe of an encoder-decoder has."""
@@ -52,9 +58,298 @@ class EncoderDecoder(Family):
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         return {"is_encoder_decoder": True, "pad_token_id": None, "d_model": model.d_model}
 
-    def _layers(self, model: Transformer, layer: str, encoder: Modules, decoder: Modules) -> list[Weight]:
+    def _layers(self, model: Transformer, layer: str, encoder: layers.Modules, decoder: layers.Modules) -> list[Weight]:
         """layer: their name of a layer in a stack. encoder, decoder: the modules of a layer."""
-        modules: dict[str, tuple[str, ...]] = {}
+        modules: dict[str, str] = {}
         for stack, parts in (("encoder", encoder), ("decoder", decoder)):
-            modules |= layers(model, stack, f"{self.stack.format(stack)}.{layer}", parts)
-        return [*parameters_of(model, modules)]
+            modules |= layers.of_stack(model, stack, f"{self.stack.format(stack)}.{layer}", parts)
+        return [*layers.parameters_of(model, modules)]
+
+
+_FIRST = layers.attention(0, "self_attn_layer_norm", layers.QKV, "self_attn.out_proj")
+_KV = "encoder_attn.k_proj encoder_attn.v_proj"
+_CROSS = layers.cross_attention(1, "encoder_attn_layer_norm", "encoder_attn.q_proj", _KV, "encoder_attn.out_proj")
+_NETWORK = ("final_layer_norm", "fc1", "fc2")
+
+
+class BartLike(EncoderDecoder):
+    """An encoder-decoder with the layers of BART, which are those of Vaswani et al. 2017.
+
+    norm_place: of its norms; before sublayers, stacks have a norm at their end. normalize_embedding, static_positions,
+    extra_positions: what old files say of its embeddings.
+    """
+
+    prefix = "model."
+    redundant: ClassVar[tuple[str, ...]] = (
+        r"model\.(encoder|decoder)\.(embed_tokens\.weight|version)",
+        r"lm_head\.weight",
+    )
+    stack = "model.{}"
+    norm_place: ClassVar[NormPlace] = "post"
+    normalize_embedding: ClassVar[bool] = False
+    static_positions: ClassVar[bool] = True
+    extra_positions: ClassVar[int] = 2
+
+    def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
+        config.ignore("classif_dropout", "classifier_dropout", "attention_dropout", "init_std", "_num_labels")
+        config.ignore("encoder_layerdrop", "decoder_layerdrop", "output_past", "force_bos_token_to_be_generated")
+        # of the output bias, which the tensors tell
+        config.ignore("add_bias_logits")
+        config.expect("normalize_before", self.norm_place == "pre")
+        config.expect("add_final_layer_norm", self.norm_place == "pre")
+        config.expect("normalize_embedding", self.normalize_embedding)
+        config.expect("static_position_embeddings", self.static_positions)
+        config.expect("extra_pos_embeddings", self.extra_positions)
+        config.expect("tie_word_embeddings", True)
+        d_model = config.positive("d_model", int)
+        n_layers, n_heads = _same_in_both(config, "layers"), _same_in_both(config, "attention_heads")
+        # other names of the same
+        config.expect("num_hidden_layers", n_layers)
+        config.expect("num_attention_heads", n_heads)
+        config.expect("hidden_size", d_model)
+        return {
+            "vocab_size": config.positive("vocab_size", int),
+            "n_layers": n_layers,
+            "d_model": d_model,
+            "n_heads": n_heads,
+            "d_ff": _same_in_both(config, "ffn_dim"),
+            "context": config.positive("max_position_embeddings", int, 1024),
+            "activation": layers.read_activation(config, "activation_function", "gelu"),
+            "norm": {"kind": "layer", "place": self.norm_place, "eps": 1e-5, "embedding": self.normalize_embedding},
+            "scale_embedding": config.take("scale_embedding", bool, False),
+            "head_bias": "final_logits_bias" in names,
+            "dropout": config.take("dropout", float, 0.1),
+            "ffn_dropout": config.take("activation_dropout", float, 0.0),
+        }
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        stacks = ("encoder", "decoder")
+        return {
+            **super()._config(model, objective),
+            **{f"{stack}_layers": model.n_layers for stack in stacks},
+            **{f"{stack}_attention_heads": model.n_heads for stack in stacks},
+            **{f"{stack}_ffn_dim": model.inner_width for stack in stacks},
+            "activation_function": layers.write_activation(model, self.model_type),
+            "scale_embedding": model.scale_embedding,
+            "tie_word_embeddings": True,
+            "dropout": model.dropout,
+            "attention_dropout": model.dropout,
+            "activation_dropout": model.ffn_dropout,
+        }
+
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        weights = [Weight("inputs.tokens.weight", ("model.shared.weight",))]
+        if model.head_bias:
+            weights.append(Weight("head.bias", ("final_logits_bias",), AsRow()))
+        encoder = {**_FIRST, **layers.feed_forward(1, *_NETWORK)}
+        decoder = {**_FIRST, **_CROSS, **layers.feed_forward(2, *_NETWORK)}
+        if self.norm_place == "pre":
+            norms = {f"{stack}.norm": f"model.{stack}.layer_norm" for stack in ("encoder", "decoder")}
+            weights += layers.parameters_of(model, norms)
+        return [*weights, *self._layers(model, "layers.{}", encoder, decoder)]
+
+
+def _same_in_both(config: Config, what: str) -> int:
+    """A number of the encoder, which must be that of the decoder."""
+    value, other = (config.positive(f"{stack}_{what}", int) for stack in ("encoder", "decoder"))
+    if value != other:
+        raise config.refusal(f"decoder_{what} is {other} and encoder_{what} {value}, which no recipe can express")
+    return value
+
+
+class Bart(BartLike):
+    """BART (Lewis et al. 2020)."""
+
+    model_type = "bart"
+    architecture = "BartForConditionalGeneration"
+    normalize_embedding = True
+    static_positions = False
+
+    def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
+        model = super()._model(config, names)
+        position = {"kind": "learned", "size": model["context"] + 2, "offset": 2}
+        return {**model, "position": position, "separate_inputs": True}
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        position = layers.position_of(model, self.model_type, LearnedPosition(offset=2))
+        size = (position.size or model.context + position.offset) - 2
+        return {**super()._config(model, objective), "max_position_embeddings": size}
+
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        weights = super().weights(model, objective)
+        for inputs, stack in (("inputs", "encoder"), ("target_inputs", "decoder")):
+            table = Weight(f"{inputs}.position.table.weight", (f"model.{stack}.embed_positions.weight",))
+            weights += [table, *layers.parameters_of(model, {f"{inputs}.norm": f"model.{stack}.layernorm_embedding"})]
+        return weights
+
+
+class Sinusoidal(BartLike):
+    """Base of families with sinusoids in halves.
+
+    A model whose sinusoids alternate is the same one with another order of the entries of its hidden states.
+    """
+
+    redundant = (*BartLike.redundant, r"model\.(encoder|decoder)\.embed_positions\.weight")
+
+    def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
+        return {**super()._model(config, names), "position": {"kind": "sinusoidal", "layout": "halves"}}
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        layers.position_of(model, self.model_type, SinusoidalPosition())
+        return {**super()._config(model, objective), "max_position_embeddings": model.context}
+
+    def _alike(self, model: Transformer) -> dict[str, Any]:
+        return {"position": SinusoidalPosition(layout="halves")}
+
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        weights = super().weights(model, objective)
+        if isinstance(model.position, SinusoidalPosition) and model.position.layout == "alternating":
+            return [_in_halves(weight) for weight in weights]
+        return weights
+
+
+def _in_halves(weight: Weight) -> Weight:
+    """With the hidden states of theirs in halves: the outputs of `out` and norms, the inputs of all other matrices."""
+    module, _, kind = weight.ours.rpartition(".")
+    if module.endswith((".out", ".norm")):
+        return replace(weight, layout=Halves(0, weight.layout))
+    if kind == "weight":
+        return replace(weight, layout=Halves(1, weight.layout))
+    return weight
+
+
+class Marian(Sinusoidal):
+    """Marian (Junczys-Dowmunt et al. 2018), the translators of OPUS-MT."""
+
+    model_type = "marian"
+    architecture = "MarianMTModel"
+
+    def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
+        model = super()._model(config, names)
+        config.expect("share_encoder_decoder_embeddings", True)
+        config.expect("decoder_vocab_size", model["vocab_size"])
+        return model
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        return {
+            **super()._config(model, objective),
+            "share_encoder_decoder_embeddings": True,
+            "decoder_vocab_size": model.vocab_size,
+        }
+
+
+class Pegasus(Sinusoidal):
+    """PEGASUS (Zhang et al. 2020), with norms before sublayers."""
+
+    model_type = "pegasus"
+    architecture = "PegasusForConditionalGeneration"
+    norm_place = "pre"
+    extra_positions = 1
+
+    def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
+        positions = SinusoidalPositions(model.d_model, halves=True)
+        table = positions(torch.zeros(model.context, model.d_model), torch.arange(model.context))
+        return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
+
+
+class T5(EncoderDecoder):
+    """T5 (Raffel et al. 2020), and its later versions with a gate and an output matrix of their own."""
+
+    model_type = "t5"
+    redundant = (
+        r"(encoder|decoder)\.embed_tokens\.weight",
+        r"lm_head\.weight",
+        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    )
+    architecture = "T5ForConditionalGeneration"
+    stack = "{}"
+    sizes: ClassVar = layers.size_keys("num_layers", "d_model", "num_heads", "n_positions", "d_ff")
+
+    def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
+        config.ignore("classifier_dropout", "output_past")
+        sizes = self._sizes(config, context=512)
+        n_layers = sizes["n_layers"]
+        if config.positive("num_decoder_layers", int, n_layers) != n_layers:
+            raise config.refusal(f"num_decoder_layers is not num_layers {n_layers}, which no recipe can express")
+        dropout = config.take("dropout_rate", float, 0.1)
+        return {
+            **sizes,
+            "head_width": config.positive("d_kv", int),
+            "activation": _t5_activation(config),
+            "position": {
+                "kind": "relative",
+                "buckets": config.positive("relative_attention_num_buckets", int, 32),
+                "max_distance": config.positive("relative_attention_max_distance", int, 128),
+            },
+            "score": "dot",
+            "norm": {"kind": "rms", "eps": config.positive("layer_norm_epsilon", float, 1e-6)},
+            "bias": False,
+            **self._output(config, names),
+            "dropout": dropout,
+            "ffn_dropout": dropout,
+        }
+
+    def _output(self, config: Config, names: Collection[str]) -> dict[str, Any]:
+        """In old files, an output matrix of its own and no scale come together."""
+        tied, scaled = config.take("tie_word_embeddings", bool, True), config.optional("scale_decoder_outputs", bool)
+        untied = "lm_head.weight" in names
+        if scaled is None:
+            if not tied and not untied:
+                raise config.refusal("tie_word_embeddings is False, but there is no lm_head.weight")
+            return {"tie_embeddings": tied, "scale_head": tied}
+        return {"tie_embeddings": not untied, "scale_head": scaled}
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        position = layers.position_of(model, self.model_type, RelativePosition(kind="relative"))
+        gated = layers.is_gated(model)
+        name = layers.write_activation(model, self.model_type, layers.GATES if gated else layers.ACTIVATIONS)
+        return {
+            **super()._config(model, objective),
+            **self._size_keys(model),
+            "num_decoder_layers": model.n_layers,
+            "d_kv": model.head_width or model.d_model // model.n_heads,
+            "feed_forward_proj": f"gated-{name}" if gated else name,
+            "dense_act_fn": name,
+            "is_gated_act": gated,
+            "relative_attention_num_buckets": position.buckets,
+            "relative_attention_max_distance": position.max_distance,
+            "layer_norm_epsilon": model.norm.eps,
+            "tie_word_embeddings": model.tie_embeddings,
+            "scale_decoder_outputs": model.scale_head,
+            "dropout_rate": model.dropout,
+        }
+
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        weights = [Weight("inputs.tokens.weight", ("shared.weight",))]
+        if not model.tie_embeddings:
+            weights.append(Weight("head.own", ("lm_head.weight",)))
+        for stack in ("encoder", "decoder"):
+            table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+            norm = layers.parameters_of(model, {f"{stack}.norm": f"{stack}.final_layer_norm"})
+            weights += [Weight(f"{stack}.position.table.weight", (table,)), *norm]
+
+        def network(number: int) -> layers.Modules:
+            theirs = f"layer.{number}.DenseReluDense"
+            up = f"{theirs}.wi_0 {theirs}.wi_1" if layers.is_gated(model) else f"{theirs}.wi"
+            return layers.feed_forward(number, f"layer.{number}.layer_norm", up, f"{theirs}.wo")
+
+        within, across = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+        first = layers.attention(0, "layer.0.layer_norm", f"{within}.q {within}.k {within}.v", f"{within}.o")
+        cross = layers.cross_attention(1, "layer.1.layer_norm", f"{across}.q", f"{across}.k {across}.v", f"{across}.o")
+        encoder, decoder = {**first, **network(1)}, {**first, **cross, **network(2)}
+        return [*weights, *self._layers(model, "block.{}", encoder, decoder)]
+
+
+def _t5_activation(config: Config) -> str:
+    """Of `dense_act_fn` and `is_gated_act`, which older files leave to be told from `feed_forward_proj`."""
+    kind = config.take("feed_forward_proj", str, "relu")
+    gate, _, name = kind.rpartition("-")
+    if gate not in ("", "gated"):
+        config.expect("feed_forward_proj")
+    choices = layers.GATES if config.take("is_gated_act", bool, gate == "gated") else layers.ACTIVATIONS
+    if config.optional("dense_act_fn", str) is not None:
+        return layers.read_activation(config, "dense_act_fn", name, choices)
+    # so called by its authors
+    name = "gelu_new" if kind == "gated-gelu" else name
+    described = Config({"feed_forward_proj": name}, config.where)
+    return layers.read_activation(described, "feed_forward_proj", choices=choices)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UsageError
+from lmtool.interop.families import layers
 from lmtool.interop.families.config import HARMLESS, Config
 from lmtool.interop.gguf.architectures import ARCHITECTURES, SIZE_KEYS, Architecture, Sizes, TensorPair
 from lmtool.interop.gguf.container import Container
@@ -38,12 +39,11 @@ def describe(container: Container) -> tuple[dict[str, Any], list[TensorPair]]:
     missing, unknown or of another shape.
     """
     name = container.values.get("general.architecture")
-    found = [one for one in ARCHITECTURES if one.name == name]
+    architecture = next((one for one in ARCHITECTURES if one.name == name), None)
     where = plain(str(container.path))
-    if not found:
+    if architecture is None:
         known = ", ".join(one.name for one in ARCHITECTURES)
         raise Config({}, where).refusal(f"architecture {plain(str(name))[:40]} is none of {known}")
-    (architecture,) = found
     mine = {key: value for key, value in container.values.items() if key.startswith(f"{architecture.name}.")}
     return _describe(architecture, Config(mine, where), container)
 
@@ -56,12 +56,12 @@ def _describe(
     eps, eps_name = architecture.epsilon
     config: dict[str, Any] = {
         "model_type": architecture.model_types[0],
-        "vocab_size": sizes.vocab,
-        **{theirs: getattr(sizes, ours) for ours, theirs in architecture.names.items()},
+        "vocab_size": sizes.vocab_size,
+        **{theirs: getattr(sizes, ours) for ours, theirs in architecture.size_names.items()},
         eps_name: keys.take(f"{name}.{eps}", float),
         **{key: values[0] for key, values in architecture.implied.items()},
     }
-    more = {"num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head}
+    more = {"num_key_value_heads": sizes.n_kv_heads, "head_dim": sizes.head_width}
     config |= {key: value for key, value in more.items() if key in architecture.has}
     if "use_parallel_residual" in architecture.has:
         config["use_parallel_residual"] = keys.take(f"{name}.use_parallel_residual", bool)
@@ -73,12 +73,12 @@ def _describe(
     keys.expect(f"{name}.expert_used_count", 0)
     keys.check_all_read()
 
-    output = architecture.head.stored
+    output = "output.weight"
     copied = output in tensors and container.same(output, "token_embd.weight")  # as older converters write tied ones
     config["tie_word_embeddings"] = tied = output not in tensors or copied
-    options = [key for key, rows in architecture.options.items() if f"blk.0.{rows[0].stored}" in tensors]
+    options = [key for key, kinds in architecture.options.items() if f"blk.0.{kinds[0]}.bias" in tensors]
     config |= {key: key in options for key in architecture.options}
-    pairs = architecture.pairs(sizes, tied=tied, options=options)
+    pairs = [*architecture.pairs(sizes, tied=tied, options=options)]
     _check_tensors(pairs, {output} if copied else set(), keys, container)
     return config, pairs
 
@@ -105,17 +105,17 @@ def _sizes_of_file(architecture: Architecture, keys: Config, container: Containe
             raise keys.refusal(f"{name}.{key} is {value}")
         return value
 
-    found = {ours: size(key) for ours, key in SIZE_KEYS.items()}
+    sizes = {ours: size(key) for ours, key in SIZE_KEYS.items()}
     embedding = container.tensors.get("token_embd.weight")
     if embedding is None:
         raise container.damage("the tensor token_embd.weight is missing")
-    if found["layers"] > len(container.tensors):
-        raise container.damage(f"it has {len(container.tensors)} tensors for {found['layers']} layers")
-    heads = found["heads"]
-    head = size("attention.key_length", max(1, found["d"] // heads))
+    if sizes["n_layers"] > len(container.tensors):
+        raise container.damage(f"it has {len(container.tensors)} tensors for {sizes['n_layers']} layers")
+    heads = sizes["n_heads"]
+    head = size("attention.key_length", max(1, sizes["d_model"] // heads))
     keys.expect(f"{name}.attention.value_length", head)
-    if "head_dim" not in architecture.has and head * heads != found["d"]:
-        raise keys.refusal(f"{heads} heads of width {head} do not make up a width of {found['d']}")
+    if "head_dim" not in architecture.has and head * heads != sizes["d_model"]:
+        raise keys.refusal(f"{heads} heads of width {head} do not make up a width of {sizes['d_model']}")
     kv_heads = size("attention.head_count_kv", heads)
     if "num_key_value_heads" not in architecture.has and kv_heads != heads:
         raise keys.refusal(f"{name}.attention.head_count_kv is {kv_heads} for {heads} heads")
@@ -126,7 +126,7 @@ def _sizes_of_file(architecture: Architecture, keys: Config, container: Containe
         rotary = size("rope.dimension_count", head)
         if rotary > head or rotary % 2 or (rotary < head and architecture.rope == "full"):
             raise keys.refusal(f"{name}.rope.dimension_count is {rotary} for heads of width {head}")
-    return Sizes(**found, kv_heads=kv_heads, head=head, rotary=rotary, vocab=embedding.shape[0])
+    return Sizes(**sizes, n_kv_heads=kv_heads, head_width=head, rotary=rotary, vocab_size=embedding.shape[0])
 
 
 def _rope_of_file(architecture: Architecture, sizes: Sizes, keys: Config, container: Container) -> dict[str, object]:
@@ -135,7 +135,7 @@ def _rope_of_file(architecture: Architecture, sizes: Sizes, keys: Config, contai
     base = keys.take(f"{name}.freq_base", float, 10000.0)
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": base}
     if architecture.rope == "partial":
-        rope["partial_rotary_factor"] = sizes.rotary / sizes.head
+        rope["partial_rotary_factor"] = sizes.rotary / sizes.head_width
     kind = keys.take(f"{name}.scaling.type", str, "linear")
     factor = keys.optional(f"{name}.scaling.factor", float) or keys.optional(f"{name}.scale_linear", float)
     original = keys.take(f"{name}.scaling.original_context_length", int, sizes.context)
@@ -184,7 +184,7 @@ def _llama3_of(divisors: np.ndarray[Any, Any], base: float, rotary: int) -> dict
     return None
 
 
-class _Asked:
+class _PublishedKeys:
     """The values of a config.json that is to be expressed. Remembers which ones were; null is as good as missing."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -202,8 +202,8 @@ class _Asked:
             value = float(value)
         if type(value) is not kind or (isinstance(value, int | float) and not abs(value) < 1 << 31):
             raise self.refusal(name)
-        found: T = value
-        return found
+        taken: T = value
+        return taken
 
     def expect(self, name: str, *allowed: object) -> None:
         """Read a key that must be missing or one of these values, else the next error names it too."""
@@ -260,83 +260,83 @@ def inexpressible(key: str, what: str) -> UsageError:
 
 def express(config: Mapping[str, Any]) -> GgufTerms:
     """The inverse of `describe`. Raises UsageError naming a key that no GGUF file has."""
-    asked = _Asked(config)
-    model_type = asked.take("model_type", str)
-    found = [one for one in ARCHITECTURES if model_type in one.model_types]
-    if not found:
-        raise asked.refusal("model_type")
-    (architecture,) = found
+    keys = _PublishedKeys(config)
+    model_type = keys.take("model_type", str)
+    architecture = next((one for one in ARCHITECTURES if model_type in one.model_types), None)
+    if architecture is None:
+        raise keys.refusal("model_type")
     name = architecture.name
     for key, allowed in architecture.implied.items():
-        asked.expect(key, *allowed)
-    rope, rotary_share = _rope_of_config(asked)
-    sizes = _sizes_of_config(architecture, asked, rotary_share)
-    window = asked.size("sliding_window", sizes.context)
+        keys.expect(key, *allowed)
+    rope, rotary_share = _rope_of_config(keys)
+    sizes = _sizes_of_config(architecture, keys, rotary_share)
+    window = keys.size("sliding_window", sizes.context)
     # Mistral's window is in use when it is given; Qwen's when another key says so too.
-    if asked.take("use_sliding_window", bool, model_type == "mistral") and window < sizes.context:
-        raise asked.refusal("sliding_window")
-    asked.expect("layer_types", ["full_attention"] * sizes.layers)
+    if keys.take("use_sliding_window", bool, model_type == "mistral") and window < sizes.context:
+        raise keys.refusal("sliding_window")
+    keys.expect("layer_types", [layers.FULL] * sizes.n_layers)
 
     values: dict[str, Any] = {key: getattr(sizes, ours) for ours, key in SIZE_KEYS.items()}
     eps, eps_name = architecture.epsilon
-    values |= {eps: asked.take(eps_name, float), "vocab_size": sizes.vocab}
+    values |= {eps: keys.take(eps_name, float), "vocab_size": sizes.vocab_size}
     if "num_key_value_heads" in architecture.has:
-        values["attention.head_count_kv"] = sizes.kv_heads
+        values["attention.head_count_kv"] = sizes.n_kv_heads
     if "head_dim" in architecture.has:
-        values |= {"attention.key_length": sizes.head, "attention.value_length": sizes.head}
+        values |= {"attention.key_length": sizes.head_width, "attention.value_length": sizes.head_width}
     if "use_parallel_residual" in architecture.has:
-        values["use_parallel_residual"] = asked.take("use_parallel_residual", bool, True)
+        values["use_parallel_residual"] = keys.take("use_parallel_residual", bool, True)
     computed = {} if architecture.rope == "none" else _express_rope(values, rope, sizes)
-    tied = asked.take("tie_word_embeddings", bool, architecture.tied)
-    options = [key for key in architecture.options if asked.take(key, bool, False)]
-    asked.check_all_read()
-    pairs = architecture.pairs(sizes, tied=tied, options=options)
+    tied = keys.take("tie_word_embeddings", bool, architecture.family.defaults.get("tie_word_embeddings", True))
+    options = [key for key in architecture.options if keys.take(key, bool, False)]
+    keys.check_all_read()
+    pairs = [*architecture.pairs(sizes, tied=tied, options=options)]
     pairs += [TensorPair(key, key, tuple(tensor.shape)) for key, tensor in computed.items()]
     return GgufTerms(name, {f"{name}.{key}": value for key, value in values.items()}, pairs, computed)
 
 
-def _sizes_of_config(architecture: Architecture, asked: _Asked, rotary_share: float) -> Sizes:
-    names = architecture.names
-    d = asked.size(names["d"])
+def _sizes_of_config(architecture: Architecture, keys: _PublishedKeys, rotary_share: float) -> Sizes:
+    names = architecture.size_names
+    d = keys.size(names["d_model"])
     defaults = {"n_inner": 4 * d}
-    found = {ours: asked.size(key, defaults.get(key)) for ours, key in names.items()}
-    heads = found["heads"]
-    if d % heads and not asked.has("head_dim"):
-        raise asked.refusal(names["heads"])
+    sizes = {ours: keys.size(key, defaults.get(key)) for ours, key in names.items()}
+    heads = sizes["n_heads"]
+    if d % heads and not keys.has("head_dim"):
+        raise keys.refusal(names["n_heads"])
     head, kv_heads = d // heads, heads
     if "head_dim" in architecture.has:
-        head = asked.size("head_dim", head)
+        head = keys.size("head_dim", head)
     else:
-        asked.expect("head_dim", head)
+        keys.expect("head_dim", head)
     if "num_key_value_heads" in architecture.has:
-        kv_heads = asked.size("num_key_value_heads", heads)
+        kv_heads = keys.size("num_key_value_heads", heads)
         if heads % kv_heads:
-            raise asked.refusal("num_key_value_heads")
+            raise keys.refusal("num_key_value_heads")
     rotary = int(head * rotary_share)
     if architecture.rope != "none" and (not 0 < rotary <= head or rotary % 2):
-        raise asked.refusal("partial_rotary_factor")
+        raise keys.refusal("partial_rotary_factor")
     if architecture.rope == "full" and rotary < head:
-        raise asked.refusal("partial_rotary_factor")
-    return Sizes(**found, kv_heads=kv_heads, head=head, rotary=rotary, vocab=asked.size("vocab_size"))
+        raise keys.refusal("partial_rotary_factor")
+    vocab_size = keys.size("vocab_size")
+    return Sizes(**sizes, n_kv_heads=kv_heads, head_width=head, rotary=rotary, vocab_size=vocab_size)
 
 
-def _rope_of_config(asked: _Asked) -> tuple[_Asked, float]:
+def _rope_of_config(keys: _PublishedKeys) -> tuple[_PublishedKeys, float]:
     """The rotary parameters, and the share of a head that is rotated.
 
     Older files have them in several keys, which newer ones may repeat.
     """
-    if asked.has("rope_parameters"):
-        rope = dict(asked.take("rope_parameters", dict))
-        asked.ignore("rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct")
+    if keys.has("rope_parameters"):
+        rope = dict(keys.take("rope_parameters", dict))
+        keys.ignore("rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct")
     else:
-        rope = dict(asked.take("rope_scaling", dict, {}))
-        rope["rope_theta"] = asked.take("rope_theta", float, asked.take("rotary_emb_base", float, 10000.0))
-        rope["partial_rotary_factor"] = asked.take("rotary_pct", float, 1.0)
-    inner = _Asked(rope)
+        rope = dict(keys.take("rope_scaling", dict, {}))
+        rope["rope_theta"] = keys.take("rope_theta", float, keys.take("rotary_emb_base", float, 10000.0))
+        rope["partial_rotary_factor"] = keys.take("rotary_pct", float, 1.0)
+    inner = _PublishedKeys(rope)
     return inner, inner.take("partial_rotary_factor", float, 1.0)
 
 
-def _express_rope(values: dict[str, Any], rope: _Asked, sizes: Sizes) -> dict[str, Tensor]:
+def _express_rope(values: dict[str, Any], rope: _PublishedKeys, sizes: Sizes) -> dict[str, Tensor]:
     """Add the keys of the rotary embedding; returns the tensor FREQUENCIES when keys cannot express it."""
     base = rope.take("rope_theta", float, 10000.0)
     kind = rope.take("rope_type", str, rope.take("type", str, "default"))

@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp: read as a Hugging Face directory of the same model would be, and written from one."""
+"""Write GGUF files, as llama.cpp's converter does from a Hugging Face directory."""
 
 import json
 import math
@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import quant_shape_to_byte_shape, quantize
 from torch import Tensor
 
 from lmtool import durable
 from lmtool.interop.gguf.architectures import POSITIONS, TensorPair
-from lmtool.interop.gguf.configs import describe, express, inexpressible
-from lmtool.interop.gguf.container import Container
-from lmtool.interop.gguf.vocabulary import express_tokenizer, read_tokenizer
-from lmtool.interop.notes import NOTE
+from lmtool.interop.gguf.configs import express, inexpressible
+from lmtool.interop.gguf.vocabulary import express_tokenizer
+from lmtool.interop.names import NOTE
 from lmtool.printable import plain
 
 Quantization = Literal["f16", "q8_0"]
@@ -26,48 +24,6 @@ _TYPES = {"f16": GGMLQuantizationType.F16, "q8_0": GGMLQuantizationType.Q8_0}
 _FILE_TYPES = {"f16": LlamaFileType.MOSTLY_F16, "q8_0": LlamaFileType.MOSTLY_Q8_0}
 _LARGEST = {GGMLQuantizationType.F32: math.inf, GGMLQuantizationType.F16: 65504, GGMLQuantizationType.Q8_0: 65504 * 127}
 """Value that each type can hold; Q8_0 has a 16-bit scale."""
-
-
-class GgufModel:
-    """A model in a GGUF file.
-
-    config: keys of Transformers' config.json. tokenizer_json: of the library `tokenizers`. tokenizer_config: bos_token,
-    eos_token, unk_token and pad_token, as far as there are, and chat_template, if there is one.
-    """
-
-    def __init__(self, container: Container) -> None:
-        """Raises CheckpointError for what is damaged, unknown or would compute something else."""
-        self._container = container
-        self.config, pairs = describe(container)
-        tokenizer = read_tokenizer(container, container.values["general.architecture"], self.config["vocab_size"])
-        self.config |= tokenizer.ids
-        self.config |= _read_note(container)
-        self.tokenizer_json = tokenizer.tokenizer_json
-        self.tokenizer_config = tokenizer.tokenizer_config
-        self._pairs = {pair.published: pair for pair in pairs}
-
-    def names(self) -> list[str]:
-        """Names of all tensors, as in Transformers."""
-        return list(self._pairs)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """As in Transformers."""
-        return self._pairs[name].published_shape
-
-    def dtype(self, name: str) -> torch.dtype:
-        """float32 for quantized tensors."""
-        return self._container.tensors[self._pairs[name].stored].dtype
-
-    def read(self, name: str) -> Tensor:
-        """A tensor as in Transformers, dequantized; the file stays on disk."""
-        pair = self._pairs[name]
-        (tensor,) = pair.layout.split(self._container.read(pair.stored))
-        return tensor.contiguous()
-
-
-def open_gguf(path: Path) -> GgufModel:
-    """The model in a file. Raises CheckpointError."""
-    return GgufModel(Container(path))
 
 
 def write_gguf(
@@ -80,13 +36,13 @@ def write_gguf(
 ) -> None:
     """Write a model as llama.cpp's converter does, and replace `path` when it is on disk.
 
-    config, tokenizer_config, tokenizer_json: as `GgufModel` has them. tensors: by their names in Transformers, each is
+    config, tokenizer_config, tokenizer_json: as a directory has them. tensors: by their names in Transformers, each is
     made once, and one at a time. quantization: of matrices; vectors and learned positions are float32, and rows of no
     whole blocks of Q8_0 are F16. Raises UsageError naming what GGUF cannot express, and OSError.
     """
     expressed = express({key: value for key, value in config.items() if key != NOTE})
-    given = config.get("eos_token_id")
-    ends = given if isinstance(given, list) else [] if given is None else [given]
+    eos = config.get("eos_token_id")
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     vocabulary = express_tokenizer(tokenizer_json, tokenizer_config, expressed.architecture, config["vocab_size"], ends)
     for pair in expressed.pairs:
         if pair.published not in tensors and pair.published not in expressed.computed:
@@ -116,18 +72,6 @@ def write_gguf(
             writer.close()
         with new.open("rb+") as file:
             os.fsync(file.fileno())
-
-
-def _read_note(container: Container) -> dict[str, Any]:
-    """The note of an export, by its key in config.json, if there is one. Raises CheckpointError when it is none."""
-    written = container.values.get(NOTE)
-    if written is None:
-        return {}
-    try:
-        note = json.loads(written)
-    except (TypeError, ValueError, RecursionError):
-        raise container.damage(f"{NOTE} is not the note of an export") from None
-    return {NOTE: note}
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:

@@ -6,6 +6,7 @@ tokenizer.json does, such as the normalization of Qwen, this follows the model's
 so that its id is its place in the file.
 """
 
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -20,9 +21,9 @@ from tokenizers import Tokenizer
 from lmtool.interop.families.config import Config
 from lmtool.interop.gguf.configs import inexpressible
 from lmtool.interop.gguf.container import Container
+from lmtool.interop.tokenization.converting import SPACE
+from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import plain
-
-SPACE = "▁"
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -79,17 +80,12 @@ _GEMMA_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWi
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
-@dataclass(frozen=True)
-class GgufTokenizer:
-    """A tokenizer as a Hugging Face directory has it. ids: keys of its config.json, such as `eos_token_id`."""
+def describe_tokenizer(
+    container: Container, architecture: str, vocab_size: int
+) -> tuple[PublishedTokenizer, dict[str, Any]]:
+    """The tokenizer of a file, and keys of its config.json, such as `eos_token_id`.
 
-    tokenizer_json: str
-    tokenizer_config: dict[str, Any]
-    ids: dict[str, Any]
-
-
-def read_tokenizer(container: Container, architecture: str, vocab_size: int) -> GgufTokenizer:
-    """The tokenizer of a file. Raises CheckpointError when it is of an unknown kind, or does not fit together.
+    Raises CheckpointError when it is of an unknown kind, or does not fit together.
 
     SentencePiece puts a space before any text, also before one that begins with a space, as the original does.
     """
@@ -117,8 +113,8 @@ def read_tokenizer(container: Container, architecture: str, vocab_size: int) -> 
         for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if token and (kind in (TokenType.CONTROL, TokenType.USER_DEFINED) or n in marked)
     ]
-    before = _framing(keys, "bos", tokens, special, begins)
-    after = _framing(keys, "eos", tokens, special, False)
+    before = _prompt_format(keys, "bos", tokens, special, begins)
+    after = _prompt_format(keys, "eos", tokens, special, False)
     document["post_processor"] = _template(before, after)
     text = json.dumps(document, ensure_ascii=False)
     try:
@@ -134,11 +130,11 @@ def read_tokenizer(container: Container, architecture: str, vocab_size: int) -> 
     ids.pop("unk_token_id", None)
     if ends:
         ids["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    return GgufTokenizer(text, config, ids)
+    return PublishedTokenizer(text, config), ids
 
 
 def _special_ids(keys: Config, n_tokens: int, model: str) -> dict[str, int]:
-    found = {}
+    special = {}
     for name in (*_SPECIAL.values(), *_ENDS[1:]):
         n = keys.optional(f"tokenizer.ggml.{name}_token_id", int)
         if n is not None and not 0 <= n < n_tokens:
@@ -146,8 +142,8 @@ def _special_ids(keys: Config, n_tokens: int, model: str) -> dict[str, int]:
         if n is None and model == "llama" and _SENTENCEPIECE_IDS.get(name, n_tokens) < n_tokens:
             n = _SENTENCEPIECE_IDS[name]
         if n is not None:
-            found[name] = n
-    return found
+            special[name] = n
+    return special
 
 
 def _numbers(keys: Config, name: str, length: int) -> list[Any] | None:
@@ -172,11 +168,10 @@ def _spell_spaces(tokens: list[str], kinds: list[int]) -> None:
 def _byte_level(keys: Config, tokens: Sequence[str]) -> tuple[dict[str, Any], bool]:
     """A document without added tokens; and whether text begins with `bos` where the file does not say."""
     name = keys.take("tokenizer.ggml.pre", str, "default")
-    found = [one for one in _WORDS if name in one.names]
-    if not found:
+    words = next((one for one in _WORDS if name in one.names), None)
+    if words is None:
         known = ", ".join(name for one in _WORDS for name in one.names)
         raise keys.refusal(f"its pre-tokenizer {plain(name)[:40]} is none of {known}")
-    (words,) = found
     merges = [merge.split(" ") for merge in keys.take("tokenizer.ggml.merges", list) if type(merge) is str]
     if any(len(merge) != 2 for merge in merges):
         raise keys.refusal("a merge in tokenizer.ggml.merges is not of two parts")
@@ -209,14 +204,14 @@ def recovered_merges(
     Tokens of other kinds are neither parts nor results, so that text spells no control token.
     """
     normal = {token: n for n, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == TokenType.NORMAL}
-    found = []
+    ranked = []
     for token, n in normal.items():
         cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
         pairs = [(left, right) for left, right in cuts if left in normal and right in normal]
         rank = -n if architecture == "gemma" else scores[n]
-        found += [(rank, len(left), len(right), left, right) for left, right in pairs]
-    found.sort(key=lambda merge: merge[:3], reverse=True)
-    return [[left, right] for *_, left, right in found]
+        ranked += [(rank, len(left), len(right), left, right) for left, right in pairs]
+    ranked.sort(key=lambda merge: merge[:3], reverse=True)
+    return [[left, right] for *_, left, right in ranked]
 
 
 def _bpe(tokens: Sequence[str], merges: Sequence[Sequence[str]], **options: object) -> dict[str, Any]:
@@ -237,7 +232,7 @@ def _added_token(n: int, token: str, *, special: bool) -> dict[str, Any]:
     return {"id": n, "content": token, **flags}
 
 
-def _framing(
+def _prompt_format(
     keys: Config, name: str, tokens: Sequence[str], special: Mapping[str, int], default: bool
 ) -> list[tuple[str, int]]:
     """The token that is put before (`bos`) or after (`eos`) every text, if one is."""
@@ -253,8 +248,8 @@ def _template(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]
         return None
 
     def framed(sequence: str, segment: int) -> list[dict[str, Any]]:
-        def added(framing: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-            return [{"SpecialToken": {"id": token, "type_id": segment}} for token, _ in framing]
+        def added(bos_eos: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+            return [{"SpecialToken": {"id": token, "type_id": segment}} for token, _ in bos_eos]
 
         return [*added(before), {"Sequence": {"id": sequence, "type_id": segment}}, *added(after)]
 
@@ -266,7 +261,7 @@ def _template(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]
 def express_tokenizer(
     tokenizer_json: str, tokenizer_config: Mapping[str, Any], architecture: str, vocab_size: int, ends: Sequence[int]
 ) -> dict[str, Any]:
-    """The inverse of `read_tokenizer`: values by their key in a file, lists in the place of arrays.
+    """The inverse of `describe_tokenizer`: values by their key in a file, lists in the place of arrays.
 
     ends: ids that end a text, of a config.json. Raises UsageError naming a key that no GGUF file has.
     """
@@ -300,13 +295,13 @@ def express_tokenizer(
     special |= dict(zip(_ENDS[1:] if "eos" in special else _ENDS, rest, strict=False))
     values |= {f"{name}_token_id": n for name, n in special.items()}
     values |= _express_framing(tokenizer, special)
-    found = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    keys = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     template = tokenizer_config.get("chat_template")
     if template is not None:
         if type(template) is not str:
             raise inexpressible("chat_template", "not one text")
-        found["tokenizer.chat_template"] = template
-    return found
+        keys["tokenizer.chat_template"] = template
+    return keys
 
 
 def _tokens(document: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -340,10 +335,10 @@ def _words_of(document: Mapping[str, Any]) -> _Words:
     same_text = [one for one in same_cut if one.normalizer == normalizer]
     if not same_text:
         raise inexpressible("normalizer", json.dumps(normalizer))
-    for one in same_text:
-        if one.whole == whole:
-            return one
-    raise inexpressible("model.ignore_merges", str(whole))
+    words = next((one for one in same_text if one.whole == whole), None)
+    if words is None:
+        raise inexpressible("model.ignore_merges", str(whole))
+    return words
 
 
 def _without_offsets(part: Any) -> Any:
@@ -388,24 +383,18 @@ def _by_result(merges: Sequence[Sequence[str]]) -> list[tuple[str, set[str]]]:
 
 def _ids_of(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, int]:
     ids = {token: n for n, token in enumerate(tokens)}
-    found = {}
-    for key, name in _SPECIAL.items():
-        token = tokenizer_config.get(key)
-        if token is not None:
-            if token not in ids:
-                raise inexpressible(key, f"{token!r}, which is no token")
-            found[name] = ids[token]
-    return found
+    named = {key: token for key in _SPECIAL if (token := tokenizer_config.get(key)) is not None}
+    for key, token in named.items():
+        if token not in ids:
+            raise inexpressible(key, f"{token!r}, which is no token")
+    return {_SPECIAL[key]: ids[token] for key, token in named.items()}
 
 
 def _express_framing(tokenizer: Tokenizer, special: Mapping[str, int]) -> dict[str, bool]:
     """Whether tokens are put around every text."""
     bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
     framed: list[int] = tokenizer.encode("a").ids
-    for begins in (False, True):
-        for ends in (False, True):
-            before = [special.get("bos")] if begins else []
-            after = [special.get("eos")] if ends else []
-            if framed == [*before, *bare, *after]:
-                return {"add_bos_token": begins, "add_eos_token": ends}
+    for begins, ends in itertools.product((False, True), repeat=2):
+        if framed == [*[special.get("bos")] * begins, *bare, *[special.get("eos")] * ends]:
+            return {"add_bos_token": begins, "add_eos_token": ends}
     raise inexpressible("post_processor", "not only bos_token and eos_token around a text")

@@ -10,14 +10,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 
 from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
-from lmtool.text.tokenizer import LARGEST_FILE, LARGEST_VOCABULARY, without_surrogates
-
-"""Bytes of a JSON file; the largest tokenizer.json on the hub have 35 million."""
+from lmtool.tokenization.inner import LARGEST_VOCABULARY
+from lmtool.tokenization.tokenizer import LARGEST_FILE, without_surrogates
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -37,53 +36,34 @@ class Kind(StrEnum):
     MARIAN = "MarianTokenizer"
 
 
-_ALIASES = {
-    "BartTokenizer": Kind.ROBERTA,
-    "DistilBertTokenizer": Kind.BERT,
-    "ElectraTokenizer": Kind.BERT,
-}
+_ALIASES = {"BartTokenizer": Kind.ROBERTA, "DistilBertTokenizer": Kind.BERT, "ElectraTokenizer": Kind.BERT}
 
 _OF_MODEL_TYPE = {
-    "bart": Kind.ROBERTA,
-    "bert": Kind.BERT,
-    "distilbert": Kind.BERT,
-    "electra": Kind.BERT,
-    "gemma": Kind.GEMMA,
-    "gemma2": Kind.GEMMA,
-    "gpt2": Kind.GPT2,
-    "gpt_neox": Kind.GPT_NEOX,
-    "marian": Kind.MARIAN,
-    "mistral": Kind.FILE,
-    "modernbert": Kind.FILE,
-    "olmo2": Kind.FILE,
-    "qwen2": Kind.QWEN2,
-    "qwen3": Kind.QWEN2,
-    "roberta": Kind.ROBERTA,
-    "t5": Kind.T5,
+    **dict.fromkeys(("bart", "roberta"), Kind.ROBERTA),
+    **dict.fromkeys(("bert", "distilbert", "electra"), Kind.BERT),
+    **dict.fromkeys(("gemma", "gemma2"), Kind.GEMMA),
+    **dict.fromkeys(("mistral", "modernbert", "olmo2"), Kind.FILE),
+    **dict.fromkeys(("qwen2", "qwen3"), Kind.QWEN2),
+    **{"gpt2": Kind.GPT2, "gpt_neox": Kind.GPT_NEOX, "marian": Kind.MARIAN, "t5": Kind.T5},
 }
 """Llama has none of its own: half of them are byte-level."""
 
-_END = "<|endoftext|>"
-_DEFAULT_ROLES = {
+_END = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+_UNK_PAD = {"unk_token": "<unk>", "pad_token": "<pad>"}
+_DEFAULT_ROLES: Mapping[Kind, Mapping[str, str]] = {
     Kind.FILE: {},
-    Kind.GPT2: {"unk_token": _END, "bos_token": _END, "eos_token": _END},
-    Kind.GPT_NEOX: {"unk_token": _END, "bos_token": _END, "eos_token": _END, "pad_token": "<|padding|>"},
-    Kind.QWEN2: {"unk_token": _END, "eos_token": _END, "pad_token": _END},
+    Kind.GPT2: _END,
+    Kind.GPT_NEOX: {**_END, "pad_token": "<|padding|>"},
+    Kind.QWEN2: dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
     Kind.ROBERTA: {
-        **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"},
-        **{"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
+        **_UNK_PAD,
+        **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "mask_token": "<mask>"},
     },
-    Kind.BERT: {
-        **{"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"},
-        **{"mask_token": "[MASK]"},
-    },
-    Kind.T5: {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    Kind.BERT: {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")},
+    Kind.T5: {**_UNK_PAD, "eos_token": "</s>"},
     Kind.LLAMA: {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
-    Kind.GEMMA: {
-        **{"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
-        **{"mask_token": "<mask>"},
-    },
-    Kind.MARIAN: {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"},
+    Kind.GEMMA: {**_UNK_PAD, "bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<mask>"},
+    Kind.MARIAN: {**_UNK_PAD, "eos_token": "</s>"},
 }
 
 
@@ -91,9 +71,12 @@ _DEFAULT_ROLES = {
 class TokenizerSettings:
     """The small files, merged.
 
-    kind: the class that Transformers would make of them. values: tokenizer_config.json. roles: named special tokens, in
-    the order of `ROLES`; a plain string has no options of its own. added: further tokens by id. extra: special tokens
-    without a role, or None when no file lists any. where: the file that most of it comes from, for errors.
+    kind: the class that Transformers would make of them.
+    values: tokenizer_config.json.
+    roles: named special tokens, in the order of `ROLES`; a plain string has no options of its own.
+    added: further tokens by id.
+    extra: special tokens without a role, or None when no file lists any.
+    where: the file that most of it comes from, for errors.
     """
 
     kind: Kind
@@ -113,6 +96,24 @@ class TokenizerSettings:
             raise refusal(f"{name} is {_shown(value)}, not true or false", self.where)
         return value
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The special tokens by their roles."""
+        return {role: _content(token) for role, token in self.roles.items()}
+
+    def add_tokens(self, inner: Tokenizer) -> None:
+        """Add the tokens that the vocabulary lacks, or whose options differ, in the order of Transformers."""
+        pending = [token for _, token in sorted(self.added.items())]
+        known = {token.content for token in [*inner.get_added_tokens_decoder().values(), *pending]}
+        for token in [*self.roles.values(), *(self.extra or [])]:
+            if _content(token) not in known:
+                known.add(_content(token))
+                pending.append(AddedToken(token, special=True) if isinstance(token, str) else token)
+        special = set(self.names.values())
+        for token in pending:
+            token.special = token.special or token.content in special
+        inner.add_tokens(pending)
+
 
 def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
     """Read tokenizer_config.json, special_tokens_map.json, added_tokens.json and the chat template, those there are.
@@ -127,7 +128,7 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
         values = {key: value for key, value in values.items() if key not in ("add_bos_token", "add_eos_token")}
     if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
         values["extra_special_tokens"] = values.pop("additional_special_tokens")
-    given = {name: values[name] for name in ROLES if name in values}
+    named = {name: values[name] for name in ROLES if name in values}
     extra = values.get("extra_special_tokens")
     added = {}
     if "added_tokens_decoder" in values:
@@ -139,20 +140,20 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
         path = folder / "special_tokens_map.json"
         for name, value in _read_object(path).items():
             if name in ROLES:
-                given[name] = _token(value, str(path), special=True) if isinstance(value, dict) else value
+                named[name] = _token(value, str(path), special=True) if isinstance(value, dict) else value
             elif name in ("additional_special_tokens", "extra_special_tokens") and extra is None:
                 extra = value
         path = folder / "added_tokens.json"
-        special = {_content(token) for token in (*given.values(), *_listed(extra, where))}
+        special = {_content(token) for token in (*named.values(), *_listed(extra, where))}
         for name, value in _read_object(path).items():
             added[_id(value, str(path))] = AddedToken(name, normalized=name not in special, special=name in special)
     options = {token.content: token for token in added.values()}
     roles: dict[str, AddedToken | str] = {}
     for name in ROLES:
-        if name not in given and name in _DEFAULT_ROLES[kind]:
+        if name not in named and name in _DEFAULT_ROLES[kind]:
             roles[name] = _DEFAULT_ROLES[kind][name]
-        elif given.get(name) is not None:
-            token = _token_or_text(given[name], where)
+        elif named.get(name) is not None:
+            token = _token_or_text(named[name], where)
             roles[name] = options.get(_content(token), token)
     return TokenizerSettings(
         kind=kind,
@@ -165,12 +166,16 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
     )
 
 
+def read_bytes(path: Path, limit: int = LARGEST_FILE) -> bytes:
+    """The content of a file. Raises CheckpointError when it cannot be read or is too large."""
+    with durable.refusing("cannot read the tokenizer", path, kind=CheckpointError):
+        return durable.read(path, limit)
+
+
 def read_text(path: Path) -> str:
-    """The content of a file of text. Raises CheckpointError when it cannot be read or is too large."""
+    """The content of a file of text. Raises CheckpointError as `read_bytes` does, and when it is not UTF-8."""
     try:
-        return durable.read(path, LARGEST_FILE).decode()
-    except OSError as error:
-        raise CheckpointError(f"cannot read the tokenizer: {error.strerror}", where=str(path)) from error
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise refusal("it is not UTF-8", str(path)) from error
 

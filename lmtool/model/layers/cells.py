@@ -29,8 +29,11 @@ class Texts:
     gives positions (of B * T) in the order of torch's PackedSequence, without padding: the first tokens of all texts,
     longest text first, then their second tokens, and so on.
 
-    flat_M: index of each kept position in the flat batch. rank_M: rank of its text by length, longest first. place_M:
-    its position in the text. first_B, last_B: the first and last text of each row, or R for an empty row. length: T.
+    flat_M: index of each kept position in the flat batch.
+    rank_M: rank of its text by length, longest first.
+    place_M: its position in the text.
+    first_B, last_B: the first and last text of each row, or R for an empty row.
+    length: T.
     """
 
     flat_M: Tensor
@@ -123,8 +126,9 @@ class Cell(nn.Module, ABC):
 
     Computed in the dtype of its weights also under autocast, because rounding accumulates over steps.
 
-    kind: its name in recipes; `CELLS` has its sizes. kernel: torch's, which then holds the cell's weights. seen: where
-        to collect the state after each step, see `stepwise`; usually None.
+    kind: its name in recipes; `CELLS` has its sizes.
+    kernel: torch's, which then holds the cell's weights.
+    seen: where to collect the state after each step, see `stepwise`; usually None.
     """
 
     kind: ClassVar[CellName]
@@ -266,11 +270,11 @@ def stepwise(model: nn.Module) -> Iterator[list[list[CellState]]]:
     the very tensors that later steps and layers read, for their gradients. Rows have one text each.
     """
     cells = [module for module in model.modules() if isinstance(module, Cell)]
-    found: list[list[CellState]] = [[] for _ in cells]
-    for cell, states in zip(cells, found, strict=True):
-        cell.seen = states
+    states: list[list[CellState]] = [[] for _ in cells]
+    for cell, states_of_layer in zip(cells, states, strict=True):
+        cell.seen = states_of_layer
     try:
-        yield found
+        yield states
     finally:
         for cell in cells:
             cell.seen = None

@@ -57,9 +57,9 @@ class NgramEmbedding(nn.Module):
             key_BT = key_BS[:, key_BS.shape[1] - tokens_BT.shape[1] :].contiguous()
             entry_BT = torch.searchsorted(keys_K, key_BT).clamp(max=last)
             known_BT = (keys_K[entry_BT] == key_BT) & (positions_PT >= n - 1)
-            found_BTD = F.embedding(torch.where(known_BT, entry_BT, 0), self.weight, sparse=is_sparse)
-            found_BTD = found_BTD * known_BT[..., None]
-            x_BTD = found_BTD if x_BTD is None else x_BTD + found_BTD
+            vector_BTD = F.embedding(torch.where(known_BT, entry_BT, 0), self.weight, sparse=is_sparse)
+            vector_BTD = vector_BTD * known_BT[..., None]
+            x_BTD = vector_BTD if x_BTD is None else x_BTD + vector_BTD
         assert x_BTD is not None
         return x_BTD
 
@@ -81,8 +81,8 @@ class NgramEmbedding(nn.Module):
         key_N = tokens_N + 1
         for n in range(2, self.longest + 1):
             key_N = key_N[:-1] * self._base + tokens_N[n - 1 :] + 1
-            found, times = torch.unique(key_N, return_counts=True)
-            keys.append(found[times >= self.min_count])
+            distinct, times = torch.unique(key_N, return_counts=True)
+            keys.append(distinct[times >= self.min_count])
             counts.append(times[times >= self.min_count])
         key, count = torch.cat(keys), torch.cat(counts)
         # stable: of equally frequent ones the shorter, and then the smaller

@@ -51,14 +51,14 @@ def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     Passes of one module are successive queries over the same keys, as of a decoder that goes step by step. The weights
     are in float32 or wider, after the softmax or the selection, and before dropout.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
 
     def observer(name: str, part: Attending) -> Observer:
         layers = cycle(_in_layer(name, layer) for layer in range(part.n_layers))
 
         def observe(weights_BNTS: Tensor) -> None:
             name = next(layers)
-            found[name] = torch.cat((found[name], weights_BNTS), 2) if name in found else weights_BNTS
+            weights[name] = torch.cat((weights[name], weights_BNTS), 2) if name in weights else weights_BNTS
 
         return observe
 
@@ -66,7 +66,7 @@ def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     try:
         for name, part in parts.items():
             part.observer = observer(name, part)
-        yield found
+        yield weights
     finally:
         for part in parts.values():
             part.observer = None

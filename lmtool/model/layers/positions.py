@@ -10,19 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lmtool.recipe.spec.position import (
-    AlibiPosition,
-    LearnedPosition,
-    LinearScaling,
-    Llama3Scaling,
-    NoPosition,
-    NoScaling,
-    RelativePosition,
-    RotaryPosition,
-    RotaryScaling,
-    SinusoidalPosition,
-    YarnScaling,
-)
+from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -85,7 +73,7 @@ class RotaryPositions(AttentionPositions):
     share: R components of a head of width H are rotated, those after them are not (Black et al. 2022, GPT-NeoX).
     """
 
-    def __init__(self, theta: float, share: float = 1.0, scaling: RotaryScaling = NoScaling()) -> None:  # noqa: B008 - it is frozen
+    def __init__(self, theta: float, share: float = 1.0, scaling: specs.RotaryScaling = specs.NoScaling()) -> None:  # noqa: B008 - it is frozen
         super().__init__()
         self.theta = theta
         self.share = share
@@ -104,21 +92,21 @@ class RotaryPositions(AttentionPositions):
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def scaled(frequencies: Tensor, scaling: RotaryScaling, fall: float) -> tuple[Tensor, float]:
+def scaled(frequencies: Tensor, scaling: specs.RotaryScaling, fall: float) -> tuple[Tensor, float]:
     """Frequencies (radians a position, descending) for a longer context, and the factor of rotated queries and keys.
 
     fall: the logarithm of how much each frequency is above the next.
     """
     match scaling:
-        case NoScaling():
+        case specs.NoScaling():
             return frequencies, 1.0
-        case LinearScaling(factor=factor):
+        case specs.LinearScaling(factor=factor):
             return frequencies / factor, 1.0
-        case Llama3Scaling(factor=factor, low_frequency=low, high_frequency=high):
+        case specs.Llama3Scaling(factor=factor, low_frequency=low, high_frequency=high):
             turns = scaling.original_context * frequencies / (2 * math.pi)
             stays = ((turns - low) / (high - low)).clamp(0, 1)
             return frequencies * (stays + (1 - stays) / factor), 1.0
-        case YarnScaling(factor=factor, attention_factor=attention):
+        case specs.YarnScaling(factor=factor, attention_factor=attention):
             # the blend is linear in the index of a frequency, between those of slow and fast turns
             n = len(frequencies)
             # at least a little, for a base that is hardly above 1
@@ -220,9 +208,9 @@ def build_position(spec: Transformer) -> nn.Module | None:
     """The module of absolute position embeddings, or None."""
     width = spec.embedding_width or spec.d_model
     match spec.position:
-        case LearnedPosition(size=size, offset=offset):
+        case specs.LearnedPosition(size=size, offset=offset):
             return LearnedPositions(size or spec.context + offset, width, offset)
-        case SinusoidalPosition(layout=layout):
+        case specs.SinusoidalPosition(layout=layout):
             return SinusoidalPositions(width, halves=layout == "halves")
         case _:
             return None
@@ -231,20 +219,20 @@ def build_position(spec: Transformer) -> nn.Module | None:
 def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPositions:
     """The positional encoding of a stack's attention. both_sides: whether attention is bidirectional."""
     match spec.position:
-        case AlibiPosition():
+        case specs.AlibiPosition():
             return AlibiPositions(spec.n_heads)
-        case RelativePosition(buckets=buckets, max_distance=max_distance):
+        case specs.RelativePosition(buckets=buckets, max_distance=max_distance):
             return RelativePositions(spec.n_heads, buckets, max_distance, both_sides)
-        case RotaryPosition(theta=theta, share=share, scaling=scaling):
+        case specs.RotaryPosition(theta=theta, share=share, scaling=scaling):
             return RotaryPositions(theta, share, scaling)
-        case LearnedPosition() | SinusoidalPosition() | NoPosition():
+        case specs.LearnedPosition() | specs.SinusoidalPosition() | specs.NoPosition():
             return AttentionPositions()
 
 
 def build_window_position(spec: Transformer, of_others: AttentionPositions) -> AttentionPositions:
     """The positional encoding of windowed layers. of_others: that of layers with full attention."""
     match spec.position:
-        case RotaryPosition(window_theta=float(theta), share=share):
+        case specs.RotaryPosition(window_theta=float(theta), share=share):
             return RotaryPositions(theta, share)
         case _:
             return of_others
@@ -252,6 +240,6 @@ def build_window_position(spec: Transformer, of_others: AttentionPositions) -> A
 
 def longest(spec: Transformer) -> int | None:
     """Maximum number of positions; None for no limit, regardless of the training length."""
-    if not isinstance(spec.position, LearnedPosition):
+    if not isinstance(spec.position, specs.LearnedPosition):
         return None
     return spec.position.size - spec.position.offset if spec.position.size else spec.context

@@ -24,55 +24,60 @@ from lmtool.recipe.spec.transformer import DenseFeedForward, NormPlace, Transfor
 
 
 class Sublayer(nn.Module):
-    """A mixer f with residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by place.
+    """A mixer f with residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by norm_place.
 
     residual: without, f(norm(x)) or norm(f(x)).
     """
 
-    def __init__(self, mixer: Mixer, norm: nn.Module, place: NormPlace, dropout: float, residual: bool = True) -> None:
+    def __init__(
+        self, mixer: Mixer, norm: nn.Module, norm_place: NormPlace, dropout: float, residual: bool = True
+    ) -> None:
         super().__init__()
         self.mixer = mixer
         self.norm = norm
-        self.place = place
+        self.norm_place = norm_place
         self.dropout = dropout
         self.residual = residual
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None, input_BTD: Tensor | None = None) -> Mixed:
         """input_BTD: what the mixer reads, if not the residual stream x (parallel sublayers)."""
         read: Tensor = x_BTD if input_BTD is None else input_BTD
-        if self.place == "pre":
+        if self.norm_place == "pre":
             read = self.norm(read)
         # fixed-size states are per row; keys and values are separated by a mask
-        apart = attend.width > 1 and past and not isinstance(past, KeyValue | Memory)
+        apart = attend.mask.width > 1 and past and not isinstance(past, KeyValue | Memory)
         if apart:
-            read = read.reshape(len(read) * attend.width, -1, read.shape[-1])
+            read = read.reshape(len(read) * attend.mask.width, -1, read.shape[-1])
         mixed: Tensor
         mixed, now, auxiliary_B = self.mixer(read, attend, past)
         if apart:
             mixed = mixed.reshape(x_BTD.shape)
-        if self.place == "output":
+        if self.norm_place == "output":
             mixed = self.norm(mixed.to(x_BTD.dtype))
         mixed = drop(mixed, self.dropout, self.training)
         x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
-        return Mixed(self.norm(x_BTD) if self.place == "post" else x_BTD, now, auxiliary_B)
+        return Mixed(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, now, auxiliary_B)
 
 
 class Stack(nn.Module):
     """Input embeddings to hidden states.
 
-    causal: causal self-attention. source: each layer also has cross-attention. `sublayers` are those of all layers, or
-    of one whose weights all share, which is then passed n_layers times (Lan et al. 2020, ALBERT). `recomputes`: in
-    training keep the input of each layer only, and compute its activations again in the backward pass (Chen et al.
-    2016), with the same dropout.
+    causal: causal self-attention.
+    source: each layer also has cross-attention.
+    mask: the attention mask of a row that is one text.
+    sublayers: those of all layers, or of one whose weights all share, which is then passed n_layers times (Lan et al.
+        2020, ALBERT).
+    recomputes: in training keep the input of each layer only, and compute its activations again in the backward pass
+        (Chen et al. 2016), with the same dropout.
     """
 
     recomputes: bool = False
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
         super().__init__()
-        self._mask, self._full_layers = Mask(causal), frozenset[int]()
+        self.mask, self._full_layers = Mask(causal), frozenset[int]()
         if isinstance(spec.pattern, WindowPattern):
-            self._mask = Mask(causal, spec.pattern.size, spec.pattern.dilation, spec.pattern.global_tokens)
+            self.mask = Mask(causal, spec.pattern.size, spec.pattern.dilation, spec.pattern.global_tokens)
             self._full_layers = frozenset(spec.pattern.full_layers)
         # prefix positions attend both ways, so their relative distances have two signs
         self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
@@ -121,16 +126,6 @@ class Stack(nn.Module):
         """The source part of the state, which is all of it in training."""
         return tuple(mixer.read(source_BSD) if isinstance(mixer, CrossAttention) else None for mixer in self._mixers())
 
-    def mask(
-        self,
-        prefix_B: Tensor | None = None,
-        keep_BS: Tensor | None = None,
-        documents_BS: Tensor | None = None,
-        seen_BQS: Tensor | None = None,
-    ) -> Mask:
-        """The attention mask of this stack."""
-        return replace(self._mask, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS, seen_BQS=seen_BQS)
-
     def forward(
         self,
         x_BTD: Tensor,
@@ -139,44 +134,39 @@ class Stack(nn.Module):
         past: Sequence[LayerState | None] | None = None,
         source_mask: Mask | None = None,
         seen: list[Tensor] | None = None,
-        width: int = 1,
     ) -> tuple[Output, tuple[LayerState | None, ...]]:
         """Hidden states (B, T, D) of the inputs, which continue the cached `past`; and the updated cache.
 
         positions_PS: of all positions, cached ones first; mask covers all of them, source_mask the source.
         seen: if given, collects the inputs and the output of each layer, the last one after the final norm.
-        width: number of rows that share a cache line.
         """
-        T, S = x_BTD.shape[1], positions_PS.shape[1]
+        T = x_BTD.shape[1]
         sublayers = self._passed()
         past = past or (None,) * len(sublayers)
         source = None
         if source_mask is not None:
             n_source = next(state.k_BNSH.shape[2] for state in past if isinstance(state, Memory))
-            source = Attend(source_mask, T, n_source, x_BTD.device)
-        if _out_of_place(mask, positions_PS):
-            mask = replace(mask, places_PS=positions_PS)
+            source = Attend(source_mask, T, torch.arange(n_source, device=x_BTD.device)[None])
+        if _has_shifted_windows(mask, positions_PS):
+            mask = replace(mask, text_positions_PS=positions_PS)
         rule = self.position if mask.window is None else self._window_position[0]
-        attend = Attend(mask, T, S, x_BTD.device, positions_PS, rule, source, width)
-        everywhere = attend
+        attend = everywhere = Attend(mask, T, positions_PS, rule, source)
         if self._full_layers:
-            unlimited = replace(mask, window=None, dilation=1, n_global=0, places_PS=None)
-            everywhere = Attend(unlimited, T, S, x_BTD.device, positions_PS, self.position, source, width)
+            unlimited = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
+            everywhere = Attend(unlimited, T, positions_PS, self.position, source)
         now: list[LayerState | None] = []
         auxiliaries: list[Tensor | None] = []
         for layer, first in enumerate(range(0, len(sublayers), self.per_layer)):
             if seen is not None:
                 seen.append(x_BTD)
             part = slice(first, first + self.per_layer)
-            own = everywhere if layer in self._full_layers else attend
+            inputs = sublayers[part], x_BTD, everywhere if layer in self._full_layers else attend, past[part]
             if self.recomputes and self.training and torch.is_grad_enabled():
-                x_BTD, after, found = checkpoint(
-                    self._layer_apart, sublayers[part], x_BTD, own, past[part], use_reentrant=False
-                )
+                x_BTD, after, losses = checkpoint(self._layer_apart, *inputs, use_reentrant=False)
             else:
-                x_BTD, after, found = self._layer(sublayers[part], x_BTD, own, past[part])
+                x_BTD, after, losses = self._layer(*inputs)
             now += after
-            auxiliaries += found
+            auxiliaries += losses
         hidden_BTD: Tensor = self.norm(x_BTD)
         if seen is not None:
             seen.append(hidden_BTD)
@@ -219,7 +209,7 @@ def _mixer(sublayer: nn.Module) -> Mixer:
     return cast(Mixer, sublayer.mixer)
 
 
-def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
+def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
     """Whether a window must use positions in the text, because they differ from those in the row.
 
     Right padding shifts nothing, and distances within isolated documents do not change. Rows that share a cache line
@@ -276,6 +266,6 @@ def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
         case "head":
             widths = heads.width, heads.width
         case "joint":
-            widths = heads.q_width, heads.k_width
+            widths = heads.n * heads.width, heads.n_kv * heads.width
     of_queries, of_keys = (HeadNorm(width, eps=spec.norm.eps) for width in widths)
     return of_queries, of_keys

@@ -1,10 +1,10 @@
 """What all parts of the recipe language share: the base of specs, and types of values."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _listed(value: object) -> object:
@@ -54,11 +54,27 @@ def is_fit(number: float) -> bool:
 
 
 class Spec(BaseModel):
-    """Base of all specs: immutable, strictly typed, finite, without unknown keys.
-
-    A multi-field validator raises one ValueError with a line for each mistake, which starts with the key concerned.
-    """
+    """Base of all specs: immutable, strictly typed, finite, without unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    def mistakes(self) -> Iterable[str]:
+        """Values that do not fit together, a line for each mistake, which starts with the key concerned."""
+        return ()
+
+    @model_validator(mode="after")
+    def _values_fit(self) -> Self:
+        if mistakes := list(self.mistakes()):
+            raise ValueError("\n".join(mistakes))
+        return self
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """A copy with other values by dotted key, such as {"training.steps": 5}; they are not validated."""
+        update: dict[str, Any] = {}
+        for key, value in values.items():
+            name, _, below = key.partition(".")
+            part = update.get(name, getattr(self, name))
+            update[name] = part.with_values({below: value}) if below else value
+        return self.model_copy(update=update)

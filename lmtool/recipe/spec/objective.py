@@ -1,10 +1,15 @@
 """Training objectives."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec, Strings
+from lmtool.recipe.spec.model import ModelSpec
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
 
 class ScheduledSampling(Spec):
@@ -18,13 +23,11 @@ class ScheduledSampling(Spec):
     floor: Fraction = 0.0
     """Minimum probability of a true token."""
 
-    @model_validator(mode="after")
-    def _falls(self) -> Self:
+    def mistakes(self) -> Iterator[str]:
         if self.k is not None and self.growth == "exponential" and self.k >= 1:
-            raise ValueError(f"k {self.k} is not below 1, so that exponential decay never starts")
+            yield f"k {self.k} is not below 1, so that exponential decay never starts"
         if self.k is not None and self.growth == "inverse-sigmoid" and self.k < 1:
-            raise ValueError(f"k {self.k} is below 1, where inverse-sigmoid decay ends at the first step")
-        return self
+            yield f"k {self.k} is below 1, where inverse-sigmoid decay ends at the first step"
 
 
 class Causal(Spec):
@@ -70,13 +73,11 @@ class Masked(Spec):
     next_sentence: bool = False
     """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A: next-sentence prediction (BERT)."""
 
-    @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def mistakes(self) -> Iterator[str]:
         if self.mask_share + self.random_share > 1:
-            raise ValueError(f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1")
-        if self.independent and self.spans is not None:
-            raise ValueError("independent draws single tokens, not spans; omit one of the two")
-        return self
+            yield f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1"
+        elif self.independent and self.spans is not None:
+            yield "independent draws single tokens, not spans; omit one of the two"
 
 
 class ReplacedTokens(Spec):
@@ -271,3 +272,31 @@ AnyObjective = Annotated[
 
 HeadSpec = Classification | Tagging | QuestionAnswering
 """Objectives that put a head on a model, which the rows of a table train."""
+
+
+def objectives_of(model: ModelSpec) -> tuple[str, ...]:
+    """The kinds of objective that a model supports, the default one first."""
+    match model:
+        case Transformer(shape="decoder", causal_mask=False):
+            return ("causal", "classification")
+        case Transformer(shape="decoder") | Recurrent(shape="decoder"):
+            return ("causal", "classification", "tagging", "question-answering", "seq2seq")
+        case NGram():
+            return ("causal",)
+        case Transformer(shape="encoder"):
+            return ("masked", "replaced-tokens", "classification", "tagging", "question-answering", "embedding")
+        case Transformer(shape="prefix"):
+            return ("prefix", "seq2seq", "span-corruption")
+        case Transformer() | Recurrent(shape="encoder-decoder"):
+            return ("seq2seq", "span-corruption", "prefix")
+        case Recurrent():
+            return ("bidirectional", "classification", "tagging", "question-answering")
+        case SkipGram():
+            return ("skip-gram", "cbow")
+        case Glove():
+            return ("glove",)
+        case Ppmi():
+            return ("cooccurrence",)
+        case Averaging():
+            return ("classification",)
+    raise ValueError(f"no objective is for {model!r:.60}")

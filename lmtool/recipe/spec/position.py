@@ -1,8 +1,9 @@
 """Positions of a Transformer."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Spec
 
@@ -46,11 +47,9 @@ class RelativePosition(Spec):
     max_distance: PositiveInt = 128
     """Distance from which all share one bucket."""
 
-    @model_validator(mode="after")
-    def _near_buckets_end_before_far_ones(self) -> Self:
+    def mistakes(self) -> Iterator[str]:
         if self.max_distance <= self.buckets // 2:
-            raise ValueError(f"max_distance {self.max_distance} is not above buckets / 2, the distances of their own")
-        return self
+            yield f"max_distance {self.max_distance} is not above buckets / 2, the distances of their own"
 
 
 class NoScaling(Spec):
@@ -80,11 +79,9 @@ class Llama3Scaling(Spec):
     high_frequency: PositiveFloat = 4.0
     """Turns within the original context from which a wavelength is short, and stays; those between are blended."""
 
-    @model_validator(mode="after")
-    def _falls_apart(self) -> Self:
+    def mistakes(self) -> Iterator[str]:
         if self.low_frequency >= self.high_frequency:
-            raise ValueError(f"low_frequency {self.low_frequency} is not below high_frequency {self.high_frequency}")
-        return self
+            yield f"low_frequency {self.low_frequency} is not below high_frequency {self.high_frequency}"
 
 
 class YarnScaling(Spec):
@@ -102,11 +99,9 @@ class YarnScaling(Spec):
     attention_factor: PositiveFloat | None = None
     """Factor of rotated queries and keys; 0.1 ln(factor) + 1 by default."""
 
-    @model_validator(mode="after")
-    def _falls_apart(self) -> Self:
+    def mistakes(self) -> Iterator[str]:
         if self.slow_turns >= self.fast_turns:
-            raise ValueError(f"slow_turns {self.slow_turns} is not below fast_turns {self.fast_turns}")
-        return self
+            yield f"slow_turns {self.slow_turns} is not below fast_turns {self.fast_turns}"
 
 
 RotaryScaling = Annotated[

@@ -1,7 +1,7 @@
 """The whole recipe, and which of its parts fit together."""
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -19,6 +19,7 @@ from lmtool.recipe.spec.objective import (
     SpanCorruption,
     Tagging,
     WeightedCounts,
+    objectives_of,
 )
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, Data, TokenizerFile
@@ -77,7 +78,7 @@ class Recipe(Spec):
         """The data; never streamed by default where the rest of the recipe needs all of the text at once."""
         if self.data.stream != "auto" or not any(_streaming_mistakes(self)):
             return self.data
-        return self.data.model_copy(update={"stream": False})
+        return self.data.with_values({"stream": False})
 
     @model_validator(mode="before")
     @classmethod
@@ -86,98 +87,57 @@ class Recipe(Spec):
             raise ValueError("\n".join(mistakes).encode(errors="backslashreplace").decode())
         return content
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        mistakes = []
-        learns = objectives_of(self.model)
-        if self.objective.kind not in learns:
-            mistakes.append(
-                f"objective.kind {self.objective.kind} is not for a {self.model.title}, which learns "
-                f"{' or '.join(learns)}"
-            )
-        if isinstance(self.objective, Masked) and isinstance(self.model, Transformer) and self.objective.next_sentence:
-            if not self.model.next_sentence_head:
-                mistakes.append("model.next_sentence_head false leaves objective.next_sentence without a head")
-            if self.model.n_segments < 2:
-                mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
-        if isinstance(self.objective, ReplacedTokens) and isinstance(self.model, Transformer):
+    def mistakes(self) -> Iterator[str]:
+        yield from _objective_mistakes(self)
+        yield from _data_mistakes(self)
+        yield from _training_mistakes(self)
+        yield from _tuning_mistakes(self)
+        yield from _evaluation_mistakes(self)
+        yield from _head_mistakes(self)
+
+
+def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
+    """An objective that the model does not learn, and what it needs of model and tokenizer."""
+    model, objective, tokenizer = recipe.model, recipe.objective, recipe.tokenizer
+    learns = objectives_of(model)
+    if objective.kind not in learns:
+        yield f"objective.kind {objective.kind} is not for a {model.title}, which learns {' or '.join(learns)}"
+    match model, objective:
+        case Transformer(), Masked(next_sentence=True):
+            if not model.next_sentence_head:
+                yield "model.next_sentence_head false leaves objective.next_sentence without a head"
+            if model.n_segments < 2:
+                yield "model.n_segments is below 2, but objective.next_sentence makes rows of two texts"
+        case Transformer(), ReplacedTokens():
             try:
-                generator_of(self.model, self.objective)
+                generator_of(model, objective)
             except ValidationError as error:
                 why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-                mistakes.append(f"objective.generator_size {self.objective.generator_size} does not fit: {why}")
-        if isinstance(self.model, NGram) and isinstance(self.objective, Causal) and self.objective.scheduled_sampling:
-            mistakes.append("objective.scheduled_sampling is for models trained by gradients, not for ngram models")
-        if isinstance(self.model, Transformer) and _predicts_tokens(self.objective):
-            narrow = self.model.embedding_width is not None
-            if narrow and self.model.tie_embeddings and not self.model.head_transform:
-                mistakes.append("model.tie_embeddings needs model.head_transform, from d_model to embedding_width")
-        if self.training.carry_state and self.model.title != "recurrent decoder":
-            mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.title}")
-        if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:
-            mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
-        if self.training.carry_state and isinstance(self.objective, HeadSpec | Seq2Seq):
-            kind = self.objective.kind
-            mistakes.append(f"training.carry_state carries the state along a text; objective {kind} reads rows")
-        if self.training.carry_state and self.data.mixture:
-            mistakes.append("training.carry_state carries the state along one text; data.mixture has several")
-        if self.data.mixture and isinstance(self.objective, HeadSpec | Seq2Seq | WeightedCounts):
-            mistakes.append(f"data.mixture is for windows of text, which objective {self.objective.kind} does not read")
-        if self.data.mixture and self.model.counts:
-            mistakes.append(f"data.mixture is for gradients; a model of kind {self.model.kind} reads a text once")
-        if self.training.carry_state and self.data.isolate_documents:
-            mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
-        if self.data.stream is True:
-            mistakes += _streaming_mistakes(self)
-        if self.training.recompute == "layers" and not isinstance(self.model, Transformer):
-            mistakes.append(f"training.recompute layers is for a Transformer, not for a {self.model.title}")
-        if self.training.shard == "full" and not isinstance(self.model, Transformer):
-            mistakes.append(f"training.shard full is for a Transformer, not for a {self.model.title}")
-        mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
-        if self.distillation.teacher is not None:
-            mistakes += _teaching_mistakes(self.model, self.objective, self.training)
-        mistakes += _feature_mistakes(self.model, self.objective)
-        mistakes += _length_mistakes(self.model, self.objective, self.training)
-        if self.data.valid_fraction == 0 and not isinstance(self.objective, Seq2Seq):
-            mistakes.append("data.valid_fraction 0 is for tables of target texts, with objective seq2seq")
-        reveals = isinstance(self.model, Transformer) and not self.model.causal_mask
-        if self.evaluation.baseline and reveals:
-            mistakes.append("evaluation.baseline compares losses, which are no measure without model.causal_mask")
-        if self.evaluation.baseline and (self.model.counts or not isinstance(self.objective, Causal)):
-            mistakes.append(
-                "evaluation.baseline compares causal language models that are trained by gradients, not a "
-                f"{self.model.title} with objective {self.objective.kind}"
-            )
-        if self.evaluation.gradient_norms and (self.model.counts or not isinstance(self.objective, Causal)):
-            mistakes.append(
-                "evaluation.gradient_norms are of causal language models that are trained by gradients, not of a "
-                f"{self.model.title} with objective {self.objective.kind}"
-            )
-        if self.evaluation.prompts and self.model.reads == "words":
-            mistakes.append(f"evaluation.prompts are for generative models, which {self.model.kind} models are not")
-        if self.evaluation.prompts and self.model.reads == "both" and not isinstance(self.objective, Masked):
-            mistakes.append(
-                f"evaluation.prompts are for generative models; a {self.model.title} fills masks, which objective "
-                f"{self.objective.kind} does not train"
-            )
-        settles = self.evaluation.metric == "auto" and isinstance(self.objective, Seq2Seq)
-        if self.evaluation.metric != "loss" and not settles and not isinstance(self.objective, HeadSpec):
-            mistakes.append(
-                f"evaluation.metric {self.evaluation.metric} is for objective classification, not for objective "
-                f"{self.objective.kind}; take loss"
-            )
-        if isinstance(self.objective, Classification):
-            mistakes += _head_mistakes(self.model, self.objective)
-        if isinstance(self.tokenizer, BpeTokenizer) and self.tokenizer.dropout and self.objective.kind != "seq2seq":
-            mistakes.append(f"tokenizer.dropout is for objective seq2seq, not for objective {self.objective.kind}")
-        sentinels = 0 if isinstance(self.tokenizer, TokenizerFile) else self.tokenizer.sentinels
-        if isinstance(self.objective, SpanCorruption) and not sentinels and self.tokenizer.kind != "file":
-            mistakes.append(
-                "tokenizer.sentinels 0 is too few for span corruption, which needs one for each span; take 100"
-            )
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return self
+                yield f"objective.generator_size {objective.generator_size} does not fit: {why}"
+        case NGram(), Causal() if objective.scheduled_sampling:
+            yield "objective.scheduled_sampling is for models trained by gradients, not for ngram models"
+    match model:
+        case Transformer(embedding_width=int(), tie_embeddings=True, head_transform=False) if _predicts_tokens(
+            objective
+        ):
+            yield "model.tie_embeddings needs model.head_transform, from d_model to embedding_width"
+    if isinstance(tokenizer, BpeTokenizer) and tokenizer.dropout and objective.kind != "seq2seq":
+        yield f"tokenizer.dropout is for objective seq2seq, not for objective {objective.kind}"
+    if isinstance(objective, SpanCorruption) and not isinstance(tokenizer, TokenizerFile) and not tokenizer.sentinels:
+        yield "tokenizer.sentinels 0 is too few for span corruption, which needs one for each span; take 100"
+
+
+def _data_mistakes(recipe: Recipe) -> Iterator[str]:
+    """Data that the model or the objective does not read."""
+    model, objective, data = recipe.model, recipe.objective, recipe.data
+    if data.mixture and isinstance(objective, HeadSpec | Seq2Seq | WeightedCounts):
+        yield f"data.mixture is for windows of text, which objective {objective.kind} does not read"
+    if data.mixture and model.counts:
+        yield f"data.mixture is for gradients; a model of kind {model.kind} reads a text once"
+    if data.stream is True:
+        yield from _streaming_mistakes(recipe)
+    if data.valid_fraction == 0 and not isinstance(objective, Seq2Seq):
+        yield "data.valid_fraction 0 is for tables of target texts, with objective seq2seq"
 
 
 def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
@@ -195,20 +155,114 @@ def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
         yield "data.stream does not know how long an epoch is; take training.steps, tokens or minutes"
 
 
-TAUGHT = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")
+def _training_mistakes(recipe: Recipe) -> Iterator[str]:
+    """Lengths and ways of computing that model, objective or data do not allow."""
+    model, objective, data, training = recipe.model, recipe.objective, recipe.data, recipe.training
+    for key, value in (("recompute", "layers"), ("shard", "full")):
+        if getattr(training, key) == value and not isinstance(model, Transformer):
+            yield f"training.{key} {value} is for a Transformer, not for a {model.title}"
+    if model.counts:
+        for key in ("epochs", "tokens", "minutes"):
+            if getattr(training, key) is not None:
+                yield f"training.{key} is for gradients; a model of kind {model.kind} reads a text once"
+    elif isinstance(objective, HeadSpec | Seq2Seq) and training.tokens is not None:
+        yield "training.tokens is for text; on tables take training.epochs"
+    if not training.carry_state:
+        return
+    if model.title != "recurrent decoder":
+        yield f"training.carry_state is for a recurrent decoder, not for a {model.title}"
+    if isinstance(model, Recurrent) and model.attention is not None:
+        yield "training.carry_state would carry all past states of model.attention, more at each step"
+    if isinstance(objective, HeadSpec | Seq2Seq):
+        yield f"training.carry_state carries the state along a text; objective {objective.kind} reads rows"
+    if data.mixture:
+        yield "training.carry_state carries the state along one text; data.mixture has several"
+    if data.isolate_documents:
+        yield "training.carry_state carries the state across documents; data.isolate_documents does not"
+
+
+def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
+    """What cannot be frozen or adapted, or learn from a teacher."""
+    model, objective, tuning = recipe.model, recipe.objective, recipe.tuning
+    if isinstance(model, NGram | SkipGram | Glove | Ppmi) and tuning != Tuning():
+        yield f"tuning is for models with layers, which {model.kind} models do not have"
+    elif tuning.lora is not None and not isinstance(model, Transformer):
+        yield f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have"
+    elif tuning.lora is not None and isinstance(objective, ReplacedTokens):
+        yield "tuning.lora would leave the generator and the detector of objective replaced-tokens untrained"
+    if tuning.freeze == "body" and not isinstance(objective, HeadSpec):
+        yield f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it"
+    if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
+        yield f"objective.lm_weight {objective.lm_weight} has no effect under tuning.freeze body"
+    if recipe.distillation.teacher is None:
+        return
+    if model.counts:
+        yield f"distillation.teacher is for models trained by gradients, not for {model.kind} models"
+    elif objective.kind not in DISTILLED:
+        yield f"distillation.teacher is for objectives {', '.join(DISTILLED)}, not for {objective.kind}"
+    if recipe.training.carry_state:
+        yield "distillation.teacher reads each row by itself, and training.carry_state does not"
+    if recipe.training.compile is True:
+        yield "distillation.teacher is for training.compile false or auto: what a compiled model reads is not seen"
+
+
+DISTILLED = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")
 """Kinds of objectives that a teacher can help with."""
 
 
-def _teaching_mistakes(model: Model, objective: AnyObjective, training: Training) -> Iterator[str]:
-    """What a student cannot have."""
-    if model.counts:
-        yield f"distillation.teacher is for models trained by gradients, not for {model.kind} models"
-    elif objective.kind not in TAUGHT:
-        yield f"distillation.teacher is for objectives {', '.join(TAUGHT)}, not for {objective.kind}"
-    if training.carry_state:
-        yield "distillation.teacher reads each row by itself, and training.carry_state does not"
-    if training.compile is True:
-        yield "distillation.teacher is for training.compile false or auto: what a compiled model reads is not seen"
+def _evaluation_mistakes(recipe: Recipe) -> Iterator[str]:
+    """Measurements that the model or the objective does not allow."""
+    model, objective, evaluation = recipe.model, recipe.objective, recipe.evaluation
+    if evaluation.baseline and isinstance(model, Transformer) and not model.causal_mask:
+        yield "evaluation.baseline compares losses, which are no measure without model.causal_mask"
+    if model.counts or not isinstance(objective, Causal):
+        causal = "causal language models that are trained by gradients"
+        if evaluation.baseline:
+            yield f"evaluation.baseline compares {causal}, not a {model.title} with objective {objective.kind}"
+        if evaluation.gradient_norms:
+            yield f"evaluation.gradient_norms are of {causal}, not of a {model.title} with objective {objective.kind}"
+    if evaluation.prompts and model.reads == "words":
+        yield f"evaluation.prompts are for generative models, which {model.kind} models are not"
+    if evaluation.prompts and model.reads == "both" and not isinstance(objective, Masked):
+        masks = f"a {model.title} fills masks, which objective {objective.kind} does not train"
+        yield f"evaluation.prompts are for generative models; {masks}"
+    metrics = ("loss", "auto") if isinstance(objective, Seq2Seq) else ("loss",)
+    if evaluation.metric not in metrics and not isinstance(objective, HeadSpec):
+        heads = f"is for objective classification, not for objective {objective.kind}"
+        yield f"evaluation.metric {evaluation.metric} {heads}; take loss"
+
+
+def _head_mistakes(recipe: Recipe) -> Iterator[str]:
+    """Settings of a head that its body does not support, and features of another model without a head."""
+    model, head = recipe.model, recipe.objective
+    has_features = isinstance(model, Recurrent | Averaging) and model.features is not None
+    if not isinstance(head, Classification):
+        if has_features:
+            yield f"model.features are for objective classification, not for objective {head.kind}"
+        return
+    if has_features and head.lm_weight:
+        yield f"objective.lm_weight {head.lm_weight} is for models that do not read ahead, as model.features do"
+    if head.lm_weight and (not isinstance(model, Transformer | Recurrent) or model.shape != "decoder"):
+        yield f"objective.lm_weight {head.lm_weight} is for decoders, which predict the next token"
+    if head.lm_weight and head.layers != "last":
+        yield f"objective.lm_weight needs the states of the last layer, not objective.layers {head.layers}"
+    if head.single_score and (head.task not in ("auto", "class") or len(head.labels) not in (0, 2)):
+        yield "objective.single_score is for two classes"
+    if head.single_score and isinstance(model, Averaging) and model.log_ratios:
+        yield "objective.single_score has no log ratio of each class, which model.log_ratios sets"
+    if head.dense_norm and not isinstance(model, Transformer):
+        yield f"objective.dense_norm is as model.norm, which a {model.title} does not have"
+    if head.dense_norm and isinstance(model, Transformer) and model.norm.kind == "none":
+        yield "objective.dense_norm is as model.norm, which has kind none"
+    if isinstance(model, Averaging):
+        if head.pool != "auto":
+            yield f"objective.pool {head.pool} has no effect: an averaging model already takes the mean"
+        if head.layers != "last":
+            yield f"objective.layers {head.layers} has no effect: an averaging model has none below its mean"
+        if head.dense != "none" or head.dense_norm:
+            yield "objective.dense has no effect: an averaging model has model.n_layers"
+        if model.one_hot and head.dropout:
+            yield "objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout"
 
 
 def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
@@ -229,97 +283,8 @@ def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
     return Transformer.model_validate(model.model_dump() | smaller)
 
 
-def _length_mistakes(model: Model, objective: AnyObjective, training: Training) -> list[str]:
-    """Lengths that a run cannot have."""
-    if model.counts:
-        given = [key for key in ("epochs", "tokens", "minutes") if getattr(training, key) is not None]
-        return [f"training.{key} is for gradients; a model of kind {model.kind} reads a text once" for key in given]
-    if isinstance(objective, HeadSpec | Seq2Seq):
-        return ["training.tokens is for text; on tables take training.epochs"] if training.tokens is not None else []
-    return []
-
-
-def _head_mistakes(model: Model, head: Classification) -> list[str]:
-    """Settings of a head that its body does not support."""
-    mistakes = []
-    if head.lm_weight and (not isinstance(model, Transformer | Recurrent) or model.shape != "decoder"):
-        mistakes.append(f"objective.lm_weight {head.lm_weight} is for decoders, which predict the next token")
-    if head.lm_weight and head.layers != "last":
-        mistakes.append(f"objective.lm_weight needs the states of the last layer, not objective.layers {head.layers}")
-    if head.single_score and (head.task not in ("auto", "class") or len(head.labels) not in (0, 2)):
-        mistakes.append("objective.single_score is for two classes")
-    if head.single_score and isinstance(model, Averaging) and model.log_ratios:
-        mistakes.append("objective.single_score has no log ratio of each class, which model.log_ratios sets")
-    if head.dense_norm and not isinstance(model, Transformer):
-        mistakes.append(f"objective.dense_norm is as model.norm, which a {model.title} does not have")
-    if head.dense_norm and isinstance(model, Transformer) and model.norm.kind == "none":
-        mistakes.append("objective.dense_norm is as model.norm, which has kind none")
-    if isinstance(model, Averaging):
-        if head.pool != "auto":
-            mistakes.append(f"objective.pool {head.pool} has no effect: an averaging model already takes the mean")
-        if head.layers != "last":
-            mistakes.append(f"objective.layers {head.layers} has no effect: an averaging model has none below its mean")
-        if head.dense != "none" or head.dense_norm:
-            mistakes.append("objective.dense has no effect: an averaging model has model.n_layers")
-        if model.one_hot and head.dropout:
-            mistakes.append("objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout")
-    return mistakes
-
-
 def _predicts_tokens(objective: AnyObjective) -> bool:
     """Whether the model's own logits are used."""
     if isinstance(objective, Classification):
         return objective.lm_weight > 0
     return not isinstance(objective, Tagging | QuestionAnswering | Embedding | ReplacedTokens)
-
-
-def _feature_mistakes(model: Model, objective: AnyObjective) -> list[str]:
-    if not isinstance(model, Recurrent | Averaging) or model.features is None:
-        return []
-    if not isinstance(objective, Classification):
-        return [f"model.features are for objective classification, not for objective {objective.kind}"]
-    if objective.lm_weight:
-        return [f"objective.lm_weight {objective.lm_weight} is for models that do not read ahead, as model.features do"]
-    return []
-
-
-def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:
-    mistakes = []
-    if isinstance(model, NGram | SkipGram | Glove | Ppmi) and tuning != Tuning():
-        mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")
-    elif tuning.lora is not None and not isinstance(model, Transformer):
-        mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
-    elif tuning.lora is not None and isinstance(objective, ReplacedTokens):
-        mistakes.append("tuning.lora would leave the generator and the detector of objective replaced-tokens untrained")
-    if tuning.freeze == "body" and not isinstance(objective, HeadSpec):
-        mistakes.append(f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it")
-    if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
-        mistakes.append(f"objective.lm_weight {objective.lm_weight} has no effect under tuning.freeze body")
-    return mistakes
-
-
-def objectives_of(model: Model) -> tuple[str, ...]:
-    """The kinds of objective that a model supports, the default one first."""
-    match model:
-        case Transformer(shape="decoder", causal_mask=False):
-            return ("causal", "classification")
-        case Transformer(shape="decoder") | Recurrent(shape="decoder"):
-            return ("causal", "classification", "tagging", "question-answering", "seq2seq")
-        case NGram():
-            return ("causal",)
-        case Transformer(shape="encoder"):
-            return ("masked", "replaced-tokens", "classification", "tagging", "question-answering", "embedding")
-        case Transformer(shape="prefix"):
-            return ("prefix", "seq2seq", "span-corruption")
-        case Transformer() | Recurrent(shape="encoder-decoder"):
-            return ("seq2seq", "span-corruption", "prefix")
-        case Recurrent():
-            return ("bidirectional", "classification", "tagging", "question-answering")
-        case SkipGram():
-            return ("skip-gram", "cbow")
-        case Glove():
-            return ("glove",)
-        case Ppmi():
-            return ("cooccurrence",)
-        case Averaging():
-            return ("classification",)

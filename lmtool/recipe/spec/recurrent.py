@@ -1,12 +1,13 @@
 """Recurrent networks, their attention, and the features of another model."""
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec
 from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
-from lmtool.recipe.spec.transformer import ScoreName
+from lmtool.recipe.spec.transformer import ScoreName, score_mistakes
 
 
 class Attention(Spec):
@@ -28,18 +29,10 @@ class Attention(Spec):
     """Where the context vector is fed: concatenated to the state before the output (Luong), or into the update of the
     first layer (Bahdanau), which is for encoder-decoders."""
 
-    @model_validator(mode="after")
-    def _parts_have_a_use(self) -> Self:
-        mistakes = []
-        if self.rank is not None and self.score != "reduced-rank":
-            mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
-        if self.score_width is not None and self.score != "additive":
-            mistakes.append(f"score_width is for an additive score, not for score {self.score}")
+    def mistakes(self) -> Iterator[str]:
+        yield from score_mistakes(self.score, self.rank, self.score_width)
         if self.score != "dot" and self.select in ("sum", "mean"):
-            mistakes.append(f"score {self.score} has no effect: select {self.select} weights all states equally")
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return self
+            yield f"score {self.score} has no effect: select {self.select} weights all states equally"
 
 
 class Features(Spec):
@@ -120,27 +113,22 @@ class Recurrent(ModelSpec):
     def activation_bytes(self) -> int:
         return self.n_layers * 24 * self.d_model
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        mistakes = vector_mistakes(self.embeddings, self.freeze_embeddings)
+    def mistakes(self) -> Iterator[str]:
+        yield from vector_mistakes(self.embeddings, self.freeze_embeddings)
         if self.features is not None and not self.features.beside and self.embeddings is not None:
-            mistakes.append("embeddings have no effect: features.beside false takes their place")
+            yield "embeddings have no effect: features.beside false takes their place"
         if self.nonlinearity != "tanh" and self.cell != "rnn":
-            mistakes.append(f"nonlinearity is a choice of cell rnn only; cell {self.cell} has its own")
+            yield f"nonlinearity is a choice of cell rnn only; cell {self.cell} has its own"
         if self.bidirectional_encoder and self.shape != "encoder-decoder":
-            mistakes.append(f"bidirectional_encoder needs an encoder, which shape {self.shape} does not have")
+            yield f"bidirectional_encoder needs an encoder, which shape {self.shape} does not have"
         if self.bidirectional_encoder and self.d_model % 2:
-            mistakes.append(f"d_model {self.d_model} is odd; the two directions of the encoder have half of it each")
+            yield f"d_model {self.d_model} is odd; the two directions of the encoder have half of it each"
         if self.attention is not None and self.shape == "bidirectional":
-            mistakes.append("attention is not for shape bidirectional")
+            yield "attention is not for shape bidirectional"
         if self.features is not None and self.shape == "encoder-decoder":
-            mistakes.append("features are for models that classify, which shape encoder-decoder is not")
+            yield "features are for models that classify, which shape encoder-decoder is not"
         if self.attention is not None and self.attention.present and self.shape != "decoder":
-            mistakes.append(f"attention.present is of a decoder's own states; shape {self.shape} attends to a source")
+            yield f"attention.present is of a decoder's own states; shape {self.shape} attends to a source"
         if self.attention is not None and self.attention.feed == "input" and self.shape == "decoder":
-            mistakes.append(
-                "attention.feed input is for shape encoder-decoder; a decoder's states do not exist before its updates"
-            )
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return self
+            why = "a decoder's states do not exist before its updates"
+            yield f"attention.feed input is for shape encoder-decoder; {why}"

@@ -1,8 +1,9 @@
 """Tokenizers and data."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec, Strings
 
@@ -126,16 +127,13 @@ class Data(Spec):
         """The training texts."""
         return self.train or tuple(self.mixture)
 
-    @model_validator(mode="after")
-    def _tasks_stand_alone(self) -> Self:
-        given = [key for key in ("train", "valid", "test", "text_columns") if self.tasks and getattr(self, key)]
-        mistakes = [f"{key} is for one table, not for tasks" for key in given]
+    def mistakes(self) -> Iterator[str]:
+        for key in ("train", "valid", "test", "text_columns"):
+            if self.tasks and getattr(self, key):
+                yield f"{key} is for one table, not for tasks"
         if self.task_tests and not self.tasks:
-            mistakes.append("task_tests are for tasks, of which there are none")
+            yield "task_tests are for tasks, of which there are none"
         if self.mixture and (self.train or self.tasks):
-            mistakes.append("mixture names the texts itself; omit train and tasks")
+            yield "mixture names the texts itself; omit train and tasks"
         if self.stream is True and self.split == "slice":
-            mistakes.append("stream divides a text into documents, and split slice does not; set one of them otherwise")
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return self
+            yield "stream divides a text into documents, and split slice does not; set one of them otherwise"

@@ -1,8 +1,9 @@
 """Training: its length, tuning, distillation, optimizer, schedule, evaluation and checkpoints."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import DeviceName, Fraction, LearningRate, PrecisionName, Spec, Strings
 
@@ -84,22 +85,15 @@ class Tuning(Spec):
     lora: Lora | None = None
     """Train and save only adapters and the head."""
 
-    @model_validator(mode="after")
-    def _parts_have_a_use(self) -> Self:
-        if self.freeze == "none":
-            return self
-        mistakes = []
+    def mistakes(self) -> Iterator[str]:
         if self.unfreeze_every is not None and self.freeze == "body":
-            mistakes.append("unfreeze_every would end what freeze body asks for")
+            yield "unfreeze_every would end what freeze body asks for"
         if self.layer_decay < 1 and self.freeze == "body":
-            mistakes.append(f"layer_decay {self.layer_decay} is for layers, which are all frozen under freeze body")
+            yield f"layer_decay {self.layer_decay} is for layers, which are all frozen under freeze body"
         if self.lora is not None and self.freeze == "body":
-            mistakes.append("lora adapts the layers, which freeze body leaves frozen")
+            yield "lora adapts the layers, which freeze body leaves frozen"
         if self.lora is not None and self.freeze == "embeddings":
-            mistakes.append("lora freezes all but adapters and head, so freeze embeddings has no effect")
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return self
+            yield "lora freezes all but adapters and head, so freeze embeddings has no effect"
 
 
 class Distillation(Spec):

@@ -1,9 +1,9 @@
 """Transformers, and their parts."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec
 from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
@@ -67,6 +67,14 @@ class Init(Spec):
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
 
+def score_mistakes(score: ScoreName, rank: int | None, score_width: int | None) -> Iterator[str]:
+    """Sizes of other attention scores."""
+    if rank is not None and score != "reduced-rank":
+        yield f"rank is for a reduced-rank score, not for score {score}"
+    if score_width is not None and score != "additive":
+        yield f"score_width is for an additive score, not for score {score}"
+
+
 MixerName = Literal["attention"]
 
 
@@ -88,6 +96,16 @@ class NgramTable(Spec):
     """Tokens of the longest n-grams; the shortest have two."""
     min_count: PositiveInt = 4
     """Fewest occurrences of an n-gram with an embedding."""
+
+
+_OF_SHAPES = {
+    "separate_inputs": "encoder-decoder",
+    "next_sentence_head": "encoder",
+    "n_segments": "encoder",
+    "causal_mask": "decoder",
+    "ngram_embedding": "decoder",
+}
+"""Keys of one shape each, and this shape."""
 
 
 class Transformer(ModelSpec):
@@ -217,72 +235,63 @@ class Transformer(ModelSpec):
     def has_segments(self) -> bool:
         return self.n_segments > 1
 
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> Self:
-        mistakes = vector_mistakes(self.embeddings, self.freeze_embeddings)
-        if self.head_width is None and self.d_model % self.n_heads:
-            mistakes.append(f"n_heads {self.n_heads} does not divide d_model {self.d_model}")
-        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
-            mistakes.append(f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}")
-        if isinstance(self.position, LearnedPosition) and self.position.size is not None:
-            size, offset = self.position.size, self.position.offset
-            if self.context > size - offset:
-                less = f" - position.offset {offset}" if offset else ""
-                mistakes.append(f"context {self.context} is longer than position.size {size}{less}")
-        width = "d_model" if self.embedding_width is None else "embedding_width"
-        if isinstance(self.position, SinusoidalPosition) and getattr(self, width) % 2:
-            mistakes.append(f"{width} {getattr(self, width)} is odd; sinusoidal positions come in pairs")
-        if self.separate_inputs and self.shape != "encoder-decoder":
-            mistakes.append(f"separate_inputs is for shape encoder-decoder, not for shape {self.shape}")
+    def mistakes(self) -> Iterator[str]:
+        sizes = [*vector_mistakes(self.embeddings, self.freeze_embeddings), *self._size_mistakes()]
+        yield from sizes
         full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
-        if isinstance(self.position, RotaryPosition) and not mistakes:
-            mistakes += self._rotary_mistakes(self.position, full_layers)
+        if isinstance(self.position, RotaryPosition) and not sizes:
+            yield from self._rotary_mistakes(self.position, full_layers)
         if full_layers and max(full_layers) >= self.n_layers:
-            mistakes.append(f"pattern.full_layers has layer {max(full_layers)}; n_layers {self.n_layers} count from 0")
+            yield f"pattern.full_layers has layer {max(full_layers)}; n_layers {self.n_layers} count from 0"
         if self.qk_norm != "none" and self.score not in ("dot", "scaled-dot"):
-            mistakes.append(f"qk_norm {self.qk_norm} is for scores dot and scaled-dot, not for score {self.score}")
-        if self.norm.unit_offset and self.norm.kind != "rms":
-            mistakes.append(f"norm.unit_offset is for norm.kind rms, not for {self.norm.kind}")
-        if not self.norm.first and self.norm.place != "pre":
-            mistakes.append(f"norm.first is for norm.place pre; in place {self.norm.place} no norm comes first")
-        mistakes += self._absent_parts()
-        if self.parallel and self.norm.place == "post":
-            mistakes.append("parallel sublayers have no residual sum each, which norm.place post normalises")
-        if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
-            mistakes.append(f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head")
-        if self.rank is not None and self.score != "reduced-rank":
-            mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
-        if self.score_width is not None and self.score != "additive":
-            mistakes.append(f"score_width is for an additive score, not for score {self.score}")
-        if self.next_sentence_head and self.shape != "encoder":
-            mistakes.append(f"next_sentence_head is for shape encoder, not for shape {self.shape}")
-        if self.n_segments and self.shape != "encoder":
-            mistakes.append(f"n_segments is for shape encoder, not for shape {self.shape}, whose rows hold one text")
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return self
-
-    def _absent_parts(self) -> Iterator[str]:
-        """Keys about parts that other keys take away, or that layers do not have each."""
-        if self.norm.kind == "none":
-            if self.norm.embedding:
-                yield "norm.embedding has no effect: norm.kind none normalises nothing; take false"
-            if not self.norm.first:
-                yield "norm.first has no effect: norm.kind none normalises nothing; take true"
+            yield f"qk_norm {self.qk_norm} is for scores dot and scaled-dot, not for score {self.score}"
+        yield from self._norm_mistakes()
         if self.d_ff == 0 and self.ffn_dropout:
             yield f"ffn_dropout {self.ffn_dropout} has no effect: with d_ff 0 there is no feed-forward network; take 0"
         if self.d_ff == 0 and self.parallel:
             yield "parallel has no effect: with d_ff 0 a layer has one sublayer; take false"
         if not self.residual and self.parallel:
             yield "parallel sublayers are added to what they read, which residual false does not do"
-        if not self.residual and self.norm.place == "output":
+        if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
+            yield f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head"
+        yield from score_mistakes(self.score, self.rank, self.score_width)
+        for key, shape in _OF_SHAPES.items():
+            if self.shape != shape and getattr(self, key) != type(self).model_fields[key].default:
+                one_text = ", whose rows hold one text" if key == "n_segments" else ""
+                yield f"{key} is for shape {shape}, not for shape {self.shape}{one_text}"
+
+    def _size_mistakes(self) -> Iterator[str]:
+        """Sizes that do not divide, or are too small for others."""
+        if self.head_width is None and self.d_model % self.n_heads:
+            yield f"n_heads {self.n_heads} does not divide d_model {self.d_model}"
+        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
+            yield f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}"
+        if isinstance(self.position, LearnedPosition) and self.position.size is not None:
+            size, offset = self.position.size, self.position.offset
+            if self.context > size - offset:
+                less = f" - position.offset {offset}" if offset else ""
+                yield f"context {self.context} is longer than position.size {size}{less}"
+        width = "d_model" if self.embedding_width is None else "embedding_width"
+        if isinstance(self.position, SinusoidalPosition) and getattr(self, width) % 2:
+            yield f"{width} {getattr(self, width)} is odd; sinusoidal positions come in pairs"
+
+    def _norm_mistakes(self) -> Iterator[str]:
+        """Norms that other keys take away, or that layers do not have each."""
+        norm = self.norm
+        if norm.unit_offset and norm.kind != "rms":
+            yield f"norm.unit_offset is for norm.kind rms, not for {norm.kind}"
+        if not norm.first and norm.place != "pre":
+            yield f"norm.first is for norm.place pre; in place {norm.place} no norm comes first"
+        if norm.kind == "none" and norm.embedding:
+            yield "norm.embedding has no effect: norm.kind none normalises nothing; take false"
+        if norm.kind == "none" and not norm.first:
+            yield "norm.first has no effect: norm.kind none normalises nothing; take true"
+        if not self.residual and norm.place == "output":
             yield "norm.place output is inside the residual connection, of which residual false has none; take post"
-        if self.share_layers and not self.norm.first:
+        if self.share_layers and not norm.first:
             yield "norm.first gives the first layer a norm less, but share_layers gives all the same weights"
-        if not self.causal_mask and self.shape != "decoder":
-            yield f"causal_mask is for shape decoder, not for shape {self.shape}"
-        if self.ngram_embedding is not None and self.shape != "decoder":
-            yield f"ngram_embedding is for shape decoder, not for shape {self.shape}"
+        if self.parallel and norm.place == "post":
+            yield "parallel sublayers have no residual sum each, which norm.place post normalises"
 
     def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
         turned = int((self.head_width or self.d_model // self.n_heads) * position.share)

@@ -1,8 +1,9 @@
 """Models of words without order, and of counts."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction
 from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
@@ -35,7 +36,15 @@ class NGram(ModelSpec):
         return True
 
 
-class SkipGram(ModelSpec):
+class WordsSpec(ModelSpec):
+    """Base of models of words without order."""
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
+class SkipGram(WordsSpec):
     """Skip-gram: a centre and a context vector for each word (word2vec, Mikolov et al. 2013)."""
 
     kind: Literal["skipgram"]
@@ -46,12 +55,8 @@ class SkipGram(ModelSpec):
     vocab_size: PositiveInt | None = None
     """Words; the tokenizer's size by default."""
 
-    @property
-    def reads(self) -> Reads:
-        return "words"
 
-
-class Glove(ModelSpec):
+class Glove(WordsSpec):
     """GloVe: word vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014)."""
 
     kind: Literal["glove"]
@@ -62,12 +67,8 @@ class Glove(ModelSpec):
     vocab_size: PositiveInt | None = None
     """Words; the tokenizer's size by default."""
 
-    @property
-    def reads(self) -> Reads:
-        return "words"
 
-
-class Ppmi(ModelSpec):
+class Ppmi(WordsSpec):
     """Co-occurrence counts as positive pointwise mutual information, and its truncated SVD (Levy et al. 2015)."""
 
     kind: Literal["ppmi"]
@@ -84,12 +85,8 @@ class Ppmi(ModelSpec):
     def counts(self) -> bool:
         return True
 
-    @property
-    def reads(self) -> Reads:
-        return "words"
 
-
-class Averaging(ModelSpec):
+class Averaging(WordsSpec):
     """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
     kind: Literal["averaging"]
@@ -133,34 +130,25 @@ class Averaging(ModelSpec):
         return self.buckets if self.ngrams > 1 else 0
 
     @property
-    def reads(self) -> Reads:
-        return "words"
-
-    @property
     def longest_row(self) -> int:
         longest = None if self.features is None else self.features.longest
         return self.context if longest is None else min(self.context, longest)
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        mistakes = vector_mistakes(self.embeddings, self.freeze_embeddings)
+    def mistakes(self) -> Iterator[str]:
+        yield from vector_mistakes(self.embeddings, self.freeze_embeddings)
         if self.features is not None and not self.features.beside and self.embeddings is not None:
-            mistakes.append("embeddings have no effect: features.beside false takes their place")
+            yield "embeddings have no effect: features.beside false takes their place"
         if self.embeddings is not None and self.one_hot:
-            mistakes.append("embeddings are vectors, which one_hot words do not have")
+            yield "embeddings are vectors, which one_hot words do not have"
         if self.freeze_embeddings and self.ngrams > 1:
-            mistakes.append(
-                f"freeze_embeddings would freeze the vectors of n-grams too, which no file has; ngrams is {self.ngrams}"
-            )
-        given = [key for key in ("one_hot", "tf_idf") if getattr(self, key)] + ["ngrams"] * (self.ngrams > 1)
-        if self.features is not None and given:
-            mistakes.append(f"features are states of tokens, of which the mean is taken; {given[0]} is for counts")
+            no_file = f"which no file has; ngrams is {self.ngrams}"
+            yield f"freeze_embeddings would freeze the vectors of n-grams too, {no_file}"
+        of_counts = [key for key in ("one_hot", "tf_idf", "ngrams") if getattr(self, key) > (key == "ngrams")]
+        if self.features is not None and of_counts:
+            yield f"features are states of tokens, of which the mean is taken; {of_counts[0]} is for counts"
         if self.one_hot and self.n_layers:
-            mistakes.append(f"n_layers {self.n_layers} has no effect with one_hot words; take 0")
+            yield f"n_layers {self.n_layers} has no effect with one_hot words; take 0"
         if self.log_ratios and not self.one_hot:
-            mistakes.append("log_ratios are weights of single words, not of vectors; set one_hot")
+            yield "log_ratios are weights of single words, not of vectors; set one_hot"
         if self.log_ratios and self.word_dropout:
-            mistakes.append(f"word_dropout {self.word_dropout} is for means, which log_ratios do not compute; take 0")
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return self
+            yield f"word_dropout {self.word_dropout} is for means, which log_ratios do not compute; take 0"

@@ -11,10 +11,9 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import EVERY
-from lmtool.interop.families.bart import Bart, Marian, Pegasus
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.family import Family
-from lmtool.interop.families.t5 import T5
+from lmtool.interop.families.seq2seq import T5, Bart, Marian, Pegasus
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import AnyObjective, Seq2Seq

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.interop.gguf.files import open_gguf, write_gguf
+from lmtool.interop.gguf.files import write_gguf
+from lmtool.interop.sources import GgufFile
 
 VOCAB = 320
 TEXT = "The cat sat on the mat. The dog didn't; 12 dogs ran 345 miles, and the cat saw them all in the end."
@@ -219,7 +220,7 @@ def written(path, name, tokenizer=None, **options):
 
 
 def loaded(read):
-    """A Transformers model with the configuration and tensors of a GgufModel."""
+    """A Transformers model with the configuration and tensors of a GgufFile."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**read.config), dtype=torch.float32).eval()
     names = {name: name.replace("embed_out", "lm_head") for name in read.names()}
     state = {published: read.read(name).float() for name, published in names.items()}
@@ -229,7 +230,6 @@ def loaded(read):
     model.tie_weights()
     for name in read.names():
         assert read.read(name).shape == read.shape(name)
-        assert read.read(name).dtype == read.dtype(name)
     return model
 
 
@@ -246,7 +246,7 @@ def close(a, b):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     model = written(tmp_path / "model.gguf", name)
-    read = open_gguf(tmp_path / "model.gguf")
+    read = GgufFile(tmp_path / "model.gguf")
     close(loaded(read), model)
     theirs, ours = model.config.to_dict(), read.config
     same = set(theirs) & set(ours) - {"n_inner", "bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters"}
@@ -258,7 +258,7 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
 def test_the_logits_are_those_of_transformers_reader(tmp_path, name):
     written(tmp_path / "model.gguf", name)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
-    close(loaded(open_gguf(tmp_path / "model.gguf")), theirs)
+    close(loaded(GgufFile(tmp_path / "model.gguf")), theirs)
 
 
 # Tensors
@@ -276,7 +276,7 @@ def file_of_tensors(path, tensors):
         content, kind = tensors.get(stored, (state[name].numpy(), None))
         writer.add_tensor(stored, content, raw_dtype=kind)
     finish(writer)
-    return open_gguf(path)
+    return GgufFile(path)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
@@ -285,7 +285,7 @@ def test_a_quantized_tensor_is_what_gguf_dequantizes(tmp_path, kind):
     held = gguf.quantize(matrix, kind)
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
     tensor = read.read("lm_head.weight")
-    assert read.dtype("lm_head.weight") == torch.float32
+    assert tensor.dtype == torch.float32
     np.testing.assert_array_equal(tensor.numpy(), gguf.dequantize(held, kind))
     assert np.abs(tensor.numpy() - matrix).max() < 0.5
 
@@ -305,7 +305,7 @@ def test_floats_keep_their_type(tmp_path, dtype):
     matrix = torch.randn(VOCAB, 512).to(dtype)
     kind = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.BF16}[dtype]
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (matrix.view(torch.uint8).numpy(), kind)})
-    assert read.dtype("lm_head.weight") == dtype
+    assert read.read("lm_head.weight").dtype == dtype
     assert torch.equal(read.read("lm_head.weight"), matrix)
 
 
@@ -317,7 +317,7 @@ def test_a_copy_of_the_embedding_is_tied(tmp_path):
     add_tensors(writer, model)
     writer.add_tensor("output.weight", model.transformer.wte.weight.detach().numpy())
     finish(writer)
-    read = open_gguf(tmp_path / "model.gguf")
+    read = GgufFile(tmp_path / "model.gguf")
     assert read.config["tie_word_embeddings"] is True
     close(loaded(read), model)
 
@@ -335,7 +335,7 @@ def tokenizer_file(path, add, arch="llama"):
     add(writer)
     add_tensors(writer, model)
     finish(writer)
-    return open_gguf(path)
+    return GgufFile(path)
 
 
 LLAMA3_CUT = (
@@ -377,7 +377,7 @@ def test_byte_level_tokens_are_those_of_the_original(tmp_path, pre):
     read = tokenizer_file(
         tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original, pre, add_bos_token=False)
     )
-    ours = Tokenizer.from_str(read.tokenizer_json)
+    ours = Tokenizer.from_str(read.tokenizer().json)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for text in [*TEXTS, "<|begin|>a<|end|>"]:
         ids = ours.encode(text).ids
@@ -387,7 +387,7 @@ def test_byte_level_tokens_are_those_of_the_original(tmp_path, pre):
             assert ids == theirs(text).input_ids
     decomposed = unicodedata.normalize("NFD", "é")
     assert ours.encode(decomposed).ids == original.encode(decomposed).ids
-    assert read.tokenizer_config == {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    assert read.tokenizer().config == {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
     assert [read.config[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [0, 1, 2]
 
 
@@ -405,7 +405,7 @@ def test_tokens_around_a_text(tmp_path, options, framed):
     read = tokenizer_file(
         tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original, "llama-bpe", **options)
     )
-    ids = Tokenizer.from_str(read.tokenizer_json).encode("x").ids
+    ids = Tokenizer.from_str(read.tokenizer().json).encode("x").ids
     (x,) = original.encode("x").ids
     assert ids == [x if n is None else n for n in framed]
 
@@ -417,14 +417,14 @@ def test_all_tokens_that_end_a_text_and_the_chat_template(tmp_path):
 
     read = tokenizer_file(tmp_path / "model.gguf", add)
     assert read.config["eos_token_id"] == [1, 2]
-    assert read.tokenizer_config["chat_template"] == "{{ messages }}"
+    assert read.tokenizer().config["chat_template"] == "{{ messages }}"
 
 
 def test_added_words_stay_whole_and_unused_ones_are_never_written(tmp_path):
     original = byte_tokenizer()
     original.add_tokens(["<think>", "  "])
     read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original))
-    ours = Tokenizer.from_str(read.tokenizer_json)
+    ours = Tokenizer.from_str(read.tokenizer().json)
     for text in ("a<think>b  c", "[PAD317]"):
         assert ours.encode(text).ids == original.encode(text).ids
     added = {token.content: token.special for token in ours.get_added_tokens_decoder().values()}
@@ -466,7 +466,7 @@ def add_sentencepiece(writer, model, **options):
 
 def test_sentencepiece_tokens_are_those_of_the_original(tmp_path, sentencepiece_model):
     read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_sentencepiece(writer, sentencepiece_model))
-    ours = Tokenizer.from_str(read.tokenizer_json)
+    ours = Tokenizer.from_str(read.tokenizer().json)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     for text in [text for text in TEXTS if text] + [" the cat", "  the cat"]:
         ids = ours.encode(text).ids
@@ -475,12 +475,12 @@ def test_sentencepiece_tokens_are_those_of_the_original(tmp_path, sentencepiece_
         if not text.startswith(" "):  # theirs adds no second space
             assert ids == theirs(text).input_ids
     assert ours.encode("<think>", add_special_tokens=False).ids[-1] == sentencepiece_model.piece_to_id("<think>")
-    assert read.tokenizer_config == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert read.tokenizer().config == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def test_text_spells_no_control_token(tmp_path, sentencepiece_model):
     read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_sentencepiece(writer, sentencepiece_model))
-    ours = Tokenizer.from_str(read.tokenizer_json)
+    ours = Tokenizer.from_str(read.tokenizer().json)
     ours.encode_special_tokens = True
     assert set(ours.encode("</s>", add_special_tokens=False).ids).isdisjoint({0, 1, 2})
 
@@ -490,7 +490,7 @@ def test_no_space_before_a_text(tmp_path, sentencepiece_model):
         tmp_path / "model.gguf",
         lambda writer: add_sentencepiece(writer, sentencepiece_model, add_space_prefix=False, add_bos_token=False),
     )
-    ours = Tokenizer.from_str(read.tokenizer_json)
+    ours = Tokenizer.from_str(read.tokenizer().json)
     assert ours.encode(" the cat").ids == sentencepiece_model.encode("the cat")
     assert ours.decode(ours.encode("the cat").ids) == "the cat"
 
@@ -514,7 +514,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
     add(writer)
     add_tensors(writer, model)
     finish(writer)
-    ours = Tokenizer.from_str(open_gguf(tmp_path / "model.gguf").tokenizer_json)
+    ours = Tokenizer.from_str(GgufFile(tmp_path / "model.gguf").tokenizer().json)
     assert ours.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
     assert ours.encode(" ab", add_special_tokens=False).tokens == ["▁ab"]
     assert ours.decode(ours.encode("ab ab   b").ids) == "ab ab   b"
@@ -522,7 +522,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
     # Gemma's own file has runs of spaces as added tokens too.
     ours.add_tokens([AddedToken(run, normalized=False) for run in ("▁▁", "▁▁▁")])
     saved(tmp_path / "again.gguf", model, ours, bos_token="<bos>", eos_token="<eos>")
-    again = Tokenizer.from_str(open_gguf(tmp_path / "again.gguf").tokenizer_json)
+    again = Tokenizer.from_str(GgufFile(tmp_path / "again.gguf").tokenizer().json)
     assert again.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
 
 
@@ -531,7 +531,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
 
 def refused(path, error=CheckpointError):
     with pytest.raises(error) as caught:
-        open_gguf(path)
+        GgufFile(path)
     assert len(caught.value.lines()) == 3
     assert all(len(line) < 400 and line.isprintable() for line in caught.value.lines())
     assert caught.value.exit_code == 4
@@ -599,7 +599,7 @@ def test_a_file_that_is_cut_off(tmp_path, intact):
 def test_numbers_of_a_header_that_are_wrong(tmp_path, intact):
     path = tmp_path / "model.gguf"
     path.write_bytes(intact)
-    open_gguf(path)
+    GgufFile(path)
     huge = struct.pack("<Q", 1 << 60)
     at = intact.index(b"llama.block_count")
     table = intact.index(b"token_embd.weight") + len(b"token_embd.weight")
@@ -642,7 +642,7 @@ def test_flipped_bytes_are_found_or_do_no_harm(tmp_path, intact):
         path.write_bytes(content)
         lines = []
         try:
-            open_gguf(path)
+            GgufFile(path)
         except CheckpointError as error:
             lines = error.lines()
         assert len(lines) in (0, 3)
@@ -694,7 +694,7 @@ def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
 def test_what_is_written_is_read_again(tmp_path, name, quantization):
     model = model_of(name)
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), quantization)
-    read = open_gguf(tmp_path / "model.gguf")
+    read = GgufFile(tmp_path / "model.gguf")
     state = state_of(model)
     error = {"f16": 2e-3, "q8_0": 2e-2}[quantization]
     for published in read.names():
@@ -708,7 +708,7 @@ def test_transformers_reads_what_is_written(tmp_path, name):
     model = model_of(name)
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), "q8_0")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
-    close(loaded(open_gguf(tmp_path / "model.gguf")), theirs)
+    close(loaded(GgufFile(tmp_path / "model.gguf")), theirs)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
     assert tokenizer(TEXT).input_ids == byte_tokenizer().encode(TEXT).ids
 
@@ -718,7 +718,7 @@ def test_mistral_is_written_as_llama(tmp_path):
     config = AutoConfig.for_model("mistral", **LIKE_LLAMA, sliding_window=None)
     model = AutoModelForCausalLM.from_config(config).half().float().eval()
     saved(tmp_path / "model.gguf", model, byte_tokenizer())
-    read = open_gguf(tmp_path / "model.gguf")
+    read = GgufFile(tmp_path / "model.gguf")
     assert read.config["model_type"] == "llama"
     close(loaded(read), model)
 
@@ -728,11 +728,11 @@ def test_a_byte_level_tokenizer_is_written(tmp_path, pre):
     original = ORIGINALS[pre]()
     template = "{% for message in messages %}{{ message }}{% endfor %}"
     saved(tmp_path / "model.gguf", model_of("llama"), original, unk_token="<|pad|>", chat_template=template)
-    read = open_gguf(tmp_path / "model.gguf")
-    ours = Tokenizer.from_str(read.tokenizer_json)
+    read = GgufFile(tmp_path / "model.gguf")
+    ours = Tokenizer.from_str(read.tokenizer().json)
     assert [ours.encode(text).ids for text in TEXTS] == [original.encode(text).ids for text in TEXTS]
     expected = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "unk_token": "<|pad|>", "chat_template": template}
-    assert read.tokenizer_config == expected
+    assert read.tokenizer().config == expected
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -741,10 +741,10 @@ def test_a_sentencepiece_tokenizer_is_written(tmp_path, sentencepiece_model, beg
         add_sentencepiece(writer, sentencepiece_model, add_bos_token=begins)
 
     first = tokenizer_file(tmp_path / "first.gguf", add)
-    original = Tokenizer.from_str(first.tokenizer_json)
-    saved(tmp_path / "model.gguf", model_of("llama"), original, **first.tokenizer_config)
-    read = open_gguf(tmp_path / "model.gguf")
-    ours = Tokenizer.from_str(read.tokenizer_json)
+    original = Tokenizer.from_str(first.tokenizer().json)
+    saved(tmp_path / "model.gguf", model_of("llama"), original, **first.tokenizer().config)
+    read = GgufFile(tmp_path / "model.gguf")
+    ours = Tokenizer.from_str(read.tokenizer().json)
     assert [ours.encode(text).ids for text in TEXTS] == [original.encode(text).ids for text in TEXTS]
     assert ours.to_str() == original.to_str()
 

@@ -5,7 +5,9 @@ import json
 import math
 import os
 import shutil
+import socket
 import struct
+import sys
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,15 +16,13 @@ from typing import Any
 
 import pytest
 import transformers
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import Tokenizer
 
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, ResourceError
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
-from lmtool.interop.tokenization.sentencepiece import Algorithm, read_sentencepiece
 from tests.interop.tokenization.hub import FORMS, GPT2_END, MARIAN_CODES, decoder_entry, texts
 
-N_TEXTS = 2000
+N_TEXTS = 500
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -103,19 +103,26 @@ def test_marian_reads_what_it_writes(folders: dict[str, Path]) -> None:
             assert ours.decode([token_id]).strip() == piece.replace("▁", " ").strip()
 
 
-@pytest.mark.parametrize("name", ["llama tokenizer.model", "gemma tokenizer.model", "t5 spiece.model"])
-def test_sentencepiece_files_are_read_as_protobuf_reads_them(folders: dict[str, Path], name: str) -> None:
-    file = next(path for path in folders[name].iterdir() if path.suffix == ".model")
-    ours = read_sentencepiece(file, Algorithm.UNIGRAM if name.startswith("t5") else Algorithm.BPE)
-    theirs = ModelProto.FromString(file.read_bytes())
-    found = [(piece.text, piece.score, int(piece.role)) for piece in ours.pieces]
-    assert found == [(piece.piece, piece.score, piece.type) for piece in theirs.pieces]
-    trainer, normalizer = theirs.trainer_spec, theirs.normalizer_spec
-    for field in ("byte_fallback", "unk_id", "bos_id", "eos_id", "unk_piece", "bos_piece", "eos_piece"):
-        assert getattr(ours, field) == getattr(trainer, field), field
-    for field in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
-        assert getattr(ours, field) == getattr(normalizer, field), field
-    assert ours.charsmap == normalizer.precompiled_charsmap
+@pytest.mark.parametrize(("name", "library"), [("bert vocab.txt", "transformers"), ("marian", "sentencepiece")])
+def test_what_is_missing_to_convert_is_named(
+    folders: dict[str, Path], name: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (library, f"{library}.sentencepiece_model_pb2"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ResourceError, match=r"pip install 'lmtool\[convert\]'") as caught:
+        read_tokenizer(folders[name], FORMS[name].model_type)
+    assert caught.value.exit_code == 5
+    assert len(caught.value.lines()) <= 3
+
+
+def test_converting_asks_no_network(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was asked for")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for name in ("mistral tokenizer.model", "bert vocab.txt", "t5 spiece.model"):
+        read_tokenizer(folders[name], FORMS[name].model_type)
 
 
 # Settings
@@ -235,7 +242,6 @@ DAMAGED = {
     "spiece.model, a piece twice": ("t5 spiece.model", "spiece.model", UNIGRAM + piece(b"a")),
     "spiece.model, a long piece": ("t5 spiece.model", "spiece.model", UNIGRAM + piece(b"b" * 100_000)),
     "spiece.model, a piece of a number": ("t5 spiece.model", "spiece.model", UNIGRAM + field(1, b"\x08\x01")),
-    "spiece.model, a type that is none": ("t5 spiece.model", "spiece.model", UNIGRAM + field(1, b"\x0a\x01b\x18\x63")),
     "spiece.model, two pieces": ("t5 spiece.model", "spiece.model", piece(b"a") + piece(b"b")),
     "spiece.model, BPE": ("t5 spiece.model", "spiece.model", UNIGRAM + field(2, b"\x18\x02")),
     "spiece.model, a role outside": ("t5 spiece.model", "spiece.model", UNIGRAM + field(2, b"\xc0\x02\x63")),

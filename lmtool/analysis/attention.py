@@ -1,0 +1,254 @@
+"""`attention`: the attention weights of any model that attends, for a text or for a source and its target.
+
+Shapes: L layers, N heads, T queries, S keys.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtool.batch import Batch
+from lmtool.decoding.settings import Greedy
+from lmtool.decoding.text import complete, write
+from lmtool.durable import write_file
+from lmtool.errors import UsageError
+from lmtool.inference.load import Loaded
+from lmtool.model.heads import Classifier, HeadedModel, Pool
+from lmtool.model.language_model import LanguageModel
+from lmtool.model.layers.attention import CrossAttention
+from lmtool.model.layers.memory_attention import MemoryAttention
+from lmtool.model.layers.observing import Attending, attending, module_name, observed
+from lmtool.tokenization.prompt_format import Prompt
+
+AttentionKind = Literal["self", "encoder", "decoder", "cross", "memory", "pooling"]
+"""What attends to what. self: the only stack of a Transformer. encoder, decoder: self-attention in these. cross: a
+decoder, recurrent ones included, to the source. memory: a recurrent decoder to its past states. pooling: a classifier
+to the states of a text."""
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The attention weights of one kind, in all layers and heads.
+
+    queries, keys: the tokens at the positions, as shown by `Tokenizer.piece`; in cross-attention the queries are the
+    tokens that the positions predict. weights_LNTS: as the forward pass computes them, the sum of a row being 1, but
+    with `select: sum` the number of states, and 0 where there is no state yet.
+    """
+
+    kind: AttentionKind
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    weights_LNTS: NDArray[np.float32]
+
+    def head(self, layer: int, head: int | None) -> NDArray[np.float32]:
+        """The weights (T, S) of a layer and a head, counted from 0, -1 being the last; the mean of all heads for None.
+
+        Raises UsageError for one that does not exist.
+        """
+        n_layers, n_heads = self.weights_LNTS.shape[:2]
+        for name, index, n in (("layer", layer, n_layers), ("head", head or 0, n_heads)):
+            if not -n <= index < n:
+                known = f"0 to {n - 1}" if n > 1 else "0, the only one"
+                raise UsageError(f"there is no {name} {index} of the kind {self.kind}", fix=f"use {known}")
+        weights_NTS = self.weights_LNTS[layer]
+        weights_TS: NDArray[np.float32] = weights_NTS.mean(0) if head is None else weights_NTS[head]
+        return weights_TS
+
+    def to_json(self) -> dict[str, Any]:
+        """Names and weights, rounded to 6 digits, as lists."""
+        weights = np.round(self.weights_LNTS.astype(np.float64), 6).tolist()
+        return {"kind": self.kind, "queries": list(self.queries), "keys": list(self.keys), "weights": weights}
+
+
+@dataclass(frozen=True)
+class TextAttention:
+    """The attention of a model in one forward pass over a text, or over a source and a target.
+
+    parts: one for each kind that the model has; the one that says most, how a target attends to its source, comes
+    first.
+    """
+
+    run: str
+    step: int
+    parts: tuple[AttentionWeights, ...]
+
+    def part(self, kind: AttentionKind | None) -> AttentionWeights:
+        """The weights of a kind; the first ones for None. Raises UsageError where the model has no such kind."""
+        for part in self.parts:
+            if kind in (None, part.kind):
+                return part
+        fix = f"choose {' or '.join(part.kind for part in self.parts)}"
+        raise UsageError(f"the model has no attention of the kind {kind}", fix=fix)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value."""
+        return {"run": self.run, "step": self.step, "attention": [part.to_json() for part in self.parts]}
+
+    def save(self, path: Path) -> None:
+        """Write a .npz file: for each kind the weights (L, N, T, S), KIND_queries (T) and KIND_keys (S).
+
+        Raises ResourceError.
+        """
+        arrays: dict[str, Any] = {}
+        for part in self.parts:
+            arrays[part.kind] = part.weights_LNTS
+            arrays[f"{part.kind}_queries"] = np.array(part.queries)
+            arrays[f"{part.kind}_keys"] = np.array(part.keys)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        write_file(path, buffer.getbuffer())
+
+
+@dataclass(frozen=True)
+class Input:
+    """The input of the forward pass. read, source: ids of its rows. predicted: the ids that follow those read."""
+
+    batch: Batch
+    read: Sequence[int]
+    source: Sequence[int] = ()
+    predicted: Sequence[int] = ()
+
+
+def attention(
+    loaded: Loaded, texts: Sequence[str] = (), *, source: str | None = None, target: str | None = None
+) -> TextAttention:
+    """The attention of a model that is not packed.
+
+    texts: of one row; several for a classifier or an encoder of several texts. source, target: for a model that answers
+        sources, in place of texts; without a target its own, by greedy decoding.
+
+    Raises UsageError for a model without attention, for texts where it needs a source and the other way round, and for
+    an input that is longer than its context.
+    """
+    if not attending(loaded.model):
+        raise _inattentive(loaded)
+    row = _input(loaded, texts, source, target)
+    with torch.inference_mode(), loaded.compute.autocast(), observed(loaded.model) as weights:
+        # one forward pass, with the head of a classifier
+        (loaded.model.answer if isinstance(loaded.model, Classifier) else loaded.model)(row.batch.to(loaded.device))
+    if not weights:
+        # a memory that a classifier of all layers does not read
+        raise _inattentive(loaded)
+    by_kind: dict[AttentionKind, list[NDArray[np.float32]]] = {}
+    for name, weights_BNTS in weights.items():
+        by_kind.setdefault(_kind(loaded.model, name), []).append(weights_BNTS[0].float().cpu().numpy())
+    kinds = sorted(by_kind, key=("cross", "self", "memory", "decoder", "encoder", "pooling").index)
+    parts = (AttentionWeights(kind, *_axes(loaded, kind, row), np.stack(by_kind[kind])) for kind in kinds)
+    return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
+
+
+def check_output(path: Path | None, suffix: str) -> None:
+    """Raise UsageError early for a file that exists, or whose name does not end with `suffix`."""
+    if path is not None and path.suffix != suffix:
+        raise UsageError(f"the output is not {suffix}", where=str(path), fix=f"end its name with {suffix}")
+    if path is not None and path.exists():
+        raise UsageError("the output exists already", where=str(path), fix="choose another name")
+
+
+def _kind(model: LanguageModel, name: str) -> AttentionKind:
+    part: Attending | torch.nn.Module = model.get_submodule(module_name(name))
+    match part:
+        case Pool():
+            return "pooling"
+        case MemoryAttention():
+            return "cross" if model.reads == "source" else "memory"
+        case CrossAttention():
+            return "cross"
+    stack = name.removeprefix("body.").split(".")[0]
+    return "encoder" if stack == "encoder" else "decoder" if stack == "decoder" else "self"
+
+
+def _axes(loaded: Loaded, kind: AttentionKind, row: Input) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tokens of queries and keys."""
+    ids = {"cross": (row.predicted, row.source), "encoder": (row.source, row.source)}.get(kind, (row.read, row.read))
+    queries, keys = (tuple(map(loaded.tokenizer.piece, axis)) for axis in ids)
+    return ("pooled",) if kind == "pooling" else queries, keys
+
+
+def _input(loaded: Loaded, texts: Sequence[str], source: str | None, target: str | None) -> Input:
+    prompt_format, where = loaded.prompt_format, str(loaded.run_path)
+    if source is not None and texts:
+        raise UsageError("both a text and a source are given", fix="leave out one of them")
+    if target is not None and source is None:
+        raise UsageError("a target is given without its source", fix="add --source TEXT")
+    if source is not None:
+        if not prompt_format.answers:
+            raise UsageError("this model reads a text, not a source", where=where, fix="give the text without --source")
+        return _pair(loaded, prompt_format.prompt(source), target)
+    if prompt_format.answers:
+        raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
+    if isinstance(loaded.model, HeadedModel) or loaded.model.reads == "both":
+        return row_input(loaded, texts)
+    if len(texts) != 1:
+        raise _miscounted(loaded, "1 text", texts)
+    prompt = prompt_format.prompt(texts[0])
+    read = (*(prompt.source or ()), *prompt.tokens)
+    _check_length(loaded, len(read))
+    prefix_B = None if prompt.source is None else torch.tensor([len(prompt.source)])
+    return Input(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
+
+
+def row_input(loaded: Loaded, texts: Sequence[str]) -> Input:
+    """The texts as a row of a table, or between the special tokens of an encoder.
+
+    Raises UsageError for another number of texts than the model was trained on, and for texts that are too long.
+    """
+    columns, prompt_format = loaded.recipe.data.text_columns, loaded.prompt_format
+    n_texts = len(columns) if columns and isinstance(loaded.model, HeadedModel) else 0
+    if not texts or (n_texts and len(texts) != n_texts):
+        raise _miscounted(loaded, f"{n_texts} texts, {', '.join(columns)}"[:120] if n_texts > 1 else "1 text", texts)
+    ids = [np.array(loaded.tokenizer.encode(text), dtype=np.int64) for text in texts]
+    tokens, segments, is_cut = prompt_format.row(ids)
+    marks = len(prompt_format.before) + len(prompt_format.between) * (len(texts) - 1) + len(prompt_format.after)
+    _check_length(loaded, marks + sum(map(len, ids)), is_cut)
+    segments_BT = None if segments is None else torch.from_numpy(segments)[None]
+    return Input(Batch(torch.from_numpy(tokens)[None], segments_BT=segments_BT), tokens.tolist())
+
+
+def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
+    """A source, or question, and a target; of a decoder both are one text."""
+    prompt_format = loaded.prompt_format
+    question = prompt.tokens if prompt.source is None else prompt.source
+    _check_length(loaded, len(question))
+    if target is None:
+        settings = Greedy(max_new_tokens=prompt_format.room_to_answer(len(question)))
+        with loaded.compute.autocast():
+            (answer,) = complete(write(loaded.model, prompt_format, [prompt], settings))
+        written = answer.tokens
+    else:
+        written = (*loaded.tokenizer.encode(target), loaded.tokenizer.eos_id)
+    read, predicted = (*prompt.tokens, *written[:-1]), (*prompt.tokens[1:], *written)
+    if prompt.source is None:
+        _check_length(loaded, len(read))
+        return Input(Batch(torch.tensor([read])), read)
+    if prompt_format.shares_row:
+        row = (*prompt.source, *read)
+        _check_length(loaded, len(row))
+        return Input(Batch(torch.tensor([row]), prefix_B=torch.tensor([len(prompt.source)])), row)
+    _check_length(loaded, len(read))
+    batch = Batch(torch.tensor([read]), source_BS=torch.tensor([prompt.source]))
+    return Input(batch, read, prompt.source, predicted)
+
+
+def _inattentive(loaded: Loaded) -> UsageError:
+    fix = "name a Transformer, or a recurrent model with `attention` in its recipe"
+    what = f"this model has no attention: {loaded.model.describe()}"
+    return UsageError(what, where=str(loaded.run_path), fix=fix)
+
+
+def _miscounted(loaded: Loaded, expected: str, texts: Sequence[str]) -> UsageError:
+    n_given = {0: "no text is", 1: "1 text is"}.get(len(texts), f"{len(texts)} texts are")
+    fix = "quote each text" if texts else "give TEXT, in quotes"
+    return UsageError(f"the model reads {expected}, and {n_given} given", where=str(loaded.run_path), fix=fix)
+
+
+def _check_length(loaded: Loaded, n_tokens: int, is_cut: bool = False) -> None:
+    context = loaded.model.context
+    if is_cut or (context is not None and n_tokens > context):
+        raise UsageError(f"the text has {n_tokens} tokens, but the model's context is {context}", fix="shorten it")

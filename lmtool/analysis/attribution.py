@@ -1,0 +1,244 @@
+"""Which words decided what a classifier answers: leave-one-out, integrated gradients, attention rollout.
+
+Shapes: B rows, T positions, S keys, L layers, N heads, D width, C classes, M steps, W words.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmtool.analysis.attention import TextAttention, row_input
+from lmtool.batch import Batch, padded
+from lmtool.inference.load import Loaded
+from lmtool.model.heads import Classifier
+from lmtool.printable import plain
+from lmtool.recipe.spec.objective import Classification
+from lmtool.tokenization.prompt_format import TokenIds
+from lmtool.tokenization.tokenizer import Tokenizer, find_words
+
+STEPS = 64
+"""Points on the path of integrated gradients."""
+
+BATCH_TOKENS = 4096
+"""Positions computed at once."""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What each word of a text, or of several in their order, contributes to the answer of a classifier.
+
+    label: the predicted class, the likeliest of several labels, or "" for a number.
+    score: the log-probability of the class, the logit of the label, or the number.
+    leave_one_out: by how much the score is lower without the tokens of the word (Li, Monroe and Jurafsky 2016).
+    integrated_gradients: see there, summed over the tokens of the word.
+    rollout: how much attention arrives from the word, see there; None without self-attention, and where the maximum
+        over positions is pooled.
+    """
+
+    label: str
+    score: float
+    words: tuple[str, ...]
+    leave_one_out: tuple[float, ...]
+    integrated_gradients: tuple[float, ...]
+    rollout: tuple[float, ...] | None
+
+    def columns(self) -> list[tuple[str, tuple[float, ...]]]:
+        """Each measure that there is, by name, with its value for each word."""
+        columns = [("leave-one-out", self.leave_one_out), ("integrated gradients", self.integrated_gradients)]
+        return columns if self.rollout is None else [*columns, ("rollout", self.rollout)]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value."""
+        return asdict(self)
+
+
+def attribution(loaded: Loaded, texts: Sequence[str], attended: TextAttention) -> Attribution:
+    """What decided the answer of a classifier that is not packed. attended: its attention on the same texts.
+
+    Raises UsageError as `row_input` does.
+    """
+    model, spec = loaded.model, loaded.recipe.objective
+    assert isinstance(model, Classifier)
+    assert isinstance(spec, Classification)
+    batch = row_input(loaded, texts).batch.to(loaded.device)
+    with torch.no_grad():
+        scores_C = model.answer(batch).scores_BC[0]
+    best = int(scores_C.argmax())
+
+    def score(batch: Batch) -> Tensor:
+        scores_BC = model.answer(batch).scores_BC
+        match spec.task:
+            case "class":
+                return scores_BC.log_softmax(-1)[:, best]
+            case "number" if spec.scale is not None and spec.center is not None:
+                return scores_BC[:, 0] * spec.scale + spec.center
+            case _:
+                return scores_BC[:, best]
+
+    words, tokens = _words(loaded, texts)
+    whole = float(score(batch).detach())
+    per_token_T = integrated_gradients(score, _embedding(model), batch)
+    arriving_T = _arriving(model, attended)
+    left_out = whole - leave_out(score, batch, tokens, loaded.prompt_format.between[0])
+
+    def by_word(values_T: Numbers) -> tuple[float, ...]:
+        return tuple(float(values_T[of_word].sum()) for of_word in tokens)
+
+    arriving = None if arriving_T is None else by_word(arriving_T)
+    label = spec.labels[best] if spec.labels else ""
+    return Attribution(label, whole, tuple(words), tuple(left_out.tolist()), by_word(per_token_T), arriving)
+
+
+def _words(loaded: Loaded, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+    """The words of the texts, and for each the positions of its tokens in the row, at least one.
+
+    Control characters in words are escaped. A token belongs to the first word that it has a character of.
+    """
+    words, positions = [], []
+    first = len(loaded.prompt_format.before)
+    for text in texts:
+        ids, spans = loaded.tokenizer.encode_with_places(text)
+        for word, tokens in _matched(text, spans):
+            words.append(word)
+            positions.append([first + i for i in tokens])
+        first += len(ids) + len(loaded.prompt_format.between)
+    return words, positions
+
+
+def words_of_row(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], list[list[int]]]:
+    """The words of an encoded row, as its tokens are decoded, and for each the positions of its tokens, at least one.
+
+    As `_words` without the text: special tokens are between texts, a token is what it adds to those before it.
+    """
+    words, positions = [], []
+    special = tokenizer.special_ids - {tokenizer.unk_id}
+    for is_special, run in groupby(enumerate(tokens_T.tolist()), key=lambda numbered: numbered[1] in special):
+        if is_special:
+            continue
+        numbers, ids = zip(*run, strict=True)
+        ends = [len(tokenizer.decode(list(ids[:n]))) for n in range(len(ids) + 1)]
+        for word, tokens in _matched(tokenizer.decode(list(ids)), list(pairwise(ends))):
+            words.append(word)
+            positions.append([numbers[i] for i in tokens])
+    return words, positions
+
+
+def _matched(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
+    """Each word of a text that has a token of its own, and the numbers of its tokens. spans: of the tokens."""
+    free = list(range(len(spans)))
+    for start, stop in find_words(text):
+        tokens = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
+        free = [i for i in free if i not in tokens]
+        if tokens:
+            yield plain(text[start:stop]), tokens
+
+
+def without(
+    tokens_T: TokenIds, segments_T: TokenIds | None, positions: Sequence[int], filler: int
+) -> tuple[TokenIds, TokenIds | None]:
+    """A row and its segments without the tokens at some positions. filler: the only token of a row that is then
+    empty."""
+    if len(positions) == len(tokens_T):
+        return np.array([filler]), None if segments_T is None else segments_T[:1]
+    return np.delete(tokens_T, positions), None if segments_T is None else np.delete(segments_T, positions)
+
+
+@torch.no_grad()
+def leave_out(
+    score: Callable[[Batch], Tensor], batch: Batch, positions: Sequence[Sequence[int]], filler: int
+) -> Numbers:
+    """The score (W) of a row without the tokens at the positions of each word. filler: the only token of an empty
+    row."""
+    tokens_T = batch.tokens_BT[0].cpu().numpy()
+    segments_T = None if batch.segments_BT is None else batch.segments_BT[0].cpu().numpy()
+    rows = [without(tokens_T, segments_T, of_word, filler) for of_word in positions]
+    scores = [np.zeros(0)]
+    at_once = max(1, BATCH_TOKENS // len(tokens_T))
+    for chosen in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
+        tokens_BT, keep_BT = padded([tokens for tokens, _ in chosen], filler)
+        segments = [segments for _, segments in chosen if segments is not None]
+        part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=padded(segments, 0)[0] if segments else None)
+        scores.append(score(part.to(batch.tokens_BT.device)).double().cpu().numpy())
+    return np.concatenate(scores)
+
+
+def integrated_gradients(
+    score: Callable[[Batch], Tensor], embedding: nn.Module, batch: Batch, steps: int = STEPS
+) -> Numbers:
+    """The share of each token of a row in its score: (T) (Sundararajan, Taly and Yan 2017, equation 1).
+
+        share of t = sum over d of  x_td  integral from 0 to 1 of  dF(a x) / dx_td  da
+
+    F is the score as a function of the token embeddings x, the baseline the zero vector. The integral is the mean of
+    the gradients at the midpoints of `steps` equal parts. The shares sum to F(x) - F(0), but for the error of that.
+    """
+    tokens_BT, T = batch.tokens_BT, batch.tokens_BT.shape[1]
+    shares_T = np.zeros(T)
+    at_once = max(1, BATCH_TOKENS // T)
+    points_M = (torch.arange(steps, device=tokens_BT.device) + 0.5) / steps
+    for points_B in torch.split(points_M, at_once):
+        on_path: list[tuple[Tensor, Tensor]] = []
+
+        def scale(module: nn.Module, inputs: Any, x_BTD: Tensor, points_B: Tensor = points_B) -> Tensor:
+            x_BTD = x_BTD.detach()
+            scaled_BTD = (x_BTD * points_B[:, None, None].to(x_BTD.dtype)).requires_grad_()
+            on_path.append((x_BTD, scaled_BTD))  # noqa: B023 - called within this turn
+            return scaled_BTD
+
+        segments_BT = None if batch.segments_BT is None else batch.segments_BT.expand(len(points_B), T)
+        hook = embedding.register_forward_hook(scale)
+        try:
+            # cuDNN's recurrent kernels have no gradient in evaluation mode
+            with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+                total = score(Batch(tokens_BT.expand(len(points_B), T), segments_BT=segments_BT)).sum()
+                grads = torch.autograd.grad(total, [scaled_BTD for _, scaled_BTD in on_path])
+        finally:
+            hook.remove()
+        for (x_BTD, _), grad_BTD in zip(on_path, grads, strict=True):
+            shares_T += (x_BTD * grad_BTD).sum((0, 2)).double().cpu().numpy() / steps
+    return shares_T
+
+
+def rollout(weights_LNTS: NDArray[np.float32]) -> Numbers:
+    """How much of each position's state comes from each input, as far as attention tells: (T, S).
+
+        R = A_L ... A_1,  A_l = (mean over heads of layer l's weights + I) / 2
+
+    where I is the residual connection (Abnar and Zuidema 2020, Quantifying Attention Flow in Transformers). Rows sum to
+    one.
+    """
+    arriving_TS = np.eye(weights_LNTS.shape[-1])
+    for weights_NTS in weights_LNTS.astype(np.float64):
+        arriving_TS = (weights_NTS.mean(0) + np.eye(len(arriving_TS))) / 2 @ arriving_TS
+    return arriving_TS
+
+
+def _arriving(model: Classifier, attended: TextAttention) -> Numbers | None:
+    """The rollout (T) from the inputs to the pooled vector; None without self-attention, and for a maximum."""
+    weights = {part.kind: part.weights_LNTS for part in attended.parts}
+    if "self" not in weights or model.pool is None:
+        return None
+    arriving_TS, n = rollout(weights["self"]), weights["self"].shape[-1]
+    if model.pool.kind == "max":
+        return None
+    pooled = {"first": np.eye(n)[0], "last": np.eye(n)[-1], "mean": np.full(n, 1 / n)}
+    pooled_T = (
+        weights["pooling"][0, 0, 0].astype(np.float64) if model.pool.kind == "attention" else pooled[model.pool.kind]
+    )
+    arriving_T: Numbers = pooled_T @ arriving_TS
+    return arriving_T
+
+
+def _embedding(model: Classifier) -> nn.Module:
+    """The module that embeds the tokens."""
+    vectors = model.token_vectors()
+    modules: Iterable[nn.Module] = model.modules()
+    return next(part for part in modules if isinstance(part, nn.Embedding) and part.weight is vectors)

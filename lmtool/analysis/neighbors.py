@@ -1,0 +1,286 @@
+"""`neighbors`: the nearest tokens of a word, or the words nearest to it in its context, by cosine similarity; and how
+similarities that people have given agree with it.
+
+Shapes: V vocabulary, D model width, N points.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from heapq import nlargest
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.compute.device import choose_compute
+from lmtool.data.files import shown
+from lmtool.data.prepare import default_cache
+from lmtool.data.table import Skipped, Table, as_number, open_table
+from lmtool.errors import DataError, UsageError
+from lmtool.inference.embedding import embed
+from lmtool.inference.load import Loaded, load_run
+from lmtool.recipe.spec.base import DeviceName
+from lmtool.recipe.spec.text import Data
+from lmtool.tokenization.tokenizer import Tokenizer, find_words
+
+MapName = Literal["pca", "tsne"]
+
+Vectors = NDArray[np.float32]
+
+AS_INFERRED = Data()
+"""A table is read as it seems to be written."""
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A token, as shown by `Tokenizer.piece`, or a word, and the cosine similarity of its vector to the asked word's.
+
+    text: that the word is in, and where it begins there; None for a token.
+    """
+
+    word: str
+    similarity: float
+    text: str | None = None
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The nearest tokens or words of a word, the nearest first. word: its token, or the word as its text has it.
+
+    vectors: of the word and then of the nearest, (1 + N, D).
+    """
+
+    word: str
+    nearest: list[Neighbor]
+    loaded: Loaded
+    vectors: Vectors
+
+
+@torch.inference_mode()
+def neighbors(loaded: Loaded, word: str, k: int) -> Neighbors:
+    """The k tokens nearest to a word by cosine, among the static token vectors of a model.
+
+    Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
+    """
+    token = find_token(loaded.tokenizer, word)
+    return _closest(loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.piece(token), k)
+
+
+@torch.inference_mode()
+def analogy(loaded: Loaded, words: tuple[str, str, str], k: int) -> Neighbors:
+    """The k tokens nearest to a - b + c for three words a, b, c, whose vectors have length 1; they are left out.
+
+    So king - man + woman is what is to a woman as a king is to a man (3CosAdd; Mikolov, Yih and Zweig 2013).
+    Raises as `neighbors`.
+    """
+    tokens = [find_token(loaded.tokenizer, word) for word in words]
+    a_D, b_D, c_D = F.normalize(loaded.model.token_vectors()[tokens], dim=-1)
+    one, less, more = (loaded.tokenizer.piece(token).strip() for token in tokens)
+    return _closest(loaded, a_D - b_D + c_D, tokens, f"{one} - {less} + {more}", k)
+
+
+def _closest(loaded: Loaded, query_D: Tensor, left_out: list[int], name: str, k: int) -> Neighbors:
+    """The k tokens nearest to a vector."""
+    tokenizer = loaded.tokenizer
+    vectors_VD = loaded.model.token_vectors()[: tokenizer.vocab_size]
+    similarity_V = F.normalize(vectors_VD, dim=-1) @ F.normalize(query_D, dim=-1)
+    never = {*tokenizer.special_ids, *left_out}
+    similarity_V[list(never)] = -torch.inf
+    best = similarity_V.topk(min(k, tokenizer.vocab_size - len(never)))
+    ids = best.indices.tolist()
+    nearest = [Neighbor(tokenizer.piece(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
+    return Neighbors(name, nearest, loaded, torch.cat((query_D[None], vectors_VD[ids])).float().cpu().numpy())
+
+
+def neighbors_in_context(loaded: Loaded, word: str, text: str, among: Iterable[str], layer: int, k: int) -> Neighbors:
+    """The k words of some texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
+
+    among: the texts, which are truncated to the context; `text` itself is left out. A word that several texts have with
+    equal states, as after equal beginnings in a left-to-right model, counts once. Of several occurrences of the asked
+    word, the first is meant.
+    Raises UsageError when `text` does not have the word, DataError when there is no other text, and as `embed`.
+    """
+    (query,) = embed(loaded, [text], layer, "none")
+    assert query.words is not None
+    index = _find(query.words, word)
+    vector_D = query.vectors[index] / (np.linalg.norm(query.vectors[index]) or 1)
+    texts = [other for other in among if other != text]
+
+    def occurrences() -> Iterator[tuple[Neighbor, Vectors]]:
+        seen: set[tuple[str, float]] = set()
+        for embedded in embed(loaded, texts, layer, "none", truncate=True):
+            lengths = np.linalg.norm(embedded.vectors, axis=1)
+            similarities = (embedded.vectors @ vector_D / np.where(lengths, lengths, 1)).tolist()
+            for i, (other, similarity) in enumerate(zip(embedded.words or (), similarities, strict=True)):
+                if (other, round(similarity, 6)) not in seen:
+                    seen.add((other, round(similarity, 6)))
+                    yield Neighbor(other, similarity, texts[embedded.text], i), embedded.vectors[i]
+
+    best = nlargest(k, occurrences(), key=lambda one: one[0].similarity)
+    vectors = np.stack([query.vectors[index], *(vector for _, vector in best)])
+    near = [replace(one, start=_start(one)) for one, _ in best]
+    return Neighbors(query.words[index], near, loaded, vectors)
+
+
+def _start(occurrence: Neighbor) -> int:
+    """Where a word begins in its text. occurrence: `start` is its number among the words there."""
+    assert occurrence.text is not None
+    spans = find_words(occurrence.text)
+    same = (start for start, stop in spans[occurrence.start :] if occurrence.text[start:stop] == occurrence.word)
+    return next(same)
+
+
+def _find(words: list[str], word: str) -> int:
+    """The index of a word among the words of a text: as it is spelled, else in other case."""
+    for spelled in (str, str.casefold):
+        folded = [spelled(other) for other in words]
+        if spelled(word) in folded:
+            return folded.index(spelled(word))
+    raise _unknown(f"{word!r:.80} is not a word of the text", word, words, "name a word as the text has it")
+
+
+def _unknown(what: str, word: str, words: list[str], fix: str) -> UsageError:
+    alike = get_close_matches(word, words, n=3, cutoff=0.6)
+    return UsageError(what, fix=f"did you mean {' or '.join(alike)}?" if alike else fix)
+
+
+def plane(vectors: Vectors, method: MapName) -> Vectors:
+    """Vectors (N, D) as points in the plane (N, 2), N > 1.
+
+    pca: the two principal components; the sign of each makes its largest coordinate positive. tsne: t-SNE (van der
+    Maaten and Hinton 2008) from the principal components, with a perplexity of a third of the points, at most 30.
+    """
+    points_ND = torch.from_numpy(vectors).double()
+    if method == "tsne":
+        from sklearn.manifold import TSNE
+
+        perplexity = max(1.0, min(30.0, (len(vectors) - 1) / 3))
+        start = _principal(points_ND)
+        start = start / (start[:, 0].std() or 1) * 1e-4
+        search = TSNE(2, perplexity=perplexity, init=start.numpy(), learning_rate="auto", random_state=0)
+        return np.asarray(search.fit_transform(points_ND.numpy()), dtype=np.float32)
+    return _principal(points_ND).numpy().astype(np.float32)
+
+
+def _principal(points_ND: Tensor) -> Tensor:
+    """Coordinates along the two directions of the largest variance (N, 2)."""
+    centred_ND = points_ND - points_ND.mean(0)
+    u_NK, s_K, _ = torch.linalg.svd(centred_ND, full_matrices=False)
+    points_N2 = F.pad(u_NK * s_K, (0, 2))[:, :2]
+    largest_2 = points_N2.gather(0, points_N2.abs().argmax(0, keepdim=True))[0]
+    return points_N2 * torch.where(largest_2 < 0, -1.0, 1.0)
+
+
+def find_token(tokenizer: Tokenizer, word: str) -> int:
+    """The token of a word: after a space, or else at the beginning of a text.
+
+    Raises UsageError, with similarly spelled words, when there is none.
+    """
+    if (token := token_of(tokenizer, word)) is not None:
+        return token
+    words = {tokenizer.piece(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
+    what, fix = f"{word!r} is not a token of this run", "name a single word of the training text"
+    raise _unknown(what, word, sorted(words), fix)
+
+
+def token_of(tokenizer: Tokenizer, word: str) -> int | None:
+    """The token of a word, as `find_token`; None where there is none."""
+    for text in (f" {word}", word):
+        ids = tokenizer.encode(text)
+        if len(ids) == 1 and ids[0] not in tokenizer.special_ids:
+            return ids[0]
+    return None
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Spearman's rho between cosines and given similarities, over the pairs whose words both have vectors.
+
+    rho: NaN where all of either are equal.
+    n_pairs: of the table.
+    missing: words without a vector, sorted.
+    skipped: bad rows.
+    """
+
+    loaded: Loaded
+    rho: float
+    n_scored: int
+    n_pairs: int
+    missing: tuple[str, ...]
+    skipped: Skipped
+
+    def record(self) -> dict[str, object]:
+        """The JSON record."""
+        return {
+            "spearman": None if math.isnan(self.rho) else self.rho,
+            "scored": self.n_scored,
+            "pairs": self.n_pairs,
+            "missing": list(self.missing),
+        }
+
+    def lines(self) -> list[str]:
+        """The results as text lines."""
+        share = 100 * self.n_scored / self.n_pairs
+        lines = [f"spearman  {self.rho:.4f}", f"pairs     {self.n_scored:,} of {self.n_pairs:,} ({share:.1f} %)"]
+        if self.missing:
+            more = ", ..." if len(self.missing) > 8 else ""
+            words = f"{len(self.missing):,} word{'s' * (len(self.missing) != 1)}"
+            lines.append(f"missing   {words}: {', '.join(self.missing[:8])}{more}")
+        return lines
+
+
+def measure_similarity(
+    reference: str, source: str, *, device: DeviceName = "auto", reading: Data = AS_INFERRED
+) -> Similarity:
+    """Compare a table of similarities with the static vectors of a run.
+
+    source: a table whose first two columns are words, and the next one of numbers their similarity, as in WordSim-353
+    and SimLex-999. reading: how it is read. A word is looked up as it is spelled, then in lower case.
+    Raises DataError for a table that is not like that, or of which less than two pairs have vectors.
+    """
+    from scipy.stats import spearmanr
+
+    table = open_table(source, cache=default_cache(), encoding=reading.encoding, delimiter=reading.delimiter)
+    skipped = Skipped()
+    pairs = list(_pairs(table, skipped if reading.skip_bad_rows else None))
+    loaded = load_run(reference, choose_compute(device, "float32"))
+    token = {word: _token(loaded.tokenizer, word) for pair in pairs for word in pair[:2]}
+    scored = [(token[a], token[b], score) for a, b, score in pairs if None not in (token[a], token[b])]
+    if len(scored) < 2:
+        what = f"{len(scored)} of {len(pairs)} pairs are of words that both have vectors; a correlation needs two"
+        raise DataError(what, where=shown(source), fix="name a table of words that are in the run's training text")
+    ones, others, scores = zip(*scored, strict=True)
+    unit_VD = F.normalize(loaded.model.token_vectors().detach().double(), dim=-1)
+    cosines = (unit_VD[list(ones)] * unit_VD[list(others)]).sum(1)
+    with warnings.catch_warnings():
+        # that of equal numbers
+        warnings.simplefilter("ignore")
+        rho = float(spearmanr(scores, cosines.cpu().numpy()).statistic)
+    missing = tuple(sorted(word for word, index in token.items() if index is None))
+    return Similarity(loaded, rho, len(scored), len(pairs), missing, skipped)
+
+
+def _token(tokenizer: Tokenizer, word: str) -> int | None:
+    return next((token for form in (word, word.lower()) if (token := token_of(tokenizer, form)) is not None), None)
+
+
+def _pairs(table: Table, skipped: Skipped | None) -> Iterator[tuple[str, str, float]]:
+    """The two words of each row, and their similarity."""
+    column = None
+    for row in table.rows(skipped):
+        cells = [str(value) for value in row.values]
+        if column is None:
+            column = next((i for i, cell in enumerate(cells) if i > 1 and as_number(cell) is not None), None)
+        similarity = None if column is None else as_number(cells[column])
+        if similarity is None:
+            what = "no number after two words: a table of similarities has two columns of words, then one of numbers"
+            fix = f"write it with a header, as word1,word2,similarity; it has {shown(', '.join(table.names))}"
+            raise DataError(what, where=table.file.where(row.number, row.line, None), fix=fix)
+        yield cells[0].strip(), cells[1].strip(), similarity

@@ -1,0 +1,226 @@
+"""Whether runs, tables, texts and token stores can be trusted, before hours are spent on them: `lmtool check`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lmtool.checks.runs import verify_run
+from lmtool.checks.text import find_in_text
+from lmtool.compute.device import CPU
+from lmtool.data.cached import verify_cache
+from lmtool.data.files import TABLES, find_files, suffix, unpacked_name
+from lmtool.data.hub import PREFIX
+from lmtool.data.prepare import default_cache, fingerprint_of, open_parts
+from lmtool.data.store import MANIFEST, verify_store
+from lmtool.data.survey import Report
+from lmtool.data.table import open_table
+from lmtool.errors import CheckpointError, DataError, LmtoolError
+from lmtool.inference.base import Base, read_recipe, read_tokenizer
+from lmtool.inference.load import trained_model
+from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import Data
+from lmtool.run import checkpoint as checkpoints
+from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.find import find, run_directory
+from lmtool.tables.columns import RowKind, has_usual_label
+from lmtool.tables.data import check_tables, kind_of_rows, open_tables, read_tables
+from lmtool.tables.notices import Notice
+from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
+
+Subject = Literal["run", "table", "text", "tokens", "cache"]
+
+_STORES = ("", "train", "valid")
+"""Where a token store is in a folder that `lmtool tokenize` wrote."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found. damage: files that cannot be used, and why. notices: what is suspicious but usable. lines: what
+    was looked at."""
+
+    subject: Subject
+    name: str
+    lines: tuple[str, ...]
+    damage: tuple[tuple[Path, str], ...]
+    notices: tuple[Notice, ...]
+
+    @property
+    def record(self) -> dict[str, object]:
+        """As JSON."""
+        return {
+            "subject": self.subject,
+            "name": self.name,
+            "findings": [{"kind": one.kind, "count": one.count, "text": one.text} for one in self.notices],
+            "damage": [{"path": str(path), "problem": problem} for path, problem in self.damage],
+        }
+
+    def refuse(self, *, strict: bool) -> None:
+        """Raise CheckpointError for a damaged run, DataError for damaged tokens, and with `strict` for any notice."""
+        if self.damage:
+            path, problem = self.damage[0]
+            n = len(self.damage)
+            what = f"{n} {'problem makes' if n == 1 else 'problems make'} files unusable; the first: {problem}"
+            if self.subject == "run":
+                fix = "restore these files from a copy, or name an intact checkpoint, RUN@STEP"
+                raise CheckpointError(what, where=str(path), fix=fix)
+            fix = "nothing: they are made anew when they are needed" if self.subject == "cache" else "make it anew"
+            raise DataError(what, where=str(path), fix=fix)
+        if strict and self.notices:
+            n = len(self.notices)
+            what = f"{n} {'finding' if n == 1 else 'findings'}, and --strict allows none"
+            raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
+
+
+def subject_of(names: Sequence[str], data: Data, *, is_text: bool) -> Subject:
+    """What names refer to. is_text: no table is meant.
+
+    A file that may be a table or a text is a text where it has the column of text, and none with the usual name of a
+    label. Raises DataError and UsageError as `open_table` does.
+    """
+    if len(names) == 1 and not is_text:
+        name = names[0]
+        folder = Path(name)
+        if any((folder / part / MANIFEST).exists() for part in _STORES):
+            return "tokens"
+        if name == "last" or _run_path(name) is not None:
+            return "run"
+        if data.test or unpacked_name(folder).endswith(TABLES):
+            return "table"
+        if not folder.is_dir() and (name.startswith(PREFIX) or suffix(folder) != ".txt"):
+            return "table" if _is_labelled(name, data) else "text"
+    return "text"
+
+
+def _run_path(name: str) -> Path | None:
+    """The directory of the run that a name or a checkpoint of it leads to, also where its run.json is damaged."""
+    folder = Path(name)
+    if (folder / CHECKPOINTS).is_dir():
+        return folder
+    if folder.parent.name == CHECKPOINTS and folder.is_dir():
+        return folder.parent.parent
+    if folder.exists():
+        return None
+    for candidate in (name, name.rpartition("@")[0]):
+        with suppress(CheckpointError):
+            return run_directory(candidate)
+    return None
+
+
+def _is_labelled(source: str, data: Data) -> bool:
+    """Whether a file of rows is a table rather than a text: it has no column of text, or one of labels beside it."""
+    if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
+        return True
+    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    return data.column not in table.names or has_usual_label(table)
+
+
+def check_tokens(folder: Path) -> Checked:
+    """The token stores of a folder."""
+    stores = [folder / part for part in _STORES if (folder / part / MANIFEST).exists()]
+    damage = []
+    for store in stores:
+        try:
+            verify_store(store)
+        except DataError as error:
+            damage.append((store, error.what))
+    if (folder / TOKENIZER).exists():
+        try:
+            Tokenizer.load(folder)
+        except CheckpointError as error:
+            damage.append((folder / TOKENIZER, error.what))
+    return Checked("tokens", str(folder), tuple(map(str, stores)), tuple(damage), ())
+
+
+def check_cache(cache: Path) -> Checked:
+    """All entries of the cache."""
+    return Checked("cache", str(cache), (str(cache),), tuple(verify_cache(cache)), ())
+
+
+def check_text(
+    data: Data, seed: int, tokenizer: Tokenizer | None, usual: float | None, *, cache: Path, report: Report
+) -> Checked:
+    """The text that `data` names, against its validation text or the part that a run with this seed would hold out."""
+    whole = data.with_values({"stream": False})
+    ((train, valid),), data = open_parts(whole, cache=cache, seed=seed, report=report)
+    notices = tuple(find_in_text(train, valid, tokenizer, usual, brief=False))
+    survey = train.text.survey
+    kind = "one text" if data.split == "slice" else f"{survey.documents:,} documents"
+    held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
+    line = f"{kind}, {survey.characters:,} characters; validation: {held}"
+    return Checked("text", ", ".join(data.train), (line,), (), notices)
+
+
+def check_labelled(recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None) -> Checked:
+    """The table that a recipe names; see `check_tables`."""
+    lines, notices = check_tables(recipe, kind, tokenizer, usual)
+    return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
+
+
+def check_run(name: str, *, cache: Path, report: Report) -> Checked:
+    """Every file of a run: checksums, records, the recipe and the tokenizer against each checkpoint, weights that are
+    finite and fit; and whether the training data, if they are still there, are those that it was started with.
+
+    Raises CheckpointError when there is no such run, or when it has not the checkpoint that is named.
+    """
+    path = _run_path(name) or run_directory(name)
+    damage = dict.fromkeys(verify_run(path))
+    lines, notices = [str(path)], []
+    try:
+        run = Run.open(path)
+    except CheckpointError:
+        return Checked("run", name, tuple(lines), tuple(damage), ())
+    find(name)  # a checkpoint that is named must be there
+    try:
+        tokenizer = read_tokenizer(run)
+    except CheckpointError as error:
+        damage[run.tokenizer_path, error.what] = None
+        return Checked("run", name, tuple(lines), tuple(damage), ())
+    recipe = None
+    for step, folder in checkpoints.listed(path / CHECKPOINTS):
+        try:
+            checkpoint = checkpoints.verify(folder, optimizer=False)
+        except CheckpointError:
+            continue  # already told
+        try:
+            recipe, doubts = read_recipe(run, checkpoint)
+            notices += [Notice("recipe.yaml unusable", 1, doubt) for doubt in doubts]
+            trained_model(Base(run, checkpoint, recipe, tokenizer, ()), CPU)
+            lines.append(f"step {step}: recipe, tokenizer and weights fit")
+        except LmtoolError as error:
+            damage[Path(error.where) if error.where.startswith(str(path)) else folder, error.what] = None
+    if recipe is not None and run.origin is None:
+        changed = list(_changed_data(run, recipe, tokenizer, cache, report))
+        notices += changed
+        lines += [] if changed else ["training data: unchanged, or no longer there"]
+    return Checked("run", name, tuple(lines), tuple(damage), tuple(dict.fromkeys(notices)))
+
+
+def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, cache: Path, report: Report) -> Iterator[Notice]:
+    """A notice where the training data are still there, and are not those that the run was started with."""
+    if not _is_there(recipe.data):
+        return
+    try:
+        if isinstance(recipe.objective, HeadSpec | Seq2Seq):
+            tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
+            fingerprint = read_tables(recipe, tables, tokenizer, run.saved_split).fingerprint
+        else:
+            fingerprint = fingerprint_of(recipe.data, tokenizer, cache=cache, seed=recipe.seed, report=report)
+    except LmtoolError as error:
+        yield Notice("training data unusable", 1, f"the training data can no longer be read: {error.what}")
+        return
+    if fingerprint != run.fingerprints["data"]:
+        what = ", ".join((*recipe.data.train, *recipe.data.tasks, *recipe.data.valid))
+        text = f"the training data have changed since the run was started, which cannot be resumed: {what[:200]}"
+        yield Notice("training data changed", 1, text)
+
+
+def _is_there(data: Data) -> bool:
+    """Whether all files that a run was trained on are there; datasets by name are not fetched again."""
+    sources = [*data.train, *data.valid, *([data.test] if data.test else [])]
+    try:
+        return all(not source.startswith(PREFIX) and find_files(source) for source in sources)
+    except LmtoolError:
+        return False

@@ -1,0 +1,78 @@
+"""`lmtool attention`: the attention weights of a model on a text, in the terminal, as a page, or as numbers."""
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from lmtool.cli.arguments import Device, Json, Quiet, RunName
+from lmtool.cli.help import argument, option
+
+
+def attention(
+    run: RunName,
+    text: list[str] | None = argument(
+        "TEXT", "The text itself; one for each text of a row, for a classifier of several."
+    ),
+    source: str | None = option("TEXT", "For a model that answers sources, in place of TEXT: the source."),
+    target: str | None = option("TEXT", "Its target; the model's own by default, decoded greedily."),
+    kind: Literal["self", "encoder", "decoder", "cross", "memory", "pooling"] | None = option(
+        "", "Which attention to show, where there are several; of a target to its source first."
+    ),
+    layer: int = option("K", "Layer to show, counted from 0; -1 is the last.", default=-1),
+    head: int | None = option("K", "Head to show, counted from 0; the mean of all by default."),
+    output: Path | None = option("FILE", "A new .html page with all layers and heads.", "--output", "-o"),
+    npz: Path | None = option("FILE", "A new .npz file: layers, heads, queries, keys."),
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show which tokens a model attends to: Transformers, and recurrent models with attention.
+
+    The weights are those of the forward pass that computes. For a classifier, also the words that decided.
+
+    Examples:
+    lmtool attention last "The animal was tired." --layer 0 --head 1
+    lmtool attention last "The animal was tired." -o page.html
+    lmtool attention last --source "Ein Hund läuft." --target "A dog runs." --npz weights.npz
+    """
+    import json
+    from itertools import chain
+
+    from rich.console import Console
+
+    from lmtool.analysis.attention import attention as attend
+    from lmtool.analysis.attention import check_output
+    from lmtool.analysis.attribution import attribution
+    from lmtool.cli.output import describe
+    from lmtool.compute.device import choose_compute
+    from lmtool.inference.load import load_run
+    from lmtool.model.heads import Classifier
+    from lmtool.printable import plain
+    from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
+    from lmtool.report.page import write_page
+
+    check_output(output, ".html")
+    check_output(npz, ".npz")
+    loaded = load_run(run, choose_compute(device, "float32"))
+    describe(loaded, quiet)
+    texts = text or []
+    attended = attend(loaded, texts, source=source, target=target)
+    decided = attribution(loaded, texts, attended) if isinstance(loaded.model, Classifier) else None
+    shown = attended.part(kind)
+    shown.head(layer, head)
+    if output is not None:
+        write_page(output, attention_page(attended, decided, kind=kind, layer=layer, head=head))
+    if npz is not None:
+        attended.save(npz)
+    if as_json:
+        value = attended.to_json() | ({} if decided is None else {"attribution": decided.to_json()})
+        typer.echo(json.dumps(value))
+        return
+    for path in filter(None, (output, npz)):
+        typer.echo(plain(str(path)))
+    if output is None and npz is None:
+        console = Console(highlight=False)
+        words = () if decided is None else attribution_lines(decided)
+        for line in chain(matrix_lines(shown, layer, head, console.width), words):
+            console.print(line, no_wrap=True, crop=False, overflow="ignore")

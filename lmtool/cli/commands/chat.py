@@ -1,0 +1,196 @@
+"""`lmtool chat`: talk with a trained model."""
+
+import io
+import json
+import os
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
+from lmtool.cli.help import flag, option
+from lmtool.cli.output import newer_weights, tell, warn
+from lmtool.cli.settings import with_settings
+from lmtool.cli.signals import StopAnswer
+from lmtool.decoding.settings import Common, Greedy, Sample
+from lmtool.errors import LmtoolError, UsageError
+from lmtool.printable import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+    from lmtool.inference.chatting import Conversation, Reply
+
+PROMPT = "> "
+HELP = """\
+/reset         forget all messages but the system message
+/system TEXT   set the system message; without TEXT remove it
+/save FILE     save the conversation for lmtool finetune, as JSON lines in a new file
+/help          list the commands
+/exit          end, as /quit, /bye and Ctrl-D do
+Begin a message with a space if it begins with /. Ctrl-C stops an answer."""
+
+
+@with_settings(Greedy, Sample, defaults={"max_new_tokens": "what fits the context, at most 1024"})
+def chat(
+    run: RunName = "last",
+    system: str = option("TEXT", "The system message: what the model is told first.", default=""),
+    greedy: bool = flag("Always the most probable token.", "--greedy", panel=Common.panel),
+    *,
+    stop: list[str] | None = option("TEXT", "Stop answers before this text; may be repeated.", panel=Common.panel),
+    device: Device = "auto",
+    precision: Precision = "float32",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Talk with a trained model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.
+
+    Each line of piped input is one message; the answers go to standard output, one after the other.
+
+    Examples:
+    lmtool chat last --system "Answer briefly."
+    lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct
+    """
+    from lmtool.decoding.settings import choose
+    from lmtool.inference.chatting import LONGEST_ANSWER, Conversation
+    from lmtool.inference.generator import TextGenerator
+
+    if settings["max_new_tokens"] is None:
+        settings["max_new_tokens"] = LONGEST_ANSWER
+    strategy = choose("greedy" if greedy else "sample", **settings)
+    generator = TextGenerator.open(run, device=device, precision=precision)
+    conversation = Conversation(generator, strategy, stop=stop or ())
+    conversation.system = system
+    loaded = generator.loaded
+    warn(loaded.warnings)
+    if not quiet:
+        tell(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {strategy.seed}")
+        tell(*newer_weights(loaded))
+        if conversation.is_plain:
+            tell("the model has no chat template: it reads a plain one, which it was not trained on")
+    terminal = _terminal()
+    if terminal is None:
+        raise typer.Exit(_talk(_piped(), conversation, None, as_json, quiet))
+    interrupts = StopAnswer()
+    with interrupts.open():
+        if not quiet:
+            tell("/help lists the commands, Ctrl-D ends")
+        _talk(_typed(terminal), conversation, interrupts, as_json, quiet)
+
+
+def _talk(
+    lines: "Iterator[str]", conversation: "Conversation", interrupts: StopAnswer | None, as_json: bool, quiet: bool
+) -> int:
+    """Answer each line or obey its command. Returns the exit code of the first error; all are told."""
+    code = 0
+    for line in lines:
+        try:
+            if line.startswith("/"):
+                if not _obey(line, conversation):
+                    break
+            elif line.strip():
+                _answer(conversation, line, interrupts, as_json, quiet)
+        except LmtoolError as error:
+            tell(*error.lines())
+            code = code or error.exit_code
+    return code
+
+
+def _obey(line: str, conversation: "Conversation") -> bool:
+    """Carry out a command. Returns whether the conversation goes on."""
+    command, _, rest = line.partition(" ")
+    rest = rest.strip()
+    if rest and command not in ("/save", "/system"):
+        command = line
+    match command:
+        case "/exit" | "/quit" | "/bye":
+            return False
+        case "/help":
+            tell(*HELP.splitlines())
+        case "/reset":
+            conversation.reset()
+            tell("the conversation begins anew")
+        case "/system":
+            conversation.system = rest
+            tell("the system message is set" if rest else "there is no system message now")
+        case "/save" if rest:
+            path = Path(os.path.expanduser(rest))  # that of Path raises for unknown users
+            conversation.save(path)
+            tell(f"saved: {path}")
+        case "/save":
+            raise UsageError("/save needs a file name", fix="write /save FILE")
+        case _:
+            fix = "/help lists the commands; begin a message with a space if it begins with /"
+            raise UsageError(f"there is no command {plain(command)[:40]}", fix=fix)
+    return True
+
+
+def _answer(conversation: "Conversation", text: str, interrupts: StopAnswer | None, as_json: bool, quiet: bool) -> None:
+    """Print the answer to a message as it is generated, or as a JSON record."""
+    from lmtool.tokenization.chat import Message
+
+    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
+    answer: Reply | None = None
+    try:
+        with nullcontext() if interrupts is None else interrupts.stoppable():
+            answer = conversation.answer([Message(role="user", content=text)])
+            if answer.n_left:
+                tell(f"the context is full: the model no longer reads the first {conversation.n_left} messages")
+            for piece in answer:
+                if not as_json:
+                    print(shown(piece), end="", flush=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if answer is not None and not as_json:
+            print(flush=True)
+    completion = None if answer is None else answer.completion
+    if as_json and answer is not None:
+        record: dict[str, Any] = {"role": "assistant", "content": answer.text, "tokens": None}
+        record["finish_reason"] = "interrupt"
+        if completion is not None:
+            record |= {"tokens": list(completion.tokens), "finish_reason": completion.finish_reason}
+        print(json.dumps(record), flush=True)
+    if completion is None:
+        tell("stopped")
+    elif not quiet and answer is not None and not answer.text:
+        tell("the answer has no text; the conversation goes on without this message")
+    elif not quiet and completion.finish_reason in ("length", "time"):
+        tell(f"the answer was cut after {len(completion.tokens)} tokens")
+
+
+def _terminal() -> "TextIO | None":
+    """Where to prompt for messages; None when nobody types them."""
+    if not sys.stdin.isatty():
+        return None
+    return next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
+
+
+def _typed(terminal: "TextIO") -> "Iterator[str]":
+    """The lines that a person types, until Ctrl-D; Ctrl-C clears a line."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.output import create_output
+
+    session: PromptSession[str] = PromptSession(output=create_output(stdout=terminal))
+    while True:
+        try:
+            line = session.prompt(PROMPT)
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        yield line
+
+
+def _piped() -> "Iterator[str]":
+    """The lines of standard input, each as soon as it is there. Bytes that are not UTF-8 are surrogates in them."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
+    for line in sys.stdin or ():
+        yield line.removesuffix("\n")

@@ -1,0 +1,127 @@
+"""`lmtool check`: verify a run, or look for what ruins training in a table or a text."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lmtool.cli.arguments import Json, Quiet
+from lmtool.cli.help import argument, flag, option
+from lmtool.cli.settings import Column, Labels, Overrides, label_settings, reading_settings, reads_tables, stated
+from lmtool.printable import plain
+
+if TYPE_CHECKING:
+    from lmtool.checks.check import Checked
+    from lmtool.recipe.load import Setting
+    from lmtool.tokenization.tokenizer import Tokenizer
+
+MOST = 20
+"""Damaged files that are listed."""
+
+
+@reads_tables()
+def check(
+    names: list[str] | None = argument("RUN|TABLE|TEXT", "A run, a table, texts, or a folder of tokens."),
+    valid: list[str] | None = option("FILE", "Validation text or table. May be repeated."),
+    test: str | None = option("TABLE", "Test table."),
+    tokenizer: str | None = option("RUN", "Is the text in the language of this run's or file's tokenizer?"),
+    column: Column = None,
+    *,
+    labels: Labels = "auto",
+    overrides: Overrides = None,
+    with_cache: bool = flag("Verify the cache of tokens too.", "--cache"),
+    strict: bool = flag("Any finding is an error, exit code 3.", "--strict"),
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **reading: Any,
+) -> None:
+    """Verify every file of a run; or look in a table or a text for what ruins training before it starts.
+
+    Duplicates, rows or text that are held out and trained on, labels that contradict each other, cut texts.
+
+    Examples:
+    lmtool check last
+    lmtool check reviews.csv --test test.csv
+    lmtool check book.txt --tokenizer last --json
+    """
+    from lmtool.errors import UsageError
+    from lmtool.interop.names import HUB
+    from lmtool.interop.reference import run_of
+    from lmtool.recipe.load import settings_of
+
+    if not names and not with_cache:
+        raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache")
+    if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
+        names = [run_of(names[0])]
+    flags = [
+        *reading_settings(reading),
+        *label_settings(labels),
+        *stated(("data.train", names, "TEXT"), ("data.valid", valid, "--valid")),
+        *stated(("data.test", test, "--test"), ("data.column", column, "--column")),
+    ]
+    reports = []
+    if names:
+        reports.append(_look(names, settings_of(overrides or (), flags), tokenizer, quiet))
+    if with_cache:
+        from lmtool.checks.check import check_cache
+        from lmtool.data.prepare import default_cache
+
+        reports.append(check_cache(default_cache()))
+    for checked in reports:
+        _show(checked, as_json)
+    for checked in reports:
+        checked.refuse(strict=strict)
+
+
+def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
+    from lmtool.checks import check as checking
+    from lmtool.cli.progress import Display
+    from lmtool.data.prepare import default_cache
+    from lmtool.recipe.load import load
+    from lmtool.training.finetuning import named_kind
+
+    recipe = load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe
+    data, seed, cache = recipe.data, recipe.seed, default_cache()
+    is_text = any(setting.key == "data.column" for setting in settings)
+    with Display(shown=True, quiet=quiet) as display:
+        match checking.subject_of(names, data, is_text=is_text):
+            case "run":
+                return checking.check_run(names[0], cache=cache, report=display.report)
+            case "tokens":
+                return checking.check_tokens(Path(names[0]))
+            case "table":
+                return checking.check_labelled(recipe, named_kind(settings), *_tokenizer(tokenizer))
+        return checking.check_text(data, seed, *_tokenizer(tokenizer), cache=cache, report=display.report)
+
+
+def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
+    """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
+    from lmtool.interop.reference import tokenizer_path
+    from lmtool.run.directory import Run
+    from lmtool.run.paths import INFO
+    from lmtool.tokenization.tokenizer import Tokenizer
+
+    if name is None:
+        return None, None
+    path = Path(tokenizer_path(name))
+    folder = path if path.is_dir() else path.parent
+    data = Run.open(folder).info.data if (folder / INFO).exists() else None
+    return Tokenizer.load(path), None if data is None else data.bytes_per_token
+
+
+def _show(checked: "Checked", as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(checked.record))
+        return
+    for line in checked.lines:
+        typer.echo(plain(f"{checked.subject:8} {line}"))
+    for path, problem in checked.damage[:MOST]:
+        typer.echo(plain(f"damaged  {path}: {problem}"))
+    if len(checked.damage) > MOST:
+        typer.echo(f"damaged  {len(checked.damage) - MOST:,} more; --json lists all")
+    for notice in checked.notices:
+        is_named = notice.text.startswith(notice.kind.split()[0])
+        typer.echo(plain(f"found    {'' if is_named else f'{notice.kind}: '}{notice}"))
+    if not checked.damage and not checked.notices:
+        typer.echo("nothing found")

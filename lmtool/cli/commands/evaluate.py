@@ -1,0 +1,198 @@
+"""`lmtool eval`: evaluate a model on text, or on labelled tables."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lmtool.cli.arguments import TEXT_HELP, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
+from lmtool.cli.help import argument, flag, option
+from lmtool.cli.settings import Column, as_data, reading_settings, reads_tables
+
+if TYPE_CHECKING:
+    from lmtool.data.table import Skipped
+    from lmtool.inference.load import Loaded
+    from lmtool.inference.perplexity import Measured
+    from lmtool.tables.prompting import Prompted
+    from lmtool.tables.suite import Suite
+    from lmtool.tables.tasks.results import Results
+
+
+@reads_tables()
+def evaluate(
+    run: RunName,
+    text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}; - is standard input."),
+    typed: TypedText = None,
+    stride: int | None = option(
+        "N", "Tokens from one window to the next; the context by default, so that none overlap.", min=1
+    ),
+    context: int | None = option("N", "Tokens read at once; the model's context by default.", min=1),
+    baseline: str | None = option("RUN", "Another run to compare with, such as an n-gram model."),
+    column: Column = None,
+    task: TaskName = "",
+    num_beams: NumBeams = None,
+    prompt: str | None = option(
+        "TEMPLATE", 'Choose answers to prompts, such as "Review: {text}\\nSentiment:", for the rows of a table.'
+    ),
+    answers: str | None = option(
+        "A,B,...", "With --prompt: the labels that are answers, or LABEL=ANSWER; all labels by default."
+    ),
+    shots: int = option("N", "With --prompt: examples before each prompt.", default=0, min=0),
+    train: str | None = option(
+        "TABLE", "With --shots: the table of the examples; by default the one that the run was trained on."
+    ),
+    seed: int = option("N", "With --shots: the seed that draws them.", default=1, min=0),
+    calibrate: bool = flag("With --prompt: divide by the probabilities for prompts without content.", "--calibrate"),
+    *,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **reading: Any,
+) -> None:
+    """Evaluate a model on text: perplexity per token and per word, and bits per byte.
+
+    A run that was fine-tuned on a table is evaluated on tables: accuracy, macro F1, BLEU and so on. With --prompt, any
+    model that generates text is: the label of a row is the answer that is most probable after its prompt.
+
+    The text is divided into documents as the training text was. A stride below the context gives every token a longer
+    left context, at the cost of overlapping windows.
+
+    Examples:
+    lmtool eval last book.txt --stride 64
+    lmtool eval last --text "One day it rained."
+    lmtool eval last@500 test.csv --json
+    """
+    from lmtool.cli.output import describe, open_model
+    from lmtool.cli.progress import Display
+    from lmtool.compute.processes import is_main
+    from lmtool.data.stdin import table_files, text_files
+    from lmtool.data.table import Skipped
+    from lmtool.errors import UsageError
+    from lmtool.inference.perplexity import EvaluationText, measure
+    from lmtool.interop.names import is_published
+    from lmtool.tables.predict import answers_tables, measure_tables
+    from lmtool.tables.prompting import Prompting, measure_prompts
+    from lmtool.tables.suite import measure_folder, runs_in, tables_in
+
+    if not text and not typed:
+        fix = "name a file, - for standard input, or --text TEXT"
+        if os.path.isfile(run) and not is_published(run):
+            fix = f"name the run before it: lmtool eval last {run}"
+        raise UsageError("there is nothing to evaluate", fix=fix)
+    if prompt is None and (answers or shots or train or calibrate):
+        raise UsageError("answers, shots and calibration are of prompts", fix='add --prompt "... {text} ..."')
+    settings = reading_settings(reading)
+    data, skipped = as_data(settings), Skipped()
+    if prompt is not None:
+        if typed or not text:
+            raise UsageError("prompts are made of the rows of a table", fix="name a table, or - for standard input")
+        model = open_model(run, device, precision)
+        other = None if baseline is None else open_model(baseline, device, precision)
+        with Display(shown=is_main(), quiet=quiet) as display, table_files(text, data.encoding) as sources:
+            labels = answers.split(",") if answers else ()
+            prompting = Prompting(prompt.replace("\\n", "\n"), labels, shots, seed, train, calibrate)
+            for number, source in enumerate(sources):
+                result = measure_prompts(model, source, prompting, data, skipped, display.report)
+                if other is not None:
+                    result = result.compared_with(other, data)
+                if not number:
+                    describe(model, quiet)
+                _tell(result, as_json)
+        _tell_skipped(skipped)
+        return
+
+    def opened(name: str) -> "Loaded":
+        return open_model(name, device, precision).with_beams(num_beams)
+
+    runs = runs_in(run)
+    if runs or answers_tables(run):
+        folder = tables_in(text[0]) if text and len(text) == 1 and not typed else {}
+        if runs and not folder:
+            raise UsageError("a folder of runs is evaluated on a folder of tables", where=run, fix="name the folder")
+        if folder:
+            suite = measure_folder(folder, runs or {"": run}, opened, data, skipped)
+            _tell_skipped(skipped)
+            _tell(suite, as_json)
+            for results in suite.results.values():
+                _refuse_undefined(results.loss, run)
+            return
+        if typed:
+            fix = "name a table, or - for standard input; lmtool predict takes --text"
+            raise UsageError("this run is evaluated on labelled rows", where=run, fix=fix)
+        model = opened(run)
+        describe(model, quiet)
+        with table_files(text or (), data.encoding) as sources:
+            each = measure_tables(model, sources, task, data, skipped)
+            for source, results in zip(text or (), each, strict=True):
+                if is_main():
+                    _keep(model, [source], results.record())
+                _tell(results, as_json)
+                _tell_skipped(skipped)
+                skipped.kinds.clear()
+                _refuse_undefined(results.loss, run)
+        return
+    if settings:
+        fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
+        raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
+    with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), typed or ()) as sources:
+        measured = measure(
+            run,
+            EvaluationText(sources, column, context, stride),
+            baseline=baseline,
+            device=device,
+            precision=precision,
+            report=display.report,
+        )
+    describe(measured.loaded, quiet)
+    if is_main() and not typed and context is None and stride is None:
+        figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
+        _keep(measured.loaded, text or [], figures | {"step": measured.loaded.step})
+    _tell(measured, as_json)
+    _refuse_undefined(measured.perplexity.loss, run)
+
+
+def _tell_skipped(skipped: "Skipped") -> None:
+    from lmtool.cli.output import warn
+    from lmtool.compute.processes import is_main
+
+    if skipped.count and is_main():
+        warn([str(skipped)])
+
+
+def _tell(result: "Measured | Prompted | Results | Suite", as_json: bool) -> None:
+    """Print results; in JSON, NaN and infinities are null."""
+    import json
+
+    from lmtool.compute.processes import is_main
+    from lmtool.printable import plain
+    from lmtool.records import finite
+
+    if not is_main():
+        return
+    for line in [json.dumps(finite(result.record()), allow_nan=False)] if as_json else result.lines():
+        typer.echo(plain(line))
+
+
+def _keep(loaded: "Loaded", sources: list[str], figures: Mapping[str, object]) -> None:
+    """Keep figures in the run, for `lmtool runs`, unless they are of standard input."""
+    from lmtool.data.stdin import STDIN
+    from lmtool.run.listing import keep_evaluation
+
+    data = loaded.recipe.data
+    named = [text.partition(":")[2] for text in data.tasks]
+    named += [text.rpartition(":")[0] for text in named if ":" in text]
+    if STDIN not in sources:
+        keep_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
+
+
+def _refuse_undefined(loss: float, run: str) -> None:
+    """Raise NumericalError, after the results are printed, for a model whose outputs are no numbers."""
+    import math
+
+    from lmtool.errors import NumericalError
+
+    if math.isnan(loss):
+        fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
+        raise NumericalError("the loss is NaN: the weights of this model are useless", where=run, fix=fix)

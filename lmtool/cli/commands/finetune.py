@@ -1,0 +1,151 @@
+"""`lmtool finetune`: train a model on a labelled table."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, Quiet
+from lmtool.cli.help import argument, flag, option
+from lmtool.cli.settings import Labels, Overrides, label_settings, reading_settings, reads_tables, stated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lmtool.training.events import Event
+    from lmtool.training.start import Invocation
+
+_data, _training, _evaluation = (partial(option, panel=panel) for panel in ("Data", "Training", "Evaluation"))
+
+
+@reads_tables()
+def finetune(
+    table: str | None = argument("TABLE", "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME."),
+    source: str | None = option(
+        "RUN", "The run, or published model, to fine-tune.", "--from", shown="last, if pretrained"
+    ),
+    recipe: str | None = option("NAME", "Train from scratch with this recipe.", "--recipe", "-r"),
+    overrides: Overrides = None,
+    *,
+    task: list[str] | None = _data(
+        "NAME:FILE[:WEIGHT]",
+        "Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated.",
+    ),
+    task_test: list[str] | None = _data("NAME:FILE", "Like --test, for one of the tasks. May be repeated."),
+    labels: Labels = "auto",
+    valid: str | None = _data(
+        "FILE", "Validation table, to choose the best checkpoint; else part of TABLE is held out."
+    ),
+    test: str | None = _data("FILE", "Test table, evaluated once at the end."),
+    epochs: float | None = _training("N", "Epochs, passes over the table."),
+    minutes: float | None = _training("N", "Train so many steps that the run takes N minutes here."),
+    metric: Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact"] | None = _evaluation(
+        "", "Metric to choose the best checkpoint by."
+    ),
+    patience: int | None = _evaluation("N", "Stop early after N validations without improvement.", min=1),
+    class_weights: Literal["balanced"] | None = _training("", "Weight the loss by inverse class frequency."),
+    freeze: Literal["body"] | None = _training("", "Train the head only, on a frozen body."),
+    lora_rank: int | None = _training(
+        "N", "Train LoRA adapters of this rank and the head, and save only these.", min=1
+    ),
+    teacher: str | None = _training("RUN", "Learn the probabilities of this run, of the same labels, too."),
+    merge: bool = flag("At the end, also make a run with the adapters merged.", "--merge", panel="Output"),
+    seeds: int = _training("N", "Train N runs with different seeds, and report mean and deviation.", default=1, min=1),
+    output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output"),
+    start_or_resume: bool = flag(START_OR_RESUME_HELP, "--start-or-resume", panel="Output"),
+    quiet: Quiet = False,
+    **reading: Any,
+) -> None:
+    """Fine-tune a model on a table with labels or target texts, tagged sentences, or questions, and evaluate it.
+
+    Without a pretrained run, --from and --recipe, a linear model of words and word pairs is trained.
+    Columns and the kind of labels are inferred and reported. Prints the results and the run directory at the end.
+    Ctrl-C saves and stops; `lmtool resume` continues.
+
+    Examples:
+    lmtool finetune reviews.csv --from last
+    lmtool finetune reviews.csv --recipe dan --test test.csv
+    lmtool finetune questions.tsv --from hf:sentence-transformers/all-MiniLM-L6-v2 --seeds 3
+    lmtool finetune pairs.csv --from last --source-column de --target-column en --lora-rank 8
+    """
+    from lmtool.errors import UsageError
+    from lmtool.recipe.load import load, settings_of
+
+    if start_or_resume and (merge or seeds > 1):
+        fix = "lmtool runs merge merges its adapters" if merge else "start one for each seed: -s seed=N -o DIR"
+        raise UsageError("--start-or-resume is for one run", fix=fix)
+    if start_or_resume:
+        from lmtool.cli.training import continued
+
+        if continued(output, quiet):
+            return
+    flags = [
+        *reading_settings(reading),
+        *label_settings(labels),
+        *stated(
+            ("data.train", table and [table], "TABLE"),
+            ("data.valid", valid and [valid], "--valid"),
+            ("data.test", test, "--test"),
+            ("data.tasks", task, "--task"),
+            ("data.task_tests", task_test, "--task-test"),
+            ("training.epochs", epochs, "--epochs"),
+            ("training.minutes", minutes, "--minutes"),
+            ("evaluation.metric", metric, "--metric"),
+            ("evaluation.patience", patience, "--patience"),
+            ("objective.class_weights", class_weights, "--class-weights"),
+            ("tuning.freeze", freeze, "--freeze"),
+            ("tuning.lora.rank", lora_rank, "--lora-rank"),
+            ("distillation.teacher", teacher, "--teacher"),
+        ),
+    ]
+    if table and task:
+        raise UsageError("--task is used instead of TABLE", fix="give only one of them")
+    if recipe is not None and source is not None:
+        raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
+    if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+        fix = "start torchrun for each -s seed=N"
+        raise UsageError("--seeds trains one run after the other in one process", fix=fix)
+    settings = settings_of(overrides or (), flags)
+    scratch = None if recipe is None else load(recipe, settings)
+
+    from lmtool.cli.training import follow
+    from lmtool.compute.processes import is_main
+    from lmtool.inference.merging import merge as make_merged
+    from lmtool.printable import plain
+    from lmtool.tables.tasks.results import spread
+    from lmtool.training.finetuning import plan_finetuning
+
+    plan = plan_finetuning(source, scratch, settings)
+    if merge and plan.resolved.recipe.tuning.lora is None:
+        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
+    if plan.choice and is_main() and not quiet:
+        typer.echo(plain(plan.choice), err=True)
+    first = plan.resolved.recipe.seed
+    measured = []
+    for seed in range(first, first + seeds):
+        folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
+        run, results = follow(
+            partial(_with_form, plan.with_seed(seed).run), quiet, output=folder, retry=start_or_resume, brief=seeds > 1
+        )
+        if run is not None:
+            measured.append(results)
+            if merge:
+                merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
+                made, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
+                typer.echo(plain(str(made)))
+    for line in spread(measured) if seeds > 1 else []:
+        typer.echo(plain(line))
+
+
+def _with_form(start: "Callable[[Invocation], Iterator[Event]]", session: "Invocation") -> "Iterator[Event]":
+    """The events of a session, and before its first step the form in which the run can be exported."""
+    from lmtool.export.forms import export_line
+    from lmtool.training.events import Info, Started
+
+    for event in start(session):
+        yield event
+        if isinstance(event, Started):
+            yield Info(export_line(event.recipe, event.tokenizer))

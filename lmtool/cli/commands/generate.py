@@ -1,0 +1,235 @@
+"""`lmtool generate`: generate text with a trained model."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
+from lmtool.cli.help import argument, flag, option
+from lmtool.cli.settings import with_settings
+from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
+from lmtool.errors import UsageError
+from lmtool.printable import plain
+
+if TYPE_CHECKING:
+    from lmtool.decoding.text import Completion
+    from lmtool.inference.generator import TextGenerator
+
+OUTPUT = "Output"
+_input, _choice, _draft, _masks, _output = (
+    partial(option, panel=panel)
+    for panel in ("Prompts and model", Common.panel, "Speculative decoding", MaskPredict.panel, OUTPUT)
+)
+DIFFERENT = 1
+"""Exit code of a replay whose output differs."""
+
+
+@with_settings(*STRATEGIES.values())
+def generate(
+    prompt: list[str] | None = argument(
+        "PROMPT", "Text to continue; may be several. Without any, generation starts from scratch."
+    ),
+    prompt_file: str | None = _input("FILE", "One prompt per line; - reads standard input."),
+    run: str | None = _input("RUN", RUN_HELP, shown="last"),
+    overflow: Literal["refuse", "cut", "slide"] = _input(
+        "", "How to handle prompts longer than the context.", default="refuse"
+    ),
+    prefix: str = _input("TEXT", "Forced beginning of every generated text.", default=""),
+    replay: str | None = _input("FILE", "Reproduce the records that --json wrote, and compare."),
+    strategy: StrategyName | None = _choice("", "The decoding strategy.", shown="implied by the options"),
+    greedy: bool = flag("Short for --strategy greedy.", "--greedy", panel=Common.panel),
+    *,
+    stop: list[str] | None = _choice("TEXT", "Stop before this text; may be repeated."),
+    n: int = _choice("N", "Samples per prompt.", "-n", default=1, min=1),
+    logit_bias: list[str] | None = _choice("TEXT=X", "Add X to the logit of this text; may be repeated."),
+    draft: str | None = _draft("RUN|ngram", "Proposes tokens that the model verifies at once; ngram looks them up."),
+    draft_tokens: int | None = _draft("N", "Tokens proposed at once.", shown=str(DRAFT_TOKENS), min=1),
+    mask: str | None = _masks("TEXT", "This text in a prompt is one masked token to predict."),
+    length: int | None = _masks("N", "Generate N tokens after the prompt."),
+    echo: bool | None = _output("", "Print the prompt too.", "--echo/--no-echo", shown="not for sequence to sequence"),
+    novel: bool | None = _output(
+        "",
+        "Draw a text again that is a line of the training data.",
+        "--novel/--no-novel",
+        shown="for lists of short lines",
+    ),
+    show_probs: bool = flag(
+        "Print each token with its probability and rank, and what filters removed.", "--show-probs", panel=OUTPUT
+    ),
+    html: Path | None = _output("FILE", "Write a page too: what --show-probs prints, and the tree of a beam search."),
+    deterministic: bool = flag(
+        "Compute each text alone, so that results do not depend on batching.", "--deterministic", panel=OUTPUT
+    ),
+    device: Device = "auto",
+    precision: Precision = "float32",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **choices: Any,
+) -> None:
+    """Generate text with a trained model: continue a prompt, map a source to a target, or fill in masks.
+
+    A single text streams to a terminal. Several are separated by lines of ---; programs use --json.
+
+    Examples:
+    lmtool generate "One day"
+    lmtool generate "One day" --run last@500 --temperature 0.7 --top-k 40 --seed 1
+    lmtool generate "ROMEO:" "JULIET:" -n 3 --max-new-tokens 100
+    lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
+    """
+    from lmtool.cli.output import check_new, newer_weights
+    from lmtool.decoding.prompts import gather_prompts
+    from lmtool.decoding.settings import Options, choose, refuse_draft, to_record
+    from lmtool.inference.generator import Drafter, TextGenerator
+    from lmtool.inference.replay import record
+
+    if greedy and strategy not in (None, "greedy"):
+        raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
+    strategy = "greedy" if greedy else strategy
+    if replay is not None:
+        beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, draft, draft_tokens]
+        beside += choices.values()
+        if prefix or n > 1 or novel is not None or any(value is not None for value in beside):
+            raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
+        _replay(replay, as_json)
+        return
+    check_new(html)
+    prompts = gather_prompts(prompt or [], prompt_file)
+    options = Options(
+        n=n,
+        stop=tuple(stop or ()),
+        prefix=prefix,
+        overflow=overflow,
+        mask=mask,
+        length=length or 0,
+        details=show_probs or html is not None,
+        max_rows=1 if deterministic else Options.max_rows,
+        novel=novel,
+    )
+    choices |= {"masked": mask is not None or length is not None, "n": n}
+    settings = choose(strategy, **choices)
+    if draft is not None:
+        refuse_draft(settings)
+    elif draft_tokens is not None:
+        raise UsageError(f"draft_tokens is {draft_tokens}, without a draft", fix="add --draft RUN or --draft ngram")
+    biases = [_parse_bias(bias) for bias in logit_bias or []]
+    generator = TextGenerator.open(run or "last", device=device, precision=precision)
+    if generator.loaded.model.reads == "both":
+        settings = choose(strategy, reads_both=True, **{**choices, "seed": settings.seed})
+    if draft is not None:
+        refuse_draft(settings)
+        generator.drafter = Drafter.open(draft, draft_tokens or DRAFT_TOKENS, generator.loaded)
+    if biases:
+        encode = generator.loaded.tokenizer.encode
+        settings = replace(settings, logit_bias=tuple((tuple(encode(text)), bias) for text, bias in biases))
+    is_novel = generator.known_lines(settings, options) is not None
+    comes_in_pieces = len(prompts) * n == 1 and not is_novel and settings.name in ("greedy", "sample")
+    streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or options.details)
+    pieces = generator.generate(prompts, settings, options) if streams else ()
+    completions = () if streams else generator.completions(prompts, settings, options)
+    for warning in generator.warnings:
+        print(plain(f"warning: {warning}", lines=True), file=sys.stderr)
+    drafting = [] if generator.drafter is None else [generator.drafter.describe()]
+    if not quiet:
+        loaded = generator.loaded
+        where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
+        novelty = ["texts of the training data are drawn again (--no-novel)"] if is_novel else []
+        for line in (where, *newer_weights(loaded), *drafting, *novelty):
+            print(plain(line, lines=True), file=sys.stderr)
+    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
+    n_tokens = n_proposed = n_accepted = n_known = 0
+    drawn: list[tuple[str, Completion]] = []
+    began = time.perf_counter()
+    if streams:
+        print(shown(generator.echoed(prompts[0], settings, echo)), end="", flush=True)
+        for piece in pieces:
+            print(shown(piece.text), end="" if piece.completion is None else "\n", flush=True)
+            n_tokens += 1
+            if piece.completion is not None:
+                n_proposed, n_accepted = piece.completion.proposed, piece.completion.accepted
+    else:
+        for i, completion in enumerate(completions):
+            n_tokens += len(completion.tokens)
+            n_known += completion.is_known
+            n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
+            if html is not None:
+                filled = completion.finish_reason == "filled"
+                before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, settings, True)
+                drawn.append((before, completion))
+            if as_json:
+                print(json.dumps(record(generator, completion, settings, options)), flush=True)
+                continue
+            text = generator.echoed(completion.prompt, settings, echo) + completion.text
+            print(("---\n" if i else "") + shown(text), flush=True)
+            if show_probs:
+                _print_probabilities(generator, completion)
+            if completion.score is not None and not quiet:
+                print(f"score {completion.score:.4f}", file=sys.stderr)
+    if html is not None:
+        from lmtool.report.generated import as_page
+        from lmtool.report.page import write_page
+
+        loaded = generator.loaded
+        chosen = [f"{name} {value}" for name, value in to_record(settings).items() if value not in (None, ())]
+        facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
+        write_page(html, as_page(drawn, loaded.tokenizer, facts))
+        if not quiet:
+            print(plain(f"page {html}"), file=sys.stderr)
+    if not quiet:
+        seconds = time.perf_counter() - began
+        accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
+        if n_known:
+            print(f"{n_known} of the texts are in the training data: other draws gave no new ones", file=sys.stderr)
+        print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}", file=sys.stderr)
+
+
+def _parse_bias(argument: str) -> tuple[str, float]:
+    text, _, number = argument.rpartition("=")
+    try:
+        bias = float(number)
+    except ValueError:
+        text = ""
+    if not text:
+        raise UsageError(f"no bias: {argument!r:.40}", fix='write a text, = and a number, such as " moon=-2"')
+    return text, bias
+
+
+def _print_probabilities(generator: "TextGenerator", completion: "Completion") -> None:
+    """A table of the tokens; on a terminal, more probable ones are greener."""
+    from math import exp
+
+    from rich.console import Console
+    from rich.text import Text
+
+    assert completion.ranks is not None and completion.removed is not None  # noqa: PT018 - they come together
+    console = Console(highlight=False, soft_wrap=True)
+    pieces = [repr(generator.loaded.tokenizer.piece(token)) for token in completion.tokens]
+    width = max(map(len, ["token", *pieces]))
+    console.print(Text(f"{'token':{width}}  {'p':>8}  {'rank':>6}  {'removed':>8}", style="green"))
+    details = zip(pieces, completion.logprobs, completion.ranks, completion.removed, strict=True)
+    for piece, logprob, rank, removed in details:
+        p = exp(logprob)
+        style = "green" if p >= 0.5 else "yellow" if p >= 0.1 else "red"
+        console.print(Text(f"{piece:{width}}  {p:8.4f}  {rank:6}  {removed:8.4f}", style=style))
+
+
+def _replay(path: str, as_json: bool) -> None:
+    from lmtool.inference.replay import read_records, replay
+
+    all_same = True
+    for replayed in replay(read_records(path)):
+        all_same &= replayed.same
+        if as_json:
+            answer = {"prompt": replayed.record["prompt"], "sample": replayed.record["sample"], "same": replayed.same}
+            print(json.dumps({**answer, "differs_at": replayed.differs_at, "changed": replayed.changed}), flush=True)
+            continue
+        outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
+        changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
+        print(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200], flush=True)
+    if not all_same:
+        raise typer.Exit(DIFFERENT)

@@ -1,0 +1,112 @@
+"""`lmtool neighbors`: the nearest neighbours of a word."""
+
+from functools import partial
+from typing import Any, Literal
+
+import typer
+
+from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
+from lmtool.cli.help import argument, option
+from lmtool.cli.output import check_new, describe, show_lines
+from lmtool.cli.settings import Column, as_data, reading_settings, reads_tables
+from lmtool.errors import UsageError
+from lmtool.printable import plain
+
+
+@reads_tables("encoding", "delimiter", "skip_bad_rows")
+def neighbors(
+    run: RunName,
+    word: str | None = argument("WORD", "A word that is one token of the run; with --in any of that text."),
+    k: int = option("N", "How many to show.", "-k", default=10, min=1),
+    analogy: tuple[str, str, str] | None = option(
+        "A B C", "Instead of WORD: what is to C as A is to B; king man woman."
+    ),
+    similarity: str | None = option(
+        "FILE", "Instead of WORD: a table of pairs of words and their similarity, to correlate with."
+    ),
+    text: str | None = option("TEXT", "The word as it is meant in this text.", "--in"),
+    among: list[str] | None = option("FILE", "With --in: files of texts, whose words may be neighbours."),
+    layer: int | None = option("K", "With --in: 0 for the embeddings, 1 for the first layer.", shown="-1, the last"),
+    column: Column = None,
+    method: Literal["pca", "tsne"] | None = option("", "Draw the word and its neighbours in the plane.", "--map"),
+    output: HtmlFile = None,
+    *,
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **reading: Any,
+) -> None:
+    """List the nearest neighbours of a word by cosine similarity of their vectors.
+
+    The vectors are static: those of skip-gram, or the token embeddings of any other model. With --in they are the
+    states of a layer, which depend on the text around a word. --analogy A B C lists the words nearest to A - B + C, and
+    --similarity ranks pairs of words against people's judgements by Spearman's rho.
+
+    Examples:
+    lmtool neighbors last moon -k 5
+    lmtool neighbors last bank --in "the bank of the river" --among texts.txt --map pca
+    """
+    import json
+
+    from lmtool.analysis.neighbors import analogy as find_analogy
+    from lmtool.analysis.neighbors import measure_similarity, neighbors_in_context
+    from lmtool.analysis.neighbors import neighbors as find
+    from lmtool.compute.device import choose_compute
+    from lmtool.inference import embedding
+    from lmtool.inference.load import load_run
+    from lmtool.report import neighbors as report
+    from lmtool.report.page import write_page
+
+    if [word, analogy, similarity].count(None) != 2:
+        raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
+    if word is None and (text is not None or among):
+        raise UsageError("--in and --among are for a WORD", fix="give one, or omit them")
+    if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
+        raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
+    settings = reading_settings(reading)
+    if settings and similarity is None:
+        raise UsageError(f"{settings[0].flag} is for the table of --similarity", fix="omit it")
+    check_new(output)
+    if similarity is not None:
+        if method is not None or output is not None:
+            raise UsageError("--similarity has no map", fix="omit --map and -o")
+        measured = measure_similarity(run, similarity, device=device, reading=as_data(settings))
+        describe(measured.loaded, quiet)
+        for line in [json.dumps(measured.record())] if as_json else measured.lines():
+            typer.echo(plain(line))
+        if measured.skipped.count:
+            typer.echo(plain(f"warning: {measured.skipped}"), err=True)
+        return
+    loaded = load_run(run, choose_compute(device, "float32"))
+    if analogy is not None:
+        result = find_analogy(loaded, analogy, k)
+    elif text is None:
+        assert word is not None
+        result = find(loaded, word, k)
+    else:
+        assert word is not None
+        texts = embedding.read_texts(among or [], column or "text")
+        result = neighbors_in_context(loaded, word, text, texts, -1 if layer is None else layer, k)
+    describe(result.loaded, quiet)
+    if method is None and output is not None:
+        method = "pca"
+    if method is not None and len(result.nearest) < 3:
+        raise UsageError(f"{len(result.nearest)} neighbours are too few for a map", fix="ask for 3 or more with -k")
+    if output is not None and method is not None:
+        write_page(output, report.as_page(result, method))
+    if as_json:
+        points = report.points(result, method) if method else []
+        nearest = [
+            {"word": neighbor.word, "similarity": neighbor.similarity}
+            | ({} if neighbor.text is None else {"text": neighbor.text})
+            | ({"x": points[i][0], "y": points[i][1]} if points else {})
+            for i, neighbor in enumerate(result.nearest, 1)
+        ]
+        typer.echo(json.dumps({"word": result.word, "neighbors": nearest}))
+    elif output is not None:
+        typer.echo(plain(str(output)))
+    elif method is not None:
+        show_lines(partial(report.as_lines, result, method))
+    else:
+        for line in report.list_lines(result):
+            typer.echo(plain(line))

@@ -1,0 +1,163 @@
+"""`lmtool plan`: what training takes before it is begun."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
+from lmtool.cli.commands import pretrain
+from lmtool.cli.help import argument, option
+from lmtool.cli.progress import count, scaled
+from lmtool.cli.settings import Column, Epochs, Minutes, Overrides, Tokens, Valid
+
+if TYPE_CHECKING:
+    from lmtool.cost.planning import Forecast, Planned
+    from lmtool.inference.base import Base
+    from lmtool.recipe.load import Setting
+
+
+def plan(
+    names: list[str] | None = argument(
+        "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
+    ),
+    recipe: str | None = option("NAME", "The recipe, if it is not named before.", "--recipe", "-r", shown=""),
+    text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}"),
+    source: str | None = option("RUN", "The run that would be trained further.", "--from"),
+    valid: Valid = None,
+    column: Column = None,
+    minutes: Minutes = None,
+    epochs: Epochs = None,
+    tokens: Tokens = None,
+    devices: int = option("N", "Devices that share each batch.", default=1, min=1),
+    device_kind: str | None = option("KIND", "h100, a100, rtx4090 and others; this machine by default."),
+    utilization: float = option("SHARE", "Share of the peak that a device of this kind reaches.", default=0.4),
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what training takes before it is begun: parameters, FLOPs, memory, steps, time.
+
+    Of a text, a labelled table, or a recipe alone. On this machine, a second or two of steps are measured; nothing is
+    kept but the tokens of the text.
+
+    Examples:
+    lmtool plan book.txt --recipe tiny
+    lmtool plan reviews.csv --from last
+    lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
+    """
+    from lmtool.cli.progress import Display
+    from lmtool.errors import UsageError
+    from lmtool.recipe.load import settings_of
+
+    recipes = [*filter(_is_recipe, names or ()), *filter(None, [recipe])]
+    sources = [*(name for name in names or () if name not in recipes), *(text or ())]
+    if len(recipes) > 1:
+        raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
+    flags = pretrain.settings(sources, valid, column, minutes=minutes, epochs=epochs, tokens=tokens)
+    planned, base = _planned(recipes[0] if recipes else None, source, settings_of(overrides or (), flags))
+
+    from lmtool.cost.planning import forecast_of
+
+    with Display(shown=True, quiet=quiet) as display:
+        forecast = forecast_of(
+            planned, base, n_devices=devices, kind=device_kind, utilisation=utilization, report=display.report
+        )
+    if as_json:
+        typer.echo(json.dumps(forecast.record()))
+        return
+    for line in _lines(forecast):
+        typer.echo(line)
+
+
+def _is_recipe(name: str) -> bool:
+    """Whether a recipe is named rather than a text; where there is neither, what the name is like decides."""
+    from lmtool.data.files import FORMATS, nearby
+    from lmtool.data.hub import PREFIX
+    from lmtool.recipe.load import near, shipped
+
+    if name in shipped() or name.endswith((".yaml", ".yml")):
+        return True
+    is_other = name == "last" or os.path.exists(name) or name.startswith(PREFIX) or name.endswith(FORMATS)
+    return not is_other and bool(near(name)) and not nearby(Path(name))
+
+
+def _planned(recipe: str | None, source: str | None, settings: "list[Setting]") -> "tuple[Planned, Base | None]":
+    """What `lmtool finetune` would train, where recipe or data are for it, or else `pretrain`; and the run it is on."""
+    from lmtool.checks.check import subject_of
+    from lmtool.errors import UsageError
+    from lmtool.interop.reference import with_runs
+    from lmtool.recipe.load import load
+    from lmtool.training.finetuning import plan_finetuning
+    from lmtool.training.start import is_for_tables
+
+    scratch = None if recipe is None else load(recipe, settings)
+    if scratch is not None:
+        sources = [*scratch.recipe.data.sources, *scratch.recipe.data.tasks]
+        is_table = is_for_tables(scratch.recipe)
+    else:
+        about_data = [setting for setting in settings if setting.key.startswith("data.")]
+        data = load("linear", about_data).recipe.data
+        sources = [*data.sources, *data.tasks]
+        if not sources:
+            raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
+        subject = subject_of(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
+        if subject == "run":
+            raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
+        is_table = subject == "table" or bool(data.tasks)
+    if is_table and sources:
+        if scratch is not None and source is not None:
+            raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
+        tuning = plan_finetuning(source, scratch, settings)
+        return tuning, tuning.base
+    if scratch is not None and not sources:
+        return with_runs(scratch), None
+    return pretrain.resolve(recipe, source, settings)
+
+
+def _lines(forecast: "Forecast") -> list[str]:
+    lines = [f"model: {forecast.title}, {forecast.parameters:,} parameters, vocabulary {forecast.vocab_size:,}"]
+    if forecast.flops_per_token:
+        lines.append(f"compute: {scaled(forecast.flops_per_token, 'FLOP')} a token, forward and backward")
+    where = f"{forecast.n_devices} x {forecast.device}" if forecast.n_devices > 1 else forecast.device
+    footprint = forecast.footprint
+    if footprint is not None:
+        parts = ("weights", "gradients", "moments", "activations", "logits")
+        listed = ", ".join(f"{part} {scaled(getattr(footprint, part), 'B')}" for part in parts)
+        lines.append(f"memory: {listed}; {scaled(footprint.peak, 'B')} at the peak")
+    rows = f"micro-batch {forecast.rows}" + (f", {forecast.micro_batches} a step" if forecast.micro_batches > 1 else "")
+    if forecast.memory is not None:
+        verdict = "fits" if forecast.fits else "does not fit"
+        lines.append(f"device: {where}, {forecast.precision}, {scaled(forecast.memory, 'B')}: {verdict} with {rows}")
+    else:
+        lines.append(f"device: {where}, {forecast.precision}; {rows}")
+    is_table = forecast.tokens is None
+    extent = count(forecast.examples, "row") if forecast.tokens is None else f"{scaled(forecast.tokens, '')}tokens"
+    passes = (
+        "" if forecast.epochs is None else f", {forecast.epochs:.1f} passes over the {'table' if is_table else 'text'}"
+    )
+    lines.append(f"length: {count(forecast.steps, 'step')}, {extent}{passes}")
+    if forecast.seconds is None or forecast.step_seconds is None:
+        lines.append(f"time: unknown, since {forecast.basis}")
+    else:
+        lines.append(f"time: {_duration(forecast.seconds)}, {_short(forecast.step_seconds)} a step ({forecast.basis})")
+    if forecast.tokens is not None and forecast.optimal_tokens:
+        share = forecast.tokens / forecast.optimal_tokens
+        times = f"{share:,.3g} times" if share >= 2 else f"{100 * share:.3g} % of"
+        rule = "by the rule of 20 a parameter (Hoffmann et al. 2022)"
+        tokens = f"{scaled(forecast.optimal_tokens, '')}tokens"
+        lines.append(f"compute-optimal: {tokens} for this size, {rule}; planned are {times} them")
+    return [*lines, *(f"note: {note}" for note in forecast.notes)]
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

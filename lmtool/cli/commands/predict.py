@@ -1,0 +1,66 @@
+"""`lmtool predict`: predictions of a fine-tuned model for the rows of a table."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
+from lmtool.cli.help import argument, flag, option
+from lmtool.cli.settings import as_data, reading_settings, reads_tables
+
+
+@reads_tables()
+def predict(
+    run: RunName,
+    table: str | None = argument(
+        "TABLE",
+        "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table "
+        "or a text per line.",
+    ),
+    texts: TypedText = None,
+    output: Path | None = option("FILE", "The .csv (or .conll) file to write; stdout by default.", "--output", "-o"),
+    task: TaskName = "",
+    num_beams: NumBeams = None,
+    guard_formulas: bool = flag(
+        "Put an apostrophe before fields that a spreadsheet would read as formulas.", "--guard-formulas"
+    ),
+    *,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    quiet: Quiet = False,
+    **reading: Any,
+) -> None:
+    """Predict every row of a table, or texts: the columns, then the label and the probability of each, or the answer.
+
+    Memory is bounded, whatever the size of the table.
+
+    Examples:
+    lmtool predict last reviews.csv -o predictions.csv
+    lmtool predict last --text "A film without a single dull minute."
+    lmtool predict last - < reviews.csv
+    """
+    from lmtool.cli.output import describe, open_model, warn
+    from lmtool.compute.processes import is_main
+    from lmtool.data.stdin import table_of_texts
+    from lmtool.data.table import table_lines, write_table
+    from lmtool.tables import predict as predicting
+
+    loaded = open_model(run, device, precision)
+    data = as_data(reading_settings(reading))
+    columns = predicting.texts_of_a_row(loaded, data)
+    with table_of_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
+        answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
+        if not is_main():
+            # its share of the rows must be computed as well
+            for _ in answers.rows:
+                pass
+            return
+        if output is None:
+            for line in table_lines(answers.table, answers.added, answers.rows, guard_formulas=guard_formulas):
+                typer.echo(line, nl=False)
+        else:
+            write_table(output, answers.table, answers.added, answers.rows, guard_formulas=guard_formulas)
+    if answers.skipped is not None and answers.skipped.count:
+        warn([str(answers.skipped)])
+    describe(loaded, quiet)

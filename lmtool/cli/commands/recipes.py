@@ -1,0 +1,95 @@
+"""`lmtool recipes`: list recipes, show or draw one, and print their JSON Schema."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from lmtool.cli.arguments import HtmlFile, Json
+from lmtool.cli.help import argument, flag, group, register
+from lmtool.cli.output import check_new, show_lines
+from lmtool.cli.settings import Overrides
+
+NAMED = argument("NAME", "A shipped recipe, or a YAML file.", ..., shown=True)
+
+
+def ls(as_json: Json = False) -> None:
+    """List the recipes that come with lmtool.
+
+    Examples:
+    lmtool recipes ls
+    lmtool recipes ls --json
+    """
+    from lmtool.recipe.load import load, shipped
+
+    recipes = {name: load(name).recipe for name in shipped()}
+    width = max(len(name) for name in recipes)
+    for name, recipe in recipes.items():
+        if as_json:
+            typer.echo(json.dumps({"name": name, "description": recipe.description}))
+        else:
+            typer.echo(f"{name:{width}}  {recipe.description}")
+
+
+def show(
+    name: str = NAMED,
+    resolved: bool = flag("Print every value and where it comes from.", "--resolved"),
+    overrides: Overrides = None,
+) -> None:
+    """Print a recipe as written, or with every value resolved.
+
+    Examples:
+    lmtool recipes show tiny
+    lmtool recipes show tiny -s model.d_model=64 --resolved
+    """
+    from lmtool.recipe.dump import dump
+    from lmtool.recipe.load import find, load, settings_of
+
+    recipe = load(name, settings_of(overrides or ()))
+    if resolved:
+        typer.echo(dump(recipe.recipe, recipe.origins), nl=False)
+    elif overrides:
+        typer.echo(dump(recipe.recipe), nl=False)
+    else:
+        typer.echo(find(name).read_text(encoding="utf-8"), nl=False)
+
+
+def draw(name: str = NAMED, overrides: Overrides = None, output: HtmlFile = None) -> None:
+    """Draw the model of a recipe: its parts with parameters and FLOPs, its attention masks, its position signal.
+
+    Examples:
+    lmtool recipes draw t5-tiny
+    lmtool recipes draw longformer-tiny -o longformer.html
+    """
+    from lmtool.printable import plain
+    from lmtool.recipe.load import load, settings_of
+    from lmtool.report import drawing
+    from lmtool.report.page import write_page
+
+    check_new(output)
+    drawn = drawing.draw(load(name, settings_of(overrides or ())).recipe, Path(name).stem)
+    if output is not None:
+        write_page(output, drawing.as_page(drawn))
+        typer.echo(plain(str(output)))
+        return
+    show_lines(partial(drawing.as_lines, drawn))
+
+
+def schema() -> None:
+    """Print the JSON Schema of recipes.
+
+    Examples:
+    lmtool recipes schema > schema.json
+    """
+    from lmtool.recipe.dump import schema
+
+    typer.echo(schema(), nl=False)
+
+
+app = group(
+    "List, show and draw recipes, and print their schema.",
+    *("lmtool recipes ls", "lmtool recipes show tiny --resolved", "lmtool recipes draw tiny"),
+)
+for _command in (ls, show, draw, schema):
+    register(app, _command.__name__, _command)

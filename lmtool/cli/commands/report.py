@@ -1,0 +1,50 @@
+"""`lmtool report`: a page about runs."""
+
+from pathlib import Path
+
+import typer
+
+from lmtool.cli.arguments import RUN_HELP
+from lmtool.cli.help import argument, flag, option
+from lmtool.printable import plain
+
+WATCH_SECONDS = 5
+"""Seconds between two pages of `--watch`."""
+
+
+def report(
+    runs: list[str] | None = argument("RUN", RUN_HELP, shown="last"),
+    output: Path = option("FILE", "The page.", "--output", "-o", default=Path("report.html")),
+    watch: bool = flag("Write it again every few seconds, until all runs have ended.", "--watch"),
+) -> None:
+    """Write a page about one run, or several beside each other: losses, results, samples, recipes, sessions.
+
+    The page is one file that requests nothing. Prints its path.
+
+    Examples:
+    lmtool report last
+    lmtool report tiny lstm -o both.html
+    lmtool report last --watch
+    """
+    import time
+
+    from lmtool.interop.reference import find
+    from lmtool.report.page import write_page
+    from lmtool.report.training import training_page
+    from lmtool.run.directory import Run
+    from lmtool.run.history import History
+
+    paths = list(dict.fromkeys(find(run).run.path for run in runs or ["last"]))
+
+    def written() -> bool:
+        """Write the page; whether a run goes on."""
+        histories = [History.of(Run.open(path)) for path in paths]
+        goes_on = watch and any(history.run.state == "running" for history in histories)
+        write_page(output, training_page(histories, refresh=WATCH_SECONDS if goes_on else None))
+        return goes_on
+
+    goes_on = written()
+    typer.echo(plain(str(output)))
+    while goes_on:
+        time.sleep(WATCH_SECONDS)
+        goes_on = written()

@@ -1,0 +1,142 @@
+"""`lmtool tokenize`: train a tokenizer, and write text as a token store."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
+from lmtool.cli.help import argument, option
+from lmtool.cli.settings import DEFAULT_RECIPE, Column, Overrides, recipe_name, stated
+
+if TYPE_CHECKING:
+    from lmtool.data.prepare import Prepared
+    from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
+    from lmtool.tokenization.tokenizer import Tokenizer
+
+
+def tokenize(
+    text: list[str] | None = argument("TEXT", TEXT_HELP),
+    output: Path | None = option("DIR", "Folder for tokenizer.json, train/ and valid/.", "--output", "-o"),
+    recipe: str = recipe_name(DEFAULT_RECIPE),
+    overrides: Overrides = None,
+    column: Column = None,
+    kind: Literal["bpe", "wordpiece", "char", "word"] | None = option("", "Kind of tokenizer to train."),
+    vocab_size: int | None = option("N", "Vocabulary size of the tokenizer to train."),
+    tokenizer: str | None = option("RUN", "Use this tokenizer.json, or that of a folder, a run, a model or last."),
+    show: str | None = option("TEXT", "Show the pieces and ids of this text."),
+    html: Path | None = option("FILE", "With --show: write a page of the pieces in colours, and of the merges of BPE."),
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a tokenizer on text, or load one, and tokenize the text.
+
+    With --show and --tokenizer no other text is needed.
+
+    Examples:
+    lmtool tokenize book.txt --kind bpe --vocab-size 2048 -o tokens
+    lmtool tokenize --tokenizer last --show "One day"
+    """
+    from lmtool.cli.output import check_new
+    from lmtool.errors import UsageError
+    from lmtool.recipe.load import Resolved, load, settings_of
+    from lmtool.recipe.pretraining import DefaultRecipe
+
+    if html is not None and show is None:
+        raise UsageError("a page is of a text to show", fix="add --show TEXT")
+    check_new(html)
+    flags = [
+        *stated(("tokenizer.kind", kind, "--kind"), ("tokenizer.vocab_size", vocab_size, "--vocab-size")),
+        *stated(("data.train", text, "TEXT"), ("data.column", column, "--column")),
+        *stated(
+            ("tokenizer.kind", None if tokenizer is None else "file", "--tokenizer"),
+            ("tokenizer.path", tokenizer, "--tokenizer"),
+        ),
+    ]
+    settings = settings_of(overrides or (), flags)
+    planned: Resolved | DefaultRecipe
+    planned = DefaultRecipe.of(settings) if recipe == DEFAULT_RECIPE else load(recipe, settings)
+
+    from lmtool.cli.progress import Display
+    from lmtool.data.prepare import default_cache, prepare
+    from lmtool.data.survey import resolve_recipe
+    from lmtool.interop.reference import with_runs
+    from lmtool.recipe.spec.text import TokenizerFile
+    from lmtool.tokenization.tokenizer import Tokenizer
+
+    planned = with_runs(planned)
+    spec = planned.recipe.tokenizer
+    if not planned.recipe.data.sources:
+        if not isinstance(spec, TokenizerFile) or show is None:
+            raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
+        _show(Tokenizer.load(spec.path), show, as_json, html)
+        return
+    with Display(shown=True, quiet=quiet) as display:
+        resolved = resolve_recipe(planned, cache=default_cache(), report=display.report)[0].recipe
+        prepared = prepare(
+            resolved.data.with_values({"stream": False}),
+            resolved.tokenizer,
+            cache=default_cache(),
+            seed=resolved.seed,
+            report=display.report,
+            out=output,
+        )
+    if show is not None:
+        _show(prepared.tokenizer, show, as_json, html)
+        return
+    _summarise(prepared, resolved.tokenizer, output, as_json)
+
+
+def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:
+    """Pieces and ids of a text; also as a page."""
+    if html is not None:
+        from lmtool.report.page import write_page
+        from lmtool.report.tokenized import as_page
+
+        write_page(html, as_page(tokenizer, text))
+    ids = tokenizer.encode(text)
+    pieces = [tokenizer.piece(token) for token in ids]
+    if as_json:
+        typer.echo(json.dumps({"text": text, "pieces": pieces, "ids": ids}))
+    else:
+        for token, piece in zip(ids, pieces, strict=True):
+            typer.echo(f"{token}\t{piece}")
+
+
+def _summarise(
+    prepared: "Prepared", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
+) -> None:
+    """Sizes and speed; no speed when everything was cached."""
+    from lmtool.cli.progress import count, entries
+    from lmtool.data.prepare import default_cache
+
+    stores = {"train": prepared.train, "valid": prepared.valid}
+    n_bytes = sum(store.total_bytes for store in stores.values())
+    tokens = sum(len(store) for store in stores.values())
+    is_stream = prepared.data.split == "slice"
+    documents = 1 if is_stream else sum(store.n_documents for store in stores.values())
+    record = {
+        "tokenizer": prepared.tokenizer.kind,
+        "vocab_size": prepared.tokenizer.vocab_size,
+        "bytes": n_bytes,
+        "tokens": tokens,
+        "bytes_per_token": n_bytes / tokens,
+        "megabytes_per_second": n_bytes / 1e6 / prepared.seconds if prepared.seconds else None,
+        "train_tokens": len(prepared.train),
+        "valid_tokens": len(prepared.valid),
+        "documents": documents,
+        "split": prepared.data.split,
+    }
+    if as_json:
+        typer.echo(json.dumps(record))
+        return
+    speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
+    saved = f"{output}: tokenizer.json, train/, valid/"
+    if output is None:
+        saved = f"in the cache, {default_cache()}; -o DIR writes tokenizer.json and the tokens to a folder"
+    typer.echo(f"tokenizer  {entries(prepared.tokenizer, requested)}")
+    typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
+    typer.echo(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
+    typer.echo(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
+    typer.echo(f"saved      {saved}")

@@ -1,0 +1,248 @@
+"""Memory of training a recipe, by tracing a micro-batch on tensors without storage.
+
+Forward and backward pass run as they would, on fake tensors (torch's FakeTensorMode): each has shape, dtype and device,
+and a lifetime, but no bytes. So the peak is that of the code, for every family, and costs no memory itself.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lmtool.batch import Batch
+from lmtool.compute.device import DTYPES
+from lmtool.model import LanguageModel, build
+from lmtool.model.features import find_features
+from lmtool.model.layers.kernels import always_fused
+from lmtool.model.size import Held
+from lmtool.objective.cross_entropy import chunk_rows, chunked_cross_entropy
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
+from lmtool.recipe.spec.words import Averaging
+
+MOST_LAYERS = 8
+"""Deeper models are traced with so many layers and with half of them; layers are alike."""
+
+MOST_CHUNKS = 4
+"""Rows of more chunks of logits are traced with so many and with half of them."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one device.
+
+    activations: kept for the backward pass.
+    logits: the most that the loss takes beside them.
+    peak: of all together; less than their sum where gradients come only as activations go.
+    """
+
+    weights: int
+    gradients: int
+    moments: int
+    activations: int
+    logits: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A micro-batch to trace.
+
+    batch: real tensors, of which only the shapes matter.
+    scored: share of the positions that have a target.
+    accumulates: gradients of an earlier micro-batch are there already.
+    """
+
+    batch: Batch
+    scored: float
+    accumulates: bool
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices that share a training.
+
+    precision: of matrix products.
+    on_gpu: with the kernels of a GPU, and without torch.compile, which keeps fewer activations.
+    count: that exchange gradients.
+    memory: bytes of each, None if unknown.
+    """
+
+    precision: str
+    on_gpu: bool
+    count: int = 1
+    name: str = ""
+    memory: int | None = None
+
+
+def footprint(
+    spec: Model, vocab_size: int, held: Held, rows_of: Callable[[int], Rows], n_rows: int, devices: Devices
+) -> Footprint:
+    """The memory of training with micro-batches of `n_rows` rows.
+
+    held: what stays from step to step. rows_of: a micro-batch of so many rows.
+    """
+    n_layers = dict(spec).get("n_layers", 0)
+    row = rows_of(1)
+    chunk = chunk_rows(torch.device("meta" if devices.on_gpu else "cpu"), vocab_size)
+    most_rows = max(2, int(MOST_CHUNKS * chunk / max(1, row.scored * row.batch.tokens_BT.numel())))
+    varied = isinstance(spec, Transformer) and isinstance(spec.pattern, WindowPattern) and spec.pattern.full_layers
+
+    def at(layers: int, rows: int) -> tuple[float, ...]:
+        changed = spec.with_values({"n_layers": layers}) if n_layers else spec
+        return _trace(changed, vocab_size, rows_of(rows), devices)
+
+    def deep(rows: int) -> tuple[float, ...]:
+        return at(n_layers, rows) if varied else _from_two(lambda layers: at(layers, rows), n_layers, MOST_LAYERS)
+
+    activations, logits, peak = map(int, _from_two(deep, n_rows, most_rows))
+    stays = held.weights + held.moments
+    # one CPU has gradients of the rows of an n-gram table that a step reads, which are traced
+    table = held.table_gradients if devices.on_gpu or devices.count > 1 else 0
+    gradients = held.gradients + table
+    # frozen weights have no gradients, which the trace does not know
+    baseline = max(peak + table - held.spared, activations + logits, gradients)
+    return Footprint(held.weights, gradients, held.moments, activations, logits, stays + baseline)
+
+
+def _from_two(measure: Callable[[int], tuple[float, ...]], n: int, most: int) -> tuple[float, ...]:
+    """The measurement at n; beyond `most` by the line through those at half of it and at it."""
+    if n <= most:
+        return measure(n)
+    low, at_low, at_high = most // 2, measure(most // 2), measure(most)
+    return tuple(a + (b - a) * (n - low) / (most - low) for a, b in zip(at_low, at_high, strict=True))
+
+
+def _trace(spec: Model, vocab_size: int, rows: Rows, devices: Devices) -> tuple[int, int, int]:
+    """Bytes, beside the weights, that a forward pass keeps, that the loss takes beside those, and at the peak."""
+    # recurrent layers look at what of a batch is text, and the kernel of LSTMs hides its workspace from fake tensors
+    fake = None if isinstance(spec, Recurrent) else FakeTensorMode()
+    with ExitStack() as stack:
+        if fake is not None:
+            stack.enter_context(fake)
+        lm = build(spec, vocab_size).train()
+        if (part := find_features(lm)) is not None:
+            part.attach(cast(LanguageModel, _States(spec)))
+        batch = rows.batch if fake is None else _without_storage(rows.batch, fake)
+        if devices.on_gpu:
+            stack.enter_context(_of_gpu())
+        ledger = stack.enter_context(Ledger([*lm.parameters(), *lm.buffers(), *_tensors(batch).values()]))
+        for _ in range(1 + rows.accumulates):
+            ledger.restart()
+            is_narrow = devices.precision != "float32"
+            with torch.autocast("cpu", dtype=DTYPES[devices.precision], enabled=is_narrow):
+                hidden_MD = lm(batch).hidden_BTD.flatten(0, 1)
+                kept = ledger.live
+                total = _loss(lm, hidden_MD, round(rows.scored * len(hidden_MD)))
+            loss = ledger.peak - kept
+            del hidden_MD
+            torch.autograd.backward(total)
+            del total
+    return kept, max(0, loss), ledger.peak
+
+
+def _loss(lm: LanguageModel, hidden_MD: Tensor, n_scored: int) -> Tensor:
+    if not n_scored:
+        return hidden_MD.sum()
+    scored_MD = hidden_MD if n_scored == len(hidden_MD) else hidden_MD[:n_scored]
+    targets_M = torch.zeros(n_scored, dtype=torch.int64)
+    return chunked_cross_entropy(lm, scored_MD, targets_M)
+
+
+def _tensors(batch: Batch) -> dict[str, Tensor]:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _without_storage(batch: Batch, fake: FakeTensorMode) -> Batch:
+    changes: Mapping[str, Any] = {name: fake.from_tensor(value) for name, value in _tensors(batch).items()}
+    return replace(batch, **changes)
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts the bytes of the tensors that are alive.
+
+    known: tensors that are not counted.
+    live: bytes now.
+    peak: the most since `restart`.
+    """
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for tensor in known:
+            self._note(tensor, counted=False)
+
+    def restart(self) -> None:
+        """Begin a new peak."""
+        self.peak = self.live
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 0  # of a tensor without values; such as whether padding moves a window, which it does not at the end
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._note(tensor, counted=True)
+        return made
+
+    def _note(self, tensor: Tensor, *, counted: bool) -> None:
+        if tensor.is_sparse:
+            # of a few rows of a table
+            self._note(tensor._indices(), counted=counted)
+            self._note(tensor._values(), counted=counted)
+            return
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._seen:
+            return
+        size = storage.nbytes() if counted else 0
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+        def end(_: object) -> None:
+            del self._seen[key]
+            self.live -= size
+
+        self._seen[key] = weakref.ref(storage, end)
+
+
+class _States(nn.Module):
+    """Stands for the model whose states another one reads as features."""
+
+    def __init__(self, spec: Model) -> None:
+        super().__init__()
+        read = cast(Recurrent | Averaging, spec).features
+        assert read is not None
+        self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The states of each layer (B, T, D)."""
+        return [torch.zeros(*batch.tokens_BT.shape, self._width) for _ in range(self._n_layers)]
+
+
+class _Undropped(TorchFunctionMode):
+    """Fused attention without dropout, which a GPU's kernel has inside, and a CPU's refuses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            kwargs = (kwargs or {}) | {"dropout_p": 0.0}
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _of_gpu() -> Iterator[None]:
+    """The kernels that a GPU would take."""
+    with always_fused(), _Undropped():
+        yield

@@ -1,0 +1,445 @@
+"""What a recipe takes before it is run: parameters, FLOPs, memory of a device, steps and time."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.compute.device import Compute, choose_compute, device_memory
+from lmtool.compute.processes import World
+from lmtool.cost.footprint import Devices, Footprint, Rows, footprint
+from lmtool.cost.summary import model_summary
+from lmtool.data.prepare import default_cache
+from lmtool.data.store import TokenStore
+from lmtool.data.survey import Report, resolve_recipe
+from lmtool.errors import RecipeError, UsageError
+from lmtool.inference.base import Base
+from lmtool.inference.load import Initialization, build_for_training
+from lmtool.model import build
+from lmtool.model.size import BEYOND, held_in_training, size_of
+from lmtool.objective import Objective, Vocabulary, build_objective
+from lmtool.objective import build as objective_of
+from lmtool.recipe.load import Resolved
+from lmtool.recipe.pretraining import DefaultRecipe
+from lmtool.recipe.spec.objective import HeadSpec, Masked, ReplacedTokens, SkipGramWindow
+from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.tables.data import TableData
+from lmtool.tokenization.tokenizer import vocabulary_of
+from lmtool.training.data import TextData, read_text
+from lmtool.training.distillation import tokenizer_of, with_teacher
+from lmtool.training.finetuning import FineTuning
+from lmtool.training.length import SECONDS, VALIDATIONS, Trial, steps_of_epochs, steps_of_tokens
+from lmtool.training.start import is_for_tables
+from lmtool.training.windows import ExampleSource, Windows
+
+UTILISATION = 0.4
+"""Share of a GPU's peak that training is taken to reach, unless another one is stated."""
+
+TOKENS_PER_PARAMETER = 20
+"""Training tokens at which a given compute is best spent, for each parameter (Hoffmann et al. 2022)."""
+
+CHARACTERS = 100
+"""Entries of a vocabulary that only the text decides on, without one."""
+
+ROOM = 0.9
+"""Share of a device's memory that training may take; the rest is for kernels and fragmentation."""
+
+AVERAGED = 64
+"""Rows over which the targets of a masked objective are averaged."""
+
+LARGEST_STEP = 3e10
+"""FLOPs of a step that is measured whole; of a larger one, fewer rows."""
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A device by name. peak: FLOP/s of dense products in 16 bits. memory: bytes. As their makers state them."""
+
+    peak: float
+    memory: int
+    precision: str = "bfloat16"
+
+
+KINDS: Mapping[str, DeviceKind] = {
+    "t4": DeviceKind(65e12, 16 * 10**9, "float16"),
+    "v100": DeviceKind(125e12, 32 * 10**9, "float16"),
+    "rtx3090": DeviceKind(71e12, 24 * 10**9),
+    "rtx4090": DeviceKind(165e12, 24 * 10**9),
+    "l4": DeviceKind(121e12, 24 * 10**9),
+    "l40s": DeviceKind(362e12, 48 * 10**9),
+    "a100": DeviceKind(312e12, 80 * 10**9),
+    "h100": DeviceKind(989e12, 80 * 10**9),
+    "h200": DeviceKind(989e12, 141 * 10**9),
+    "b200": DeviceKind(2250e12, 180 * 10**9),
+    "mi300x": DeviceKind(1307e12, 192 * 10**9),
+}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run takes.
+
+    flops_per_token: of forward and backward pass.
+    device: its name.
+    memory: its bytes, None if unknown.
+    footprint: with micro-batches of `rows` rows, of which a step has `micro_batches` on each device.
+    fits: whether it does.
+    examples: rows of all steps.
+    tokens: in them; None for tables, whose rows have any length.
+    epochs: None without data.
+    step_seconds: None if unknown;
+    basis: what it comes from.
+    seconds: of all steps and validations.
+    optimal_tokens: by TOKENS_PER_PARAMETER; None for tables.
+    notes: what was assumed.
+    """
+
+    title: str
+    vocab_size: int
+    parameters: int
+    flops_per_token: int
+    device: str
+    n_devices: int
+    precision: str
+    memory: int | None
+    footprint: Footprint | None
+    rows: int
+    micro_batches: int
+    fits: bool | None
+    steps: int
+    examples: int
+    tokens: int | None
+    epochs: float | None
+    step_seconds: float | None
+    basis: str
+    seconds: float | None
+    optimal_tokens: int | None
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, object]:
+        """As JSON values."""
+        return asdict(self)
+
+
+Planned = Resolved | DefaultRecipe | FineTuning
+"""What `lmtool pretrain` or `lmtool finetune` would train."""
+
+
+def forecast_of(
+    planned: Planned, base: Base | None, *, n_devices: int, kind: str | None, utilisation: float, report: Report
+) -> Forecast:
+    """What a training takes; the data that it names, if any, are read as for training. base: the run that it is on.
+
+    Raises UsageError for what cannot be planned, and the errors of reading data.
+    """
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
+    if not 0 < utilisation <= 1:
+        raise UsageError(f"a utilization of {utilisation:g} is no share of a peak", fix="for example 0.4")
+    data: TextData | TableData | None = None
+    choice = ""
+    if isinstance(planned, FineTuning):
+        report("reading", 0, 0)
+        data, choice = planned.rows(), planned.choice
+        recipe = data.recipe
+    else:
+        resolved, teacher = with_teacher(resolve_recipe(planned, cache=default_cache(), report=report)[0], base)
+        recipe = resolved.recipe
+        if recipe.data.sources:
+            data = read_text(recipe, tokenizer_of(base, teacher), World(), report)
+    report("measuring", 0, 0)
+    plan = forecast(recipe, data, base, n_devices=n_devices, kind=kind, utilisation=utilisation)
+    return replace(plan, notes=(*plan.notes, choice)) if choice else plan
+
+
+def forecast(
+    recipe: Recipe,
+    data: TextData | TableData | None,
+    base: Base | None = None,
+    *,
+    n_devices: int = 1,
+    kind: str | None = None,
+    utilisation: float = UTILISATION,
+) -> Forecast:
+    """What training a recipe takes, on this machine or on `n_devices` of a named kind.
+
+    data: their recipe is then used. base: the run that it is on. Here, some steps are measured; elsewhere, time
+    follows from peak and utilisation.
+    Raises UsageError for a recipe without gradients and a batch that the devices cannot share, RecipeError for a model
+    that no machine holds.
+    """
+    recipe = recipe if data is None else data.recipe
+    spec, training = recipe.model, recipe.training
+    if spec.counts:
+        what = f"a model of kind {spec.kind} is a table of counts: the text decides on its size"
+        raise UsageError(what, fix="train it: it is one pass over the text")
+    if training.batch_size % n_devices:
+        what = f"a batch of {training.batch_size} rows cannot be shared by {n_devices} devices"
+        raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {n_devices}")
+    vocab_size = spec.vocab_size or vocabulary_of(recipe)
+    if size_of(spec, vocab_size or CHARACTERS) == BEYOND:
+        raise RecipeError(["the model has a tensor of more bytes than can be counted"])
+    work = _Work(recipe, vocab_size or CHARACTERS, _devices(recipe, n_devices, kind), data, base)
+    rows, memory, fits = work.largest_rows()
+    seconds, basis = work.step_seconds(kind, utilisation, fits)
+    steps = work.steps(seconds)
+    n_examples = steps * training.batch_size
+    parameters = work.n_parameters or work.held.parameters
+    return Forecast(
+        spec.title,
+        work.vocab_size,
+        parameters,
+        round(work.row_flops / spec.context),
+        work.devices.name,
+        n_devices,
+        work.devices.precision,
+        work.devices.memory,
+        memory,
+        rows,
+        -(-work.share // rows),
+        fits,
+        steps,
+        n_examples,
+        None if work.is_for_tables else n_examples * spec.context,
+        None if data is None else n_examples / data.per_epoch,
+        seconds,
+        basis,
+        None if seconds is None else steps * seconds + work.validation_seconds(seconds, steps),
+        None if work.is_for_tables else TOKENS_PER_PARAMETER * parameters,
+        tuple(_notes(work, seconds, is_assumed=vocab_size is None)),
+    )
+
+
+def _devices(recipe: Recipe, n_devices: int, kind: str | None) -> Devices:
+    """Those of a named kind, or else of this machine."""
+    device, precision = recipe.training.device, recipe.training.precision
+    if kind is None:
+        compute = choose_compute(device, precision)
+        name, memory = compute.describe().partition(",")[0], device_memory(compute.device)
+        return Devices(compute.precision, compute.device.type != "cpu", n_devices, name, memory)
+    narrow = KINDS[kind].precision if precision == "auto" else precision
+    return Devices(narrow, True, n_devices, kind, KINDS[kind].memory)
+
+
+def _notes(work: "_Work", seconds: float | None, *, is_assumed: bool) -> Iterator[str]:
+    """What a forecast assumes. is_assumed: the size of the vocabulary."""
+    objective, training = work.recipe.objective, work.recipe.training
+    if is_assumed:
+        yield f"the text decides on the vocabulary; {CHARACTERS} entries are assumed where none is named"
+    if not work.is_traced:
+        yield "activations are not known for this model; weights, gradients and moments are the most of it"
+    if work.reads_features:
+        yield "memory and operations are without those of the model that it reads features of"
+    if isinstance(objective, ReplacedTokens):
+        yield "activations are those of the detector; its generator takes some more"
+    if isinstance(objective, SkipGramWindow) and objective.negatives:
+        yield "operations are those of the full softmax; negative samples take far fewer"
+    if training.has_budget and not work.limits(seconds) and (not work.has_table or training.minutes is not None):
+        kind = "table" if work.is_for_tables else "text"
+        yield f"only a {kind} decides on the steps; {training.steps:,} are assumed where none is named"
+    if isinstance(objective, HeadSpec) and not work.n_parameters:
+        yield "the table decides on the labels; the head for them is not among the parameters"
+
+
+class _Work:
+    """A recipe's model and rows: of the data, if there are any, where time is measured, and else of invented tokens.
+
+    n_parameters: of the model that was measured, all its heads included; 0 before.
+    """
+
+    def __init__(
+        self, recipe: Recipe, vocab_size: int, devices: Devices, data: TextData | TableData | None, base: Base | None
+    ) -> None:
+        self.recipe, self.vocab_size, self.devices, self.data, self.base = recipe, vocab_size, devices, data, base
+        self.spec: Model = recipe.model
+        self.held = held_in_training(recipe, vocab_size)
+        self.share = recipe.training.batch_size // devices.count
+        self.is_traced = self.spec.reads != "words"
+        self.is_for_tables, self.has_table = is_for_tables(recipe), isinstance(data, TableData)
+        self.reads_features = dict(self.spec).get("features") is not None
+        self.n_parameters = 0
+
+    @property
+    def objective(self) -> Objective:
+        """The objective, for a vocabulary of which the first entries are special."""
+        n_special = min(6 + 100, self.vocab_size // 2)
+        special = tuple(range(n_special))
+        pad, bos, eos, mask, sep, cls = (*special, *[0] * 6)[:6]
+        vocabulary = Vocabulary(self.vocab_size, pad, bos, eos, mask, sep, cls, (bos,), special[6:], frozenset(special))
+        return objective_of(self.recipe, vocabulary)
+
+    def examples(self, objective: Objective, seed: int = 0) -> Windows:
+        cut = objective.cut(self.spec.context)
+        store = cast(TokenStore, _InventedText(self.vocab_size, max(1 << 16, 4 * cut.length)))
+        return Windows(store, cut, seed)
+
+    def rows(self, n_rows: int, accumulates: bool) -> Rows:
+        """A micro-batch to trace; for tables, rows and sources as long as the context."""
+        if self.is_for_tables:
+            tokens_BT = torch.zeros(n_rows, self.spec.context, dtype=torch.int64)
+            has_source = self.spec.reads == "source" and not self.spec.shares_row
+            prefix_B = torch.full((n_rows,), self.spec.context // 2) if self.spec.shares_row else None
+            scored = 0.0 if isinstance(self.recipe.objective, HeadSpec) else 1.0
+            batch = Batch(tokens_BT, source_BS=tokens_BT if has_source else None, prefix_B=prefix_B)
+            return Rows(batch, scored, accumulates)
+        objective = self.objective
+        batch = objective.collate(self.examples(objective).read(np.arange(n_rows)))
+        return Rows(batch, self._scored, accumulates)
+
+    @cached_property
+    def _scored(self) -> float:
+        """Share of the positions of a row of text whose logits are computed, on average."""
+        if not isinstance(self.recipe.objective, Masked | ReplacedTokens):
+            return 1.0
+        objective = self.objective
+        targets_BT = objective.collate(self.examples(objective).read(np.arange(AVERAGED))).targets_BT
+        assert targets_BT is not None
+        return float((targets_BT != IGNORE).float().mean())
+
+    @cached_property
+    def row_flops(self) -> float:
+        """FLOPs of forward and backward pass of a row: a backward pass has two products for each one of the forward."""
+        if not self.is_traced:
+            return 3.0 * model_summary(self.spec, self.vocab_size, self.spec.context).flops
+        row = self.rows(1, False)
+        source_BS = row.batch.source_BS
+        n_tokens = row.batch.tokens_BT.shape[1]
+        n_source = n_tokens if source_BS is None else source_BS.shape[1]
+        flops = _forward_flops(self.spec, self.vocab_size, n_tokens, n_source, row.scored)
+        objective = self.recipe.objective
+        if isinstance(objective, ReplacedTokens) and isinstance(self.spec, Transformer):
+            generator = generator_of(self.spec, objective)
+            flops = _forward_flops(self.spec, self.vocab_size, n_tokens, n_source, 0.0)
+            flops += _forward_flops(generator, self.vocab_size, n_tokens, n_source, row.scored)
+        return 3.0 * flops
+
+    def largest_rows(self) -> tuple[int, Footprint | None, bool | None]:
+        """Rows of a micro-batch, their memory and whether they fit; None if it is unknown.
+
+        As in training, which halves the micro-batch when memory runs out.
+        """
+        training, memory = self.recipe.training, self.devices.memory
+        rows = min(training.rows_at_once(self.devices.count), self.share)
+        if not self.is_traced:
+            return rows, None, None if memory is None else self.held.sum <= ROOM * memory
+        while True:
+            rows_of = partial(self.rows, accumulates=rows < self.share)
+            taken = footprint(self.spec, self.vocab_size, self.held, rows_of, rows, self.devices)
+            fits = None if memory is None else taken.peak <= ROOM * memory
+            if fits is not False or rows == 1 or training.micro_batch != "auto":
+                return rows, taken, fits
+            rows //= 2
+
+    def seconds(self, compute: Compute, n_rows: int) -> float:
+        """Seconds of a step of `n_rows` rows on this machine, the median of some."""
+        torch.manual_seed(0)
+        if self.data is None:
+            objective = self.objective
+            examples: ExampleSource = self.examples(objective)
+            lm = build(self.spec, self.vocab_size).to(compute.device)
+        else:
+            tokenizer = self.data.prompt_format.tokenizer
+            initialization = Initialization(self.base)
+            lm, _ = build_for_training(self.recipe, tokenizer, compute, self.data.set_statistics, initialization)
+            objective = build_objective(self.recipe, tokenizer, lm.counts_V)
+            data = self.data
+            examples = data.windows(objective) if isinstance(data, TextData) else data.examples(objective)
+            self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
+        trial = Trial(self.recipe.with_values({"training.batch_size": n_rows}), compute, SECONDS)
+        return statistics.median(step.seconds for step in trial.steps(lm, objective, examples))
+
+    def step_seconds(self, kind: str | None, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
+        """Seconds of a step, and what they come from."""
+        training, n_devices, row_flops = self.recipe.training, self.devices.count, self.row_flops
+        if kind is not None and not self.is_traced:
+            return None, "look-ups take longer than products in this model"
+        if kind is not None:
+            peak = KINDS[kind].peak
+            basis = f"{100 * utilisation:g} % of {peak / 1e12:,.0f} TFLOP/s" + (" each" if n_devices > 1 else "")
+            return training.batch_size * row_flops / (n_devices * utilisation * peak), basis
+        for holds, why in (
+            (fits is False, "it does not fit"),
+            (n_devices > 1, "several devices are not measured here: name their kind with --device-kind"),
+            (self.is_for_tables and self.data is None, "its rows are not known: name a table"),
+            (self.reads_features, "the model that it reads features of is not measured"),
+        ):
+            if holds:
+                return None, why
+        compute = choose_compute(training.device, training.precision)
+        n_rows = max(1, min(training.batch_size // 2, int(LARGEST_STEP / max(1.0, row_flops))))
+        if 2 * n_rows >= training.batch_size or training.carry_state:
+            return self.seconds(compute, training.batch_size), "measured"
+        one, two = self.seconds(compute, n_rows), self.seconds(compute, 2 * n_rows)
+        # an update takes as long for any number of rows
+        return one + max(0.0, two - one) * (training.batch_size - n_rows) / n_rows, f"measured with {2 * n_rows} rows"
+
+    def limits(self, seconds: float | None) -> list[int]:
+        """Steps that the recipe's limits of epochs, tokens and minutes allow, of those that are known."""
+        training, limits = self.recipe.training, list[int]()
+        if training.epochs is not None and self.data is not None:
+            limits.append(steps_of_epochs(self.data, training.epochs))
+        if training.tokens is not None:
+            limits.append(steps_of_tokens(self.recipe, training.tokens))
+        if training.minutes is not None and seconds is not None:
+            limits.append(max(1, int((60 * training.minutes - VALIDATIONS * self._once(seconds)) / seconds)))
+        return limits
+
+    def steps(self, seconds: float | None) -> int:
+        """The steps of a run; of several limits the one that ends first, as in training."""
+        training = self.recipe.training
+        if self.has_table and training.minutes is None:
+            return training.steps
+        return min(self.limits(seconds), default=training.steps)
+
+    def _once(self, step_seconds: float) -> float:
+        """Seconds of a validation, whose forward pass is a third of a training step for as many tokens or rows."""
+        data, training = self.data, self.recipe.training
+        if isinstance(data, TableData):
+            return data.n_valid * step_seconds / (3 * training.batch_size)
+        wanted = self.recipe.evaluation.tokens
+        n_tokens = (wanted or 0) if data is None else min(wanted or data.n_valid, data.n_valid)
+        return n_tokens * step_seconds / (3 * training.batch_size * self.spec.context)
+
+    def validation_seconds(self, step_seconds: float, steps: int) -> float:
+        """Seconds of all validations."""
+        every = self.recipe.evaluation.every
+        if self.recipe.training.has_budget and not (self.is_for_tables and self.recipe.training.minutes is None):
+            every = min(every, math.ceil(steps / VALIDATIONS))
+        return math.ceil(steps / every) * self._once(step_seconds)
+
+
+def _forward_flops(spec: Model, vocab_size: int, n_tokens: int, n_source: int, scored: float) -> float:
+    """FLOPs of a forward pass of a row, with logits at a share of its positions."""
+    tree = model_summary(spec, vocab_size, n_tokens, n_source)
+    head = sum(part.flops for part in tree.children if part.name == "head")
+    return tree.flops - (1 - scored) * head
+
+
+class _InventedText:
+    """Random tokens in documents of equal length, with what training reads of a `TokenStore`."""
+
+    _LENGTH = 512
+
+    def __init__(self, vocab_size: int, n_tokens: int) -> None:
+        self._tokens = np.random.default_rng(0).integers(vocab_size // 2, vocab_size, n_tokens)
+        self.n_documents = -(-n_tokens // self._LENGTH)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self._tokens[start:stop]
+
+    def document(self, i: int) -> tuple[int, int]:
+        return i * self._LENGTH, min(len(self), (i + 1) * self._LENGTH)
+
+    def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(token) // self._LENGTH

@@ -1,0 +1,328 @@
+"""The parts of a model as a tree, with their parameters and floating point operations: arithmetic, no computation.
+
+Counted are the operations of matrix products in a forward pass, a multiplication and an addition as two; norms,
+nonlinearities, softmax and look-ups are a small remainder. Attention counts the pairs of query and key that its mask
+allows, although some kernels compute all.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, groupby, pairwise
+from typing import cast
+
+import torch
+from torch import nn
+
+from lmtool.batch import Mask
+from lmtool.model.averaging import AveragingModel
+from lmtool.model.language_model import LanguageModel
+from lmtool.model.layers.attention import CrossAttention, SelfAttention, widths_of
+from lmtool.model.layers.cells import Cell
+from lmtool.model.layers.memory_attention import MemoryAttention
+from lmtool.model.layers.parts import FeedForward, Head
+from lmtool.model.layers.positions import AlibiPositions, RotaryPositions, SinusoidalPositions
+from lmtool.model.layers.scores import Additive, Bilinear, ReducedRank, Score
+from lmtool.model.layers.stack import Stack, Sublayer
+from lmtool.model.recurrent import BidirectionalModel, RecurrentModel
+from lmtool.model.seq2seq import RecurrentEncoder, RecurrentEncoderDecoder
+from lmtool.model.size import outline
+from lmtool.model.transformer import TransformerEncoder, TransformerModel
+from lmtool.model.word_vectors import SkipGramModel
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
+
+UNWEIGHTED = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", RotaryPositions: "rotary"}
+"""Parts without weights that are shown all the same, and their shape."""
+
+MIXERS: Mapping[type, str] = {
+    SelfAttention: "self-attention",
+    CrossAttention: "cross-attention",
+    FeedForward: "feed-forward",
+}
+"""Names of mixers."""
+
+_TIED = ", the embedding's weights"
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """A part of a model.
+
+    shape: of its weights, as "in -> out" for linear maps. parameters, flops: of all its `times` equal copies, with the
+    parts below them; flops are those of one row. `children` are the parts of one copy. Weights that several parts share
+    count where they first occur.
+    """
+
+    name: str
+    shape: str
+    parameters: int
+    flops: int
+    times: int = 1
+    children: tuple["ModelPart", ...] = ()
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """What a part is applied to: positions of the row, pairs of query and key, positions of the source.
+
+    cross_pairs: pairs of query and source. width: of the states in a recurrent model's memory.
+    """
+
+    positions: int
+    pairs: int = 0
+    source: int = 0
+    cross_pairs: int = 0
+    width: int = 0
+
+
+def model_summary(spec: Model, vocab_size: int, n_tokens: int, n_source: int | None = None) -> ModelPart:
+    """The tree of the model that `spec` describes, without a head for labels, and its FLOPs for a row of `n_tokens`.
+
+    n_source: tokens of the source of an encoder-decoder; as many as the target by default. A prefix LM's row begins
+    with `prefix_of` it.
+    Nothing is allocated, however large the model.
+    """
+    n_layers = dict(spec).get("n_layers", 0)
+    model = outline(spec.with_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
+    return _above(spec.title, "", _of_model(model, spec, n_layers, n_tokens, n_source or n_tokens))
+
+
+def prefix_of(n_tokens: int) -> int:
+    """Length of the prefix of a prefix LM's row: half of it."""
+    return n_tokens // 2
+
+
+def layer_mask(spec: Transformer, n_tokens: int, *, causal: bool, layer: int = 0) -> Mask:
+    """The mask of the self-attention of a layer, for a row of one text."""
+    prefix_B = torch.tensor([prefix_of(n_tokens)]) if spec.shape == "prefix" else None
+    match spec.pattern:
+        case WindowPattern(full_layers=full, size=size, dilation=dilation, global_tokens=n_global) if layer not in full:
+            return Mask(causal, size, dilation, n_global, prefix_B)
+        case _:
+            return Mask(causal, prefix_B=prefix_B)
+
+
+def n_pairs(mask: Mask, n_tokens: int) -> int:
+    """Number of pairs of query and key that the mask of one text allows; in linear time, unlike `Mask.allowed`."""
+    query_T = torch.arange(n_tokens)
+    # a query sees the keys before this one, but for the window
+    end_T = query_T + 1 if mask.causal else torch.full_like(query_T, n_tokens)
+    if mask.prefix_B is not None:
+        end_T = end_T.clamp(min=min(int(mask.prefix_B), n_tokens))
+    if mask.window is None:
+        return int(end_T.sum())
+    most = mask.window - 1
+    before_T = (query_T // mask.dilation).clamp(max=most)
+    after_T = ((end_T - 1 - query_T) // mask.dilation).clamp(max=most)
+    global_near_T = (before_T - (query_T - mask.n_global) // mask.dilation).clamp(min=0)
+    local_T = before_T + 1 + after_T + end_T.clamp(max=mask.n_global) - global_near_T
+    return int(torch.where(query_T < mask.n_global, end_T, local_T).sum())
+
+
+def _above(
+    name: str, shape: str, children: Iterable[ModelPart], parameters: int = 0, flops: int = 0, times: int = 1
+) -> ModelPart:
+    """A part with those below it. parameters, flops: of its own, in one copy."""
+    below = tuple(_joined(children))
+    parameters += sum(child.parameters for child in below)
+    flops += sum(child.flops for child in below)
+    return ModelPart(name, shape, times * parameters, times * flops, times, below)
+
+
+def _joined(parts: Iterable[ModelPart]) -> Iterator[ModelPart]:
+    """Neighbouring layers that are equal as one part."""
+
+    def alone(part: ModelPart) -> ModelPart:
+        return replace(part, parameters=part.parameters // part.times, flops=part.flops // part.times, times=1)
+
+    for one, equal in groupby(parts, alone):
+        copies = list(equal)
+        if one.name == "layer":
+            times = sum(copy.times for copy in copies)
+            yield replace(one, parameters=times * one.parameters, flops=times * one.flops, times=times)
+        else:
+            yield from copies
+
+
+def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) -> Iterator[ModelPart]:
+    """The parts of a model, which was built with at most two layers, for `n_layers`. T, S: tokens of row and source."""
+    row, text = _Reach(T), _Reach(1)
+    match model:
+        case TransformerModel() if isinstance(spec, Transformer):
+            of_text = (model.pooler, model.next_sentence) if isinstance(model, TransformerEncoder) else ()
+            for name, module in model.named_children():
+                if isinstance(module, Stack):
+                    causal = spec.shape != "encoder" and name != "encoder" and spec.causal_mask
+                    yield _stack(name, module, spec, S if name == "encoder" else T, S, causal=causal)
+                elif module is not model.head:
+                    yield from _parts(name, module, text if module in of_text else row, n_layers)
+            yield from _parts("head", model.head, row, n_layers)
+        case RecurrentModel():
+            reach = _Reach(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
+            if isinstance(model, RecurrentEncoderDecoder):
+                reach = replace(reach, source=S, cross_pairs=T * S)
+            for name, module in model.named_children():
+                if module is not model.head:
+                    yield from _parts(name, module, reach, n_layers)
+            yield _recurrent_head(model, T)
+        case AveragingModel():
+            for name, module in model.named_children():
+                yield from _parts(name, module, text, n_layers)
+        case SkipGramModel():
+            yield from _parts("centres", model.centres, row, n_layers)
+            weight = model.neighbours.weight
+            yield ModelPart("neighbours", _shape_of(weight), weight.numel(), 2 * weight.numel() * T)
+            for name, bias in model.named_parameters(recurse=False):
+                yield ModelPart(name, _shape_of(bias), bias.numel(), 0)
+
+
+def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
+    """The output layer; a bidirectional model applies it to the states of both directions."""
+    shape = f"{model.width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
+    parameters = 0 if model.head is None else model.head.weight.numel()
+    parameters += 0 if model.head_bias is None else model.head_bias.numel()
+    times = 2 if isinstance(model, BidirectionalModel) else 1
+    return ModelPart("head", shape, parameters, times * 2 * model.width * model.vocab_size * T)
+
+
+def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int, *, causal: bool) -> ModelPart:
+    """A stack; all layers from the second on are as that one, but for their masks. Shared weights are the first's."""
+    full = spec.pattern.full_layers if isinstance(spec.pattern, WindowPattern) else ()
+    changes = chain((0, 1, spec.n_layers), full, (layer + 1 for layer in full))
+    pairs: dict[bool, int] = {}
+    layers = []
+    for first, stop in pairwise(sorted({layer for layer in changes if layer <= spec.n_layers})):
+        if (first in full) not in pairs:
+            pairs[first in full] = n_pairs(layer_mask(spec, T, causal=causal, layer=first), T)
+        reach = _Reach(T, pairs[first in full], S, T * S)
+        built = 0 if spec.share_layers else min(first, 1) * stack.per_layer
+        sublayers = stack.sublayers[built : built + stack.per_layer]
+        parts: Iterable[ModelPart] = chain.from_iterable(_parts("", sublayer, reach, 1) for sublayer in sublayers)
+        if spec.share_layers and first:
+            parts = map(_weightless, parts)
+        layers.append(_above("layer", "", parts, times=stop - first))
+    above = _parts("norm", stack.norm, _Reach(T), 1)
+    return _above(name, "", chain(_parts("position", stack.position, _Reach(T), 1), layers, above))
+
+
+def _weightless(part: ModelPart) -> ModelPart:
+    """A part whose weights are those of another one."""
+    return replace(part, parameters=0, children=tuple(map(_weightless, part.children)))
+
+
+def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) -> Iterator[ModelPart]:
+    """The part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
+    match module:
+        case None:
+            return
+        case nn.ModuleList():
+            yield from _list(name, module, reach, n_layers)
+        case Sublayer():
+            yield _sublayer(module, reach, n_layers)
+        case Cell():
+            weights = [parameter for parameter in module.parameters() if parameter.ndim == 2]
+            shape = f"{weights[0].shape[1]} -> {module.d_out}, {module.kind}"
+            flops = 2 * reach.positions * sum(weight.numel() for weight in weights)
+            yield ModelPart(name, shape, sum(p.numel() for p in module.parameters()), flops)
+        case _:
+            below = chain.from_iterable(
+                _parts(key, child, _reach_of(key, module, reach), n_layers) for key, child in module.named_children()
+            )
+            parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+            shape, flops = _operation(module, reach)
+            part = _above(name, shape, below, parameters, flops)
+            if part.parameters or part.flops or type(module) in UNWEIGHTED or isinstance(module, RecurrentEncoder):
+                yield part
+
+
+def _list(name: str, modules: nn.ModuleList, reach: _Reach, n_layers: int) -> Iterator[ModelPart]:
+    """Layers, all from the second on as the last one that was built."""
+    if not len(modules):
+        return
+    (first,), (last,) = (_parts("layer", module, reach, n_layers) for module in (modules[0], modules[-1]))
+    # a bridge has a map for each part of the state of each layer
+    times = n_layers * len(modules) // min(n_layers, 2)
+    if last != first:
+        # the first reads features of another model too
+        yield replace(first, name=name)
+        times -= 1
+    yield replace(last, name=name, parameters=times * last.parameters, flops=times * last.flops, times=times)
+
+
+def _sublayer(module: Sublayer, reach: _Reach, n_layers: int) -> ModelPart:
+    """A mixer with its norm."""
+    mixer = cast(nn.Module, module.mixer)
+    (part,) = _parts(MIXERS.get(type(mixer), type(mixer).__name__), mixer, reach, n_layers)
+    norms = tuple(_parts(f"norm ({module.norm_place})", module.norm, reach, n_layers))
+    return replace(
+        part,
+        shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
+        parameters=part.parameters + sum(one.parameters for one in norms),
+        children=(*norms, *part.children) if module.norm_place == "pre" else (*part.children, *norms),
+    )
+
+
+def _reach_of(key: str, module: nn.Module, reach: _Reach) -> _Reach:
+    """What a child of a module is applied to."""
+    if isinstance(module, RecurrentEncoder):
+        return _Reach(1 if key == "bridge" else reach.source)
+    return _Reach(reach.source) if isinstance(module, CrossAttention) and key == "kv" else reach
+
+
+def _operation(module: nn.Module, reach: _Reach) -> tuple[str, int]:
+    """The shape of a module, and its FLOPs without those of its children."""
+    n = reach.positions
+    match module:
+        case CrossAttention():
+            n_heads = module.q.out_features // module.head_width
+            pairs, widths = reach.cross_pairs, (module.head_width, module.value_width)
+            return _heads(n_heads, module), _attention(module.score, n_heads, widths, n, reach.source, pairs)
+        case SelfAttention():
+            n_heads = module.qkv.widths[0] // module.head_width
+            widths = module.head_width, module.value_width
+            grouped = "" if module.n_kv_heads == n_heads else f", {module.n_kv_heads} of keys and values"
+            return _heads(n_heads, module) + grouped, _attention(module.score, n_heads, widths, n, n, reach.pairs)
+        case MemoryAttention():
+            n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
+            return module.select, _attention(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)
+        case Head():
+            table = module.used()[0]
+            shape = f"{table.shape[1]} -> {table.shape[0]}" + (_TIED if module.own is None else "")
+            return shape, 2 * n * table.numel()
+        case nn.Linear():
+            return f"{module.in_features} -> {' + '.join(map(str, widths_of(module)))}", 2 * n * module.weight.numel()
+        case _:
+            weights = list(module.parameters(recurse=False))
+            return UNWEIGHTED.get(type(module), _shape_of(weights[0]) if weights else ""), 0
+
+
+def _heads(n_heads: int, module: SelfAttention | CrossAttention) -> str:
+    values = "" if module.value_width == module.head_width else f", values of {module.value_width}"
+    return f"{n_heads} heads of {module.head_width}{values}"
+
+
+def _attention(
+    score: Score | None, n_heads: int, widths: tuple[int, int], n_queries: int, n_keys: int, pairs: int
+) -> int:
+    """FLOPs of scores and weighted sums of the values, without linear maps into and out of the heads.
+
+    widths: of a head's queries and keys, and of its values.
+    """
+    width, of_values = widths
+    per_pair, per_query, per_key = width, 0, 0
+    match score:
+        case None:
+            per_pair = 0
+        case Bilinear():
+            per_query = score.weight_NHH.numel()
+        case ReducedRank():
+            per_pair, per_query = score.query_NHR.shape[-1], score.query_NHR.numel()
+            per_key = per_query
+        case Additive():
+            per_pair, per_query = score.out_NH1.shape[1], score.query_NHH.numel()
+            per_key = per_query
+    return 2 * (n_heads * pairs * (per_pair + of_values) + n_queries * per_query + n_keys * per_key)
+
+
+def _shape_of(weight: torch.Tensor) -> str:
+    return " x ".join(map(str, weight.shape))

@@ -1,0 +1,149 @@
+"""Files of annotated text: sentences in CoNLL-style columns, and questions about contexts in SQuAD's JSON."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lmtool.data.delimited import Fault, RowRecord, misfit
+from lmtool.data.files import display, text_blocks
+from lmtool.data.rowfile import RowFile, TextRows, clean, json_reason
+from lmtool.errors import DataError
+
+CONLL, SQUAD = ".conll", ".json"
+"""Endings of these files; each may be followed by one of PACKED."""
+
+TOKENS, TAGS = "tokens", "tags"
+"""Names of the first and the last column of a CoNLL file, whose rows are sentences."""
+
+QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
+"""Names of the columns of a SQuAD file, whose rows are questions."""
+
+_DOCUMENT = "-DOCSTART-"
+_GAP = re.compile(r"[ \t]+")
+
+
+@dataclass(frozen=True)
+class Conll(TextRows):
+    """A word and its tags on each line, separated by tabs or by spaces, and a blank line between sentences.
+
+    A row is a sentence, with a list for each column. Lines that begin with -DOCSTART- are skipped.
+    """
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        first = next(self._sentences(), None)
+        if first is None:
+            return ()
+        n_columns = len(first[0][1])
+        middle = (f"column {number}" for number in range(2, n_columns))
+        return (TOKENS, *middle, TAGS) if n_columns > 1 else (TOKENS,)
+
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
+        width, columns = len(self.header), self.columns(only)
+        for sentence in self._sentences():
+            first, fault = sentence[0][0], None
+            for line, fields in sentence:
+                if len(fields) != width:
+                    fault = _uneven(line, len(fields), width)
+                    break
+                fault = misfit(fields, line, self.limit)
+            words = [] if fault else [fields for _, fields in sentence]
+            yield first, tuple(map(list, zip(*words, strict=True)))[columns], fault
+
+    def _sentences(self) -> Iterator[list[tuple[int, list[str]]]]:
+        """Line numbers and fields of each sentence."""
+        sentence: list[tuple[int, list[str]]] = []
+        for number, line in enumerate(map(str.strip, self.lines()), 1):
+            if line and not line.startswith(_DOCUMENT):
+                fields = [field.strip() for field in line.split("\t")] if "\t" in line else _GAP.split(line)
+                sentence.append((number, fields))
+            elif sentence:
+                yield sentence
+                sentence = []
+        if sentence:
+            yield sentence
+
+    def describe(self) -> str:
+        return f"CoNLL columns, {self.encoding or 'UTF-8'}"
+
+
+def _uneven(line: int, width: int, expected: int) -> Fault:
+    what = f"the line has {width} {'column' if width == 1 else 'columns'}, the first one of the file {expected}"
+    return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
+
+
+def conll_lines(rows: Iterator[tuple[Sequence[Any], Sequence[Any]]]) -> Iterator[str]:
+    """Sentences in columns: for each row the lists of its columns, and those of further ones."""
+    for columns, added in rows:
+        yield "".join("\t".join(fields) + "\n" for fields in zip(*columns, *added, strict=True)) + "\n"
+
+
+@dataclass(frozen=True)
+class Squad(TextRows):
+    """SQuAD's JSON (Rajpurkar et al. 2016, 2018): data, paragraphs, qas. A row is a question.
+
+    answers: objects with text and answer_start, none where `is_impossible`; None where the file has no answers. The
+    file is held in memory.
+    """
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        return ("id", QUESTION, CONTEXT, ANSWERS)
+
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
+        columns = self.columns(only)
+        for paragraph in self._paragraphs:
+            context = paragraph.get(CONTEXT)
+            for qa in paragraph.get("qas") or ():
+                impossible = qa.get("is_impossible") is True
+                answers = [] if impossible and qa.get(ANSWERS) is None else qa.get(ANSWERS)
+                values = (*map(clean, (qa.get("id"), qa.get(QUESTION), context)), answers)
+                fault = _damaged(values) or misfit(values, None, self.limit)
+                if fault is None and impossible and answers:
+                    what = "the question is_impossible, and has an answer"
+                    fault = Fault("impossible question", what, "remove one of the two", None, ANSWERS)
+                yield None, values[columns] if fault is None else (), fault
+
+    @cached_property
+    def _paragraphs(self) -> list[dict[str, Any]]:
+        text = "".join(text_blocks(self.path, self.encoding))
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
+            fix = "correct it; a table of one JSON object on each line is named .jsonl"
+            raise DataError(f"not JSON: {line}{json_reason(error)}", where=display(self.path), fix=fix) from error
+        articles = content.get("data") if isinstance(content, dict) else None
+        paragraphs: list[Any] = []
+        for article in articles if isinstance(articles, list) else [None]:
+            inside = article.get("paragraphs") if isinstance(article, dict) else None
+            paragraphs += inside if isinstance(inside, list) else [None]
+        if not all(isinstance(one, dict) and _are_objects(one.get("qas")) for one in paragraphs):
+            what = "not the JSON of SQuAD: it has no data, paragraphs and qas"
+            fix = 'write {"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}; JSON lines are named .jsonl'
+            raise DataError(what, where=display(self.path), fix=fix)
+        return paragraphs
+
+    def describe(self) -> str:
+        return "SQuAD's JSON"
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _damaged(values: Sequence[Any]) -> Fault | None:
+    for name, value in zip((QUESTION, CONTEXT), values[1:3], strict=True):
+        if not isinstance(value, str):
+            what = f"the {name} is {'missing' if value is None else type(value).__name__}, not text"
+            return Fault("wrong type", what, "write text", None, name)
+    return None
+
+
+def open_annotated(path: Path, ending: str, limit: int, encoding: str | None) -> RowFile:
+    """The rows of a file whose format is that of CONLL or SQUAD."""
+    return Conll(path, limit, encoding) if ending == CONLL else Squad(path, limit, encoding)

@@ -1,0 +1,272 @@
+"""Delimited text: records and fields of CSV dialects, and inference of the dialect.
+
+The grammar is that of Python's csv module in its strict form: a quote opens a quoted field only where a field begins,
+a doubled quote inside one is a quote, and after the closing quote comes a delimiter or the line end. Unlike in csv, a
+fault does not end the reading: it is reported with its line, and the next line begins a new record.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from lmtool.data.files import count_lines, line_end, shown, split_lines
+
+FIELD_LIMIT = 1 << 20
+"""Characters that a field may have by default."""
+
+_LINE_FACTOR = 16
+"""A line must be shorter than this many fields at their limit."""
+
+_LONGEST_LINE = 1 << 26
+"""Characters that no line may have, whatever the limit of fields."""
+
+_DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_NUL_FIX = "remove it; if the file is UTF-16, add --encoding utf-16"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How fields are separated."""
+
+    delimiter: str
+    quoted: bool
+    """Quotes may enclose a field; otherwise they are ordinary characters."""
+    skip_space: bool = False
+    """Spaces after a delimiter are not part of the field."""
+
+    def __str__(self) -> str:
+        name = _DELIMITERS.get(self.delimiter, shown(self.delimiter))
+        space = ", spaces after it skipped" if self.skip_space else ""
+        return f"delimiter {name}{space}, {'quotes enclose fields' if self.quoted else 'no quoting'}"
+
+
+@dataclass(frozen=True)
+class DialectHints:
+    """What is known of a dialect; the rest is inferred from the first `sample` characters."""
+
+    delimiter: str | None = None
+    quoted: bool | None = None
+    sample: int = 1 << 20
+
+
+class Fault(NamedTuple):
+    """What is wrong with a record. `kind` names it without details."""
+
+    kind: str
+    what: str
+    fix: str
+    line: int | None
+    column: int | str | None
+    """Index or name of the column."""
+    at_end: bool = False
+    """The fault is only detected at the end of the text."""
+
+
+def line_limit(limit: int) -> int:
+    """Characters that a line must not have where fields have at most `limit`; longer ones are not kept in memory."""
+    return min(_LINE_FACTOR * limit, _LONGEST_LINE)
+
+
+RowRecord = tuple[int | None, Sequence[Any], Fault | None]
+"""The line on which a record begins, where there are lines; its values; and its fault.
+
+A plain tuple: a corpus has hundreds of thousands of them a second."""
+
+
+def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[RowRecord]:
+    """The records of text that comes in blocks of whole lines; empty lines are skipped, as in csv.
+
+    A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
+    After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
+    """
+    source = iter(blocks)
+    line = 1
+    for text in source:
+        is_last = False
+        while text:
+            # The csv module is several times faster. Where it stops, at a fault, inside a field or at one of more than
+            # 128 KiB, `_record` continues.
+            lines, n_done, start = split_lines(text), 0, 0
+            if "\0" not in text and len(text) < line_limit(limit):
+                is_long = len(text) > limit
+                reader = csv.reader(
+                    lines,
+                    delimiter=dialect.delimiter,
+                    quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE,
+                    skipinitialspace=dialect.skip_space,
+                    strict=True,
+                )
+                with suppress(csv.Error):
+                    for fields in reader:
+                        if is_long and max(map(len, fields), default=0) > limit:
+                            break
+                        if fields:
+                            yield line + n_done, fields, None
+                        n_done, start = reader.line_num, lines.tell()
+            line += n_done
+            while start < len(text) and (parsed := _record(text, start, line, is_last, dialect, limit)):
+                record, stop = parsed
+                if record[2] or text[start] not in "\r\n":
+                    yield record
+                start, line = stop, line + count_lines(text, start, stop)
+            text = text[start:]
+            if text:
+                more = _at_least(len(text), source)
+                text, is_last = text + more, not more
+
+
+def _at_least(size: int, source: Iterator[str]) -> str:
+    """The next `size` characters or more; doubling it reads a long field in linear time."""
+    texts: list[str] = []
+    while size > 0 and (text := next(source, "")):
+        texts.append(text)
+        size -= len(text)
+    return "".join(texts)
+
+
+def _record(
+    text: str, start: int, line: int, is_last: bool, dialect: Dialect, limit: int
+) -> tuple[RowRecord, int] | None:
+    """The record that begins at `start`, and where the next one begins.
+
+    None when the record does not end in `text` and this is not the last.
+    """
+    fields: list[str] = []
+    position, stop = start, line_end(text, start)
+    if stop - start >= line_limit(limit):
+        return (line, fields, long_line(line, limit)), stop
+    while True:
+        while dialect.skip_space and text.startswith(" ", position):
+            position += 1
+        if not dialect.quoted or not text.startswith('"', position):
+            end = text.find(dialect.delimiter, position, stop)
+            fields.append(text[position:end] if end >= 0 else text[position:stop].rstrip("\r\n"))
+            if end < 0:
+                break
+            position = end + 1
+            continue
+        position, next_line = position + 1, stop
+        # A field at its limit may be twice as long in the file, where all its characters are doubled quotes.
+        horizon = position + 2 * limit
+        window = min(line_end(text, horizon), position + line_limit(limit))
+        close = text.find('"', position, window)
+        while close >= 0 and text.startswith('"', close + 1):
+            close = text.find('"', close + 2, window)
+        if close < 0 and horizon >= len(text) and not is_last:
+            return None
+        opened = line + count_lines(text, start, position)
+        if close < 0:
+            fault = _unclosed(opened, len(fields), limit if horizon < len(text) else None)
+            return (line, fields, fault), next_line
+        if close >= stop:
+            stop = line_end(text, close)
+        rest = text[close + 1 : stop].rstrip("\r\n")
+        if rest and not rest.startswith(dialect.delimiter):
+            closed = line + count_lines(text, start, close)
+            return (line, fields, _stray(opened, closed, len(fields), rest)), next_line
+        fields.append(text[position:close].replace('""', '"'))
+        if not rest:
+            break
+        position = close + 2
+    nul = text.find("\0", start, stop)
+    misfitting = misfit(fields, line + count_lines(text, start, max(start, nul)), limit, _NUL_FIX)
+    if any(len(part) >= line_limit(limit) for part in split_lines(text[start:stop])):
+        misfitting = long_line(line, limit)
+    return (line, fields, misfitting), stop
+
+
+def _unclosed(line: int, column: int, limit: int | None) -> Fault:
+    if limit is None:
+        return Fault("unclosed quote", "a quote opens here and is never closed", "close it", line, column, at_end=True)
+    what = f"a quote opens here and is not closed within {limit:,} characters"
+    return Fault("unclosed quote", what, "close it, or shorten the field", line, column)
+
+
+def _stray(opened: int, closed: int, column: int, rest: str) -> Fault:
+    follows = shown(rest, 20)
+    if opened == closed:
+        what = f"a quoted field continues after its closing quote: {follows}"
+        fix = 'write a quote inside a quoted field twice: ""'
+        return Fault("text after a closing quote", what, fix, opened, column)
+    what = f"a quote opens here and is not closed before the next one, on line {closed}, followed by {follows}"
+    return Fault("unclosed quote", what, "close it", opened, column)
+
+
+def misfit(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "remove it") -> Fault | None:
+    """The fault of the first text that is longer than `limit` or has a NUL."""
+    for column, value in enumerate(values):
+        if isinstance(value, str):
+            if len(value) > limit:
+                what = f"the field has more than {limit:,} characters"
+                return Fault("field too long", what, "shorten or divide it", line, column)
+            if "\0" in value:
+                return Fault("NUL byte", "a NUL byte, which is not text", nul_fix, line, column)
+    return None
+
+
+def long_line(line: int, limit: int) -> Fault:
+    """The fault of a line that was truncated."""
+    what = f"the line has {line_limit(limit):,} characters or more, the limit of a line"
+    return Fault("field too long", what, "shorten or divide its fields", line, None)
+
+
+def sniff(text: str, whole: bool, order: str, hints: DialectHints) -> Dialect:
+    """Infer the dialect from the first lines of a text, all of them if `whole`. What is known is not inferred.
+
+    The delimiter is the one that occurs in the header and gives most records as many fields as the header has; ties go
+    to the first in `order`. Quotes enclose fields unless the delimiter is a tab; then only when they are clearly used:
+    when fewer records are ragged with them, or when all fields with quotes are well-formed quoted fields, and one has
+    a doubled quote, or a whole column and its name are quoted.
+    Spaces after a delimiter are skipped when they follow every one, or when more records are good without them.
+    """
+    parse = cache(lambda dialect: _parse(text, whole, dialect))
+    delimiter, quoted = hints.delimiter, hints.quoted
+    if delimiter is None:
+        both = [True, False] if quoted is None else [quoted]
+        kinds = [Dialect(d, q) for d in order for q in (both if d == "\t" else both[:1])]
+        delimiter = max(kinds, key=lambda dialect: _score(parse(dialect))).delimiter
+    if quoted is None:
+        quoted = delimiter != "\t" or _uses_quotes(text, *(_score(parse(Dialect("\t", q))) for q in (False, True)))
+    dialect = Dialect(delimiter, quoted)
+    if quoted and delimiter != " " and delimiter + " " in text:
+        spaced = Dialect(delimiter, quoted, skip_space=True)
+        better = _score(parse(spaced)) - _score(parse(dialect))
+        later = [field for _, fields, _ in parse(dialect) for field in fields[1:]]
+        always = bool(later) and all(field.startswith(" ") for field in later)
+        return spaced if better > 0 or (better == 0 and always) else dialect
+    return dialect
+
+
+def _parse(text: str, whole: bool, dialect: Dialect) -> list[RowRecord]:
+    """The records of a sample, without one that continues after it; none when the header has fewer than two fields."""
+    rows = records([text], dialect)
+    header = next(rows, (1, [], None))
+    if header[2] or len(header[1]) < 2:
+        return []
+    return [header, *takewhile(lambda record: whole or not (record[2] and record[2].at_end), rows)]
+
+
+def _score(sample: list[RowRecord]) -> float:
+    """The share of the records that have as many fields as the header; -1 when there are none."""
+    good = [not fault and len(fields) == len(sample[0][1]) for _, fields, fault in sample]
+    return sum(good) / len(good) if good else -1.0
+
+
+def _uses_quotes(text: str, score_plain: float, score_quoted: float) -> bool:
+    """Whether quotes in tab-separated text enclose fields; see `sniff`."""
+    if score_plain != score_quoted:
+        return score_quoted > score_plain
+    rows = [fields for _, fields, _ in records([text], Dialect("\t", False))]
+    suspects = [field for row in rows for field in row if '"' in field]
+    if not all(_QUOTED.fullmatch(field) for field in suspects):
+        return False
+    columns = zip(*(row for row in rows if len(row) == len(rows[0])), strict=True)
+    return any('""' in field[1:-1] for field in suspects) or any(
+        len(column) > 1 and all('"' in field for field in column) for column in columns
+    )

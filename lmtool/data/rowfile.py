@@ -1,0 +1,343 @@
+"""Files of rows: delimited text, JSON lines and Parquet, for corpora and tables."""
+
+import json
+import re
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from lmtool.data.delimited import Dialect, DialectHints, Fault, RowRecord, line_limit, long_line, misfit, records, sniff
+from lmtool.data.files import (
+    Extent,
+    display,
+    lines_before,
+    open_bytes,
+    packing,
+    reading,
+    shown,
+    split_lines,
+    text_stretches,
+)
+from lmtool.errors import DataError
+from lmtool.tokenization.tokenizer import without_surrogates
+
+ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+"""Endings of files of rows; each may be followed by one of PACKED."""
+
+_ORDER = {".csv": ",;\t|", ".tsv": "\t,;|"}
+"""Candidate delimiters, the most likely first."""
+_JSON_HEAD = 1000
+"""Number of objects whose keys are the columns of a .jsonl file."""
+_COMPARED = 100
+"""Characters by which names of columns are compared with an unknown one."""
+_WORD = re.compile(r"[\w.-]+")
+_JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
+
+
+@dataclass(frozen=True)
+class RowFile(ABC):
+    """A file of rows. Each reading begins at the first one.
+
+    limit: characters that a field of delimited text may have, and of which `delimited.line_limit` follows.
+    """
+
+    path: Path
+    limit: int
+
+    @property
+    @abstractmethod
+    def header(self) -> tuple[str, ...]:
+        """The names of the columns as they are in the file; none in an empty file. Raises DataError."""
+
+    @abstractmethod
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
+        """All rows in order, faulty ones too, with a value for each column of the header or for `only` one.
+
+        Blank rows of delimited text and JSON lines are skipped. Where all columns are read, duplicate JSON keys, and
+        values of JSON and Parquet with a NUL or above the limit are faults.
+        Raises DataError when the file cannot be read or the column is missing, and ResourceError.
+        """
+
+    def columns(self, only: str | None) -> slice:
+        """Where the values of one column are in a row, or of all."""
+        return slice(None) if only is None else slice(self.header.index(only), self.header.index(only) + 1)
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A short description of the format."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The column names: the header without surrounding spaces; `column 3` where the third has none."""
+        return tuple(name.strip() or f"column {number}" for number, name in enumerate(self.header, 1))
+
+    def where(self, row: int, line: int | None, column: int | str | None) -> str:
+        """A position in the file, as shown in messages; a column is given by name or index."""
+        if isinstance(column, int):
+            column = self.names[column] if column < len(self.names) else None
+        where = f"{display(self.path)}:{line}, row {row}" if line else f"{display(self.path)}, row {row}"
+        return where if column is None else f"{where}, column {shown(column)}"
+
+
+def open_rows(
+    path: Path,
+    ending: str,
+    limit: int,
+    encoding: str | None = None,
+    hints: DialectHints = DialectHints(),  # noqa: B008  frozen
+    extent: Extent | None = None,
+) -> RowFile:
+    """The rows of a file whose format is that of one of ENDINGS; extent: of JSON lines, the part of it that is read.
+
+    What is not known of the dialect is inferred: see `delimited.sniff`; for `encoding` see `files.text_blocks`.
+    """
+    match ending:
+        case ".csv" | ".tsv":
+            return Delimited(path, limit, encoding, _ORDER[ending], hints)
+        case ".jsonl":
+            return JsonLines(path, limit, encoding, extent=extent)
+    return Parquet(path, limit)
+
+
+@dataclass(frozen=True)
+class TextRows(RowFile):
+    """Rows in a file of text. extent: the part of it that is read; None for all of it."""
+
+    encoding: str | None
+    extent: Extent | None = field(default=None, kw_only=True)
+
+    def stretches(self) -> Iterator[str]:
+        """Blocks of whole lines, see `text_stretches`."""
+        return text_stretches(self.path, self.encoding, line_limit(self.limit), self.extent)
+
+    def lines(self) -> Iterator[str]:
+        """The lines with their line ends."""
+        return chain.from_iterable(map(split_lines, self.stretches()))
+
+
+@dataclass(frozen=True)
+class Delimited(TextRows):
+    """Delimited text. order: candidate delimiters, the most likely first. hints: what is known of the dialect."""
+
+    order: str
+    hints: DialectHints
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How fields are separated: as given, or as inferred."""
+        head, stretches, sample = "", self.stretches(), self.hints.sample
+        for text in stretches:
+            head += text
+            if len(head) > sample:
+                break
+        # What follows a very long line is not looked for, since that line may have gigabytes.
+        is_whole = len(head) <= 2 * sample and next(stretches, None) is None
+        return sniff(head[: 2 * sample], is_whole, self.order, self.hints)
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        first = next(self._records(), None)
+        if first is None:
+            return ()
+        line, names, fault = first
+        where = f"{display(self.path)}:{line}, the header"
+        if fault:
+            where = f"{display(self.path)}:{fault.line}, the header, column {int(fault.column or 0) + 1}"
+            raise DataError(fault.what, where=where, fix=fault.fix)
+        if not any(name.strip() for name in names):
+            raise DataError("the header names no column", where=where, fix="name the columns in the first row")
+        return tuple(names)
+
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
+        width = len(self.header)
+        if not width:
+            return
+        if only is not None and only not in self.header:
+            raise missing_column(only, self.header, f"{display(self.path)}:1", "--column")
+        at = None if only is None else self.header.index(only)
+        for record in islice(self._records(), 1, None):
+            line, fields, fault = record
+            if fault is not None:
+                yield record
+            elif len(fields) == width:
+                yield record if at is None else (line, (fields[at],), None)
+            elif any(field.strip() for field in fields):
+                yield line, fields, self._ragged(fields, line)
+
+    def _records(self) -> Iterator[RowRecord]:
+        return records(self.stretches(), self.dialect, self.limit)
+
+    def _ragged(self, fields: Sequence[str], line: int | None) -> Fault:
+        width = len(self.header)
+        what = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, the header {width}"
+        fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
+        if len(fields) < width:
+            fix = "give every row as many delimiters as the header"
+        return Fault("ragged row", what, fix, line, min(len(fields), width - 1))
+
+    def describe(self) -> str:
+        return f"{self.dialect}, {self.encoding or 'UTF-8'}"
+
+
+@dataclass(frozen=True)
+class JsonLines(TextRows):
+    """One JSON object per line."""
+
+    def where(self, row: int, line: int | None, column: int | str | None) -> str:
+        if self.extent is None or not line:
+            return super().where(row, line, column)
+        where = self._at(line)
+        return where if column is None else f"{where}, column {shown(str(column))}"
+
+    def _at(self, line: int) -> str:
+        before = 0 if self.extent is None else lines_before(self.path, self.extent.begin)
+        return f"{display(self.path)}:{before + line}"
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        """The keys of the first objects, in order of occurrence."""
+        keys: dict[str, None] = {}
+        for _, row in islice(self._objects(_UNIQUE), _JSON_HEAD):
+            if not isinstance(row, Fault):
+                keys.update(dict.fromkeys(row))
+        return tuple(keys)
+
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
+        names = self.header if only is None else ()
+        for line, row in self._objects(_UNIQUE if only is None else _ANY):
+            if isinstance(row, Fault):
+                yield line, (), row
+            elif only is None:
+                values = tuple(clean(row.get(name)) for name in names)
+                yield line, values, misfit(values, line, self.limit)
+            elif only in row:
+                yield line, (clean(row[only]),), None
+            else:
+                raise missing_column(only, list(row), self._at(line), "--column")
+
+    def _objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        for line, row in enumerate(self.lines(), 1):
+            if not row.isspace():
+                yield line, self._parse(row, line, decoder)
+
+    def _parse(self, row: str, line: int, decoder: json.JSONDecoder) -> dict[str, Any] | Fault:
+        if len(row) >= line_limit(self.limit):
+            return long_line(line, self.limit)
+        try:
+            value = decoder.decode(row)
+        except _DuplicateKey as error:
+            what = f"the key {shown(str(error))} occurs twice in the object"
+            return Fault("duplicate key", what, "keep one of the two", line, str(error))
+        except (ValueError, RecursionError) as error:
+            return Fault("not JSON", f"not JSON: {json_reason(error)}: {shown(row.strip(), 40)}", _JSON_FIX, line, None)
+        if not isinstance(value, dict):
+            return Fault("not JSON", f"not a JSON object: {shown(row.strip(), 40)}", _JSON_FIX, line, None)
+        return value
+
+    def describe(self) -> str:
+        return "JSON lines"
+
+
+class _DuplicateKey(Exception):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise _DuplicateKey(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return row
+
+
+_ANY = json.JSONDecoder()
+_UNIQUE = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def json_reason(error: ValueError | RecursionError) -> str:
+    """Why a text is not JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
+
+
+def clean(value: Any) -> Any:
+    """A value without lone surrogates."""
+    return without_surrogates(value) if isinstance(value, str) else value
+
+
+class Parquet(RowFile):
+    """Parquet, a few rows of it at a time in memory."""
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        with self._opened() as file:
+            return tuple(file.schema_arrow.names)
+
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
+        with self._opened() as file:
+            names = file.schema_arrow.names
+            if only is not None and only not in names:
+                raise missing_column(only, names, display(self.path), "--column")
+            for batch in file.iter_batches(batch_size=256, columns=None if only is None else [only]):
+                for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield None, values, misfit(values, None, self.limit) if only is None else None
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        import pyarrow
+        import pyarrow.parquet
+
+        with reading(self.path), tempfile.TemporaryFile() as unpacked, open_bytes(self.path) as packed:
+            file: Any = packed
+            if packing(self.path):
+                shutil.copyfileobj(packed, unpacked)
+                file = unpacked
+            try:
+                yield pyarrow.parquet.ParquetFile(file)
+            except UnicodeDecodeError as error:
+                fix = "write the file anew, with text in UTF-8"
+                raise DataError("a text is not valid UTF-8", where=display(self.path), fix=fix) from error
+            except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+                what = f"not a Parquet file: {shown(str(error), 100)}"
+                fix = "copy it again, or rename it to the ending of its format"
+                raise DataError(what, where=display(self.path), fix=fix) from error
+
+    def describe(self) -> str:
+        return "Parquet"
+
+
+def matching_column(column: str, names: Sequence[str]) -> str | None:
+    """The name among `names` that is a column's: equal to it, or else the only one with the same `bare_name`."""
+    alike = [name for name in names if bare_name(name) == bare_name(column)]
+    return column if column in names else alike[0] if len(alike) == 1 else None
+
+
+def missing_column(column: str, names: Sequence[str], where: str, flag: str) -> DataError:
+    """The error for a missing column: lists the columns, and suggests the nearest with the flag that takes it."""
+    bare = {bare_name(name)[:_COMPARED]: name for name in names}
+    near = get_close_matches(bare_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
+    fix = f"name one of these with {flag}"
+    if near:
+        name = bare[near[0]]
+        fix = f"did you mean {flag} {name if _WORD.fullmatch(name) else shown(name)}?"
+    return DataError(f"no column {shown(column)}; found {shown(', '.join(names), 120)}", where=where, fix=fix)
+
+
+def bare_name(name: str) -> str:
+    """A name for comparison: in lower case, without spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]", "", name.casefold())
+
+
+def not_text(value: object, where: str) -> DataError:
+    """The error for a value that is not text, in a column of text."""
+    fix = "name the column of text with --column"
+    return DataError(f"the column holds {type(value).__name__}, not text", where=where, fix=fix)

@@ -1,0 +1,196 @@
+"""One pass over a corpus, which checks all of it and counts; the counts are cached."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from lmtool import records
+from lmtool.checksum import sha256_of_json
+from lmtool.data.cached import SURVEYS, cached
+from lmtool.data.corpus import Chunk, Corpus, open_corpus
+from lmtool.data.files import content_hash, display
+from lmtool.data.streaming import StreamedText, TextHead, streams
+from lmtool.errors import DataError
+from lmtool.recipe.load import Resolved
+from lmtool.recipe.pretraining import DefaultRecipe, TextShape
+from lmtool.recipe.spec.text import Data
+from lmtool.records import FileModel
+
+Report = Callable[[str, int, int], None]
+"""Called with the stage, and the amounts done and in total, here in characters; a total of 0 is unknown."""
+
+_VERSION = 1
+"""Part of every cache key: incremented when the same text would give other chunks, parts or tokens."""
+
+_SAMPLE = 8_000_000
+"""Characters whose words and characters are collected."""
+
+_WORD = re.compile(r"\w+")
+
+
+class Survey(FileModel):
+    """Counts of one pass over a corpus.
+
+    longest: characters of the longest document.
+    alphabet: distinct characters.
+    new_words: the share of the words in the last tenth that are not in the text before it. Both of the first _SAMPLE
+        characters.
+    """
+
+    documents: PositiveInt
+    characters: PositiveInt
+    bytes: NonNegativeInt
+    longest: NonNegativeInt
+    alphabet: NonNegativeInt
+    new_words: Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class SurveyedText:
+    """A corpus with its content hash and its survey."""
+
+    corpus: Corpus
+    content: str
+    survey: Survey
+
+    @property
+    def shape(self) -> TextShape:
+        """What the default recipe depends on."""
+        return TextShape(
+            is_list=self.corpus.documents == "line" and not self.corpus.stream,
+            is_stream=self.corpus.stream,
+            is_streamed=isinstance(self.corpus, TextHead),
+            n_bytes=self.survey.bytes,
+            **self.survey.model_dump(exclude={"bytes"}),
+        )
+
+
+def divide(data: Data, *, cache: Path, seed: int, report: Report) -> tuple[SurveyedText, Data]:
+    """The training text, divided into documents, and the data spec with `documents`, `split` and `stream` resolved.
+
+    Of a text that is streamed, the head. seed: of its order.
+    Raises DataError for unusable text, ResourceError for errors of the system.
+    """
+    if not data.sources:
+        raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
+    if streams(data):
+        whole = StreamedText(data, seed)
+        text = _survey(whole.head, cache, report, whole.read_head())
+        resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
+        return text, data.with_values(resolved)
+    data = data.with_values({"stream": False})
+    if data.split == "slice" and data.documents == "auto":
+        data = data.with_values({"documents": "whole"})
+    text = _survey(_open(data.sources, data, cache), cache, report)
+    is_stream = data.split == "slice" or (data.split == "auto" and text.survey.documents == 1)
+    if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
+        # one text, however it is laid out
+        return divide(data.with_values({"split": "slice"}), cache=cache, seed=seed, report=report)
+    text = _as_stream(text, cache, report) if is_stream else text
+    split = "slice" if is_stream else "document"
+    return text, data.with_values({"documents": text.corpus.documents, "split": split})
+
+
+def resolve_recipe(
+    recipe: Resolved | DefaultRecipe, *, cache: Path, report: Report
+) -> tuple[Resolved, tuple[str, ...]]:
+    """The recipe for a text, and a line for each setting that follows from the text; see `DefaultRecipe.resolve`."""
+    if isinstance(recipe, Resolved):
+        return recipe, ()
+    text, _ = divide(recipe.recipe.text, cache=cache, seed=recipe.recipe.seed, report=report)
+    return recipe.resolve(text.shape)
+
+
+def read_corpus(sources: Sequence[str], data: Data, *, cache: Path, report: Report) -> SurveyedText:
+    """The text in `sources`, divided by resolved data."""
+    text = _survey(_open(sources, data, cache), cache, report)
+    return _as_stream(text, cache, report) if data.split == "slice" else text
+
+
+def cache_key(*parts: object) -> str:
+    """SHA-256 of JSON values."""
+    return sha256_of_json([_VERSION, *parts])
+
+
+def size(text: str) -> int:
+    """UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _open(sources: Sequence[str], data: Data, cache: Path) -> Corpus:
+    return open_corpus(sources, column=data.column, documents=data.documents, cache=cache)
+
+
+def _as_stream(text: SurveyedText, cache: Path, report: Report) -> SurveyedText:
+    """The same corpus, with its documents concatenated."""
+    corpus = replace(text.corpus, stream=True)
+    return _survey(corpus, cache, report, text.content) if corpus.adds_line_ends else replace(text, corpus=corpus)
+
+
+def _survey(corpus: Corpus, cache: Path, report: Report, content: str | None = None) -> SurveyedText:
+    """Read the corpus once. content: its hash, where that is known."""
+    content = content or content_hash(corpus.files)
+    key = cache_key("counts", content, corpus.column, corpus.documents, corpus.adds_line_ends)
+    survey = cached(
+        cache / SURVEYS,
+        key,
+        "the survey of a text",
+        lambda: records.encode(_count(corpus, report).model_dump()),
+        partial(records.read, Survey),
+    )
+    return SurveyedText(corpus, content, survey)
+
+
+def _count(corpus: Corpus, report: Report) -> Survey:
+    documents = characters = n_bytes = longest = begun = 0
+    words = _Words()
+    for chunk in corpus.chunks():
+        documents += chunk.n_ends
+        lengths = [len(text) for text in chunk.texts]
+        lengths[0] += 0 if chunk.starts else begun
+        longest, begun = max(longest, *lengths), 0 if chunk.ends else lengths[-1]
+        characters += chunk.size
+        n_bytes += sum(map(size, chunk.texts))
+        if characters <= _SAMPLE:
+            words.add(chunk)
+        report("reading", characters, 0)
+    if not documents:
+        where = ", ".join(map(display, corpus.files))[:200]
+        raise DataError("there is no text", where=where, fix="name files with text")
+    return Survey(
+        documents=documents,
+        characters=characters,
+        bytes=n_bytes,
+        longest=longest,
+        alphabet=len(words.alphabet),
+        new_words=words.new_share(),
+    )
+
+
+class _Words:
+    """The distinct words and characters of a text, and how many words of each chunk were new in it."""
+
+    def __init__(self) -> None:
+        self.alphabet: set[str] = set()
+        self._seen: set[str] = set()
+        self._new: list[tuple[int, int]] = []
+
+    def add(self, chunk: Chunk) -> None:
+        self.alphabet.update(*chunk.texts)
+        for text in chunk.texts:
+            words = _WORD.findall(text)
+            distinct = set(words) - self._seen
+            self._new.append((len(words), len(distinct)))
+            self._seen |= distinct
+
+    def new_share(self) -> float:
+        """The share of new words in the last tenth of the texts, or in the last one; 1 without words."""
+        n_words, n_new = np.array(self._new or [(0, 0)]).T
+        after = np.cumsum(n_words) > 0.9 * n_words.sum()
+        return float(n_new[after].sum() / n_words[after].sum()) if n_words.sum() else 1.0

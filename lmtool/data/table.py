@@ -1,0 +1,290 @@
+"""Labelled tables: reading .csv, .tsv, .jsonl, .parquet, and datasets by name in bounded memory, and annotated text;
+writing .csv."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lmtool import durable
+from lmtool.data.annotated import CONLL, SQUAD, Conll, conll_lines, open_annotated
+from lmtool.data.delimited import FIELD_LIMIT, DialectHints
+from lmtool.data.files import display, find_files, infer_encoding, shown, unpacked_name
+from lmtool.data.hub import PREFIX, fetch
+from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
+from lmtool.durable import writing
+from lmtool.errors import DataError, UsageError
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_SPECIAL = re.compile(r'[",\r\n]')
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+
+Value = Any
+"""Text in a .csv or .tsv; in others any value of JSON or Parquet."""
+
+
+LARGEST = 1e15
+"""Magnitude up to which a number is a label: their mean and deviation are in the recipe, which holds 2**53 at most."""
+
+
+class RowFault(DataError):
+    """A row that cannot be used. `kind` names the fault without details."""
+
+    def __init__(self, kind: str, what: str, *, where: str, fix: str) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.kind = kind
+
+
+@dataclass
+class Skipped:
+    """Skipped bad rows: how many of each kind, and the first ones."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    first: list[RowFault] = field(default_factory=list)
+
+    def add(self, fault: RowFault) -> None:
+        """Count a skipped row."""
+        self.kinds[fault.kind] += 1
+        if len(self.first) < 10:
+            self.first.append(fault)
+
+    @property
+    def count(self) -> int:
+        """Rows skipped."""
+        return self.kinds.total()
+
+    def __str__(self) -> str:
+        what = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common())
+        return f"skipped {self.count:,} bad {'row' if self.count == 1 else 'rows'}: {what}"
+
+
+def skip(fault: RowFault, skipped: Skipped | None) -> None:
+    """Count a bad row in `skipped`; or raise its fault, when `skipped` is None."""
+    if skipped is None:
+        raise fault
+    skipped.add(fault)
+
+
+def spelled_number(text: str) -> float | None:
+    """The number that a text spells, also an infinite one or nan; or None."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+def as_number(text: str) -> float | None:
+    """The number of at most LARGEST that a text spells, or None."""
+    number = spelled_number(text)
+    return number if number is not None and abs(number) <= LARGEST else None
+
+
+class Row(NamedTuple):
+    """One row: its number from 1, without the header, the line on which it begins, and a value for each column."""
+
+    number: int
+    line: int | None
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose header was read and checked. Each reading of rows begins at the first one."""
+
+    source: str
+    file: RowFile
+
+    @property
+    def path(self) -> Path:
+        """The file; for a dataset, that in the cache."""
+        return self.file.path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The column names."""
+        return self.file.names
+
+    def rows(self, skipped: Skipped | None = None) -> Iterator[Row]:
+        """All rows in order. Empty ones are skipped and not numbered.
+
+        A bad row (ragged, unclosed quote, NUL, a field above the limit, not JSON) raises a RowFault, or is counted in
+        `skipped`; it is numbered in either case. Raises DataError or ResourceError.
+        """
+        for number, (line, values, fault) in enumerate(self.file.records(), 1):
+            if fault is None:
+                yield Row(number, line, tuple(values))
+            else:
+                skip(self.fault(fault.kind, fault.what, number, fault.line, fault.column, fault.fix), skipped)
+
+    @cached_property
+    def n_rows(self) -> int:
+        """The number of rows, bad ones included; reads the table once."""
+        return sum(1 for _ in self.file.records())
+
+    def describe(self) -> str:
+        """Format and size in one line; reads the table once."""
+        rows = f"{self.n_rows:,} {'row' if self.n_rows == 1 else 'rows'}"
+        return f"{self.source}: {rows}, {len(self.names)} columns, {self.file.describe()}"
+
+    def fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
+        """A fault at a place of this table; a column is given by name or index."""
+        return RowFault(
+            kind, what, where=self.file.where(row, line, column), fix=f"{fix}, or skip bad rows: --skip-bad-rows"
+        )
+
+
+def open_table(
+    source: str,
+    *,
+    cache: Path,
+    encoding: str | None = None,
+    usual_encoding: str | None = None,
+    delimiter: str | None = None,
+    field_limit: int = FIELD_LIMIT,
+) -> Table:
+    """Find a table, infer its format, and read its header.
+
+    `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
+    each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into
+    `cache` once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`; the encoding
+    of a file, unless given, as `files.infer_encoding` does with the usual one.
+    Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
+    """
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
+        raise UsageError(f"{shown(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
+    path = fetch(source, None, cache) if source.startswith(PREFIX) else _one_file(source)
+    where = display(path) if not source.startswith(PREFIX) else shown(source)
+    ending = _ending(path, source)
+    encoding = "UTF-8" if source.startswith(PREFIX) else encoding or infer_encoding(path, usual_encoding)
+    if ending in (CONLL, SQUAD):
+        file = open_annotated(path, ending, field_limit, encoding)
+    else:
+        file = open_rows(path, ending, field_limit, encoding, DialectHints(delimiter))
+    table = Table(source, file)
+    if not table.names:
+        if next(table.rows(), None) is None:
+            raise DataError("the table is empty: not even a header", where=where, fix="name a table with rows")
+        raise DataError("the objects have no keys", where=where, fix="name a table with columns")
+    _refuse_twice(table.names, where)
+    if next(file.records(), None) is None:
+        what = f"the table has a header and no rows; columns: {shown(', '.join(table.names), 120)}"
+        raise DataError(what, where=where, fix="name a table with rows")
+    return table
+
+
+def _one_file(source: str) -> Path:
+    if Path(source).expanduser().is_dir():
+        raise DataError("a folder, not a table", where=shown(source), fix="name one file of it")
+    files = find_files(source)
+    if len(files) > 1:
+        names = ", ".join(display(file) for file in files[:3])
+        raise DataError(f"{len(files)} files, not one table: {names}", where=shown(source), fix="name one of them")
+    return files[0]
+
+
+def _ending(path: Path, source: str) -> str:
+    name = unpacked_name(path)
+    endings = (*ENDINGS, CONLL, SQUAD)
+    for ending in endings:
+        if name.endswith(ending):
+            return ending
+    fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz or .zst"
+    if name.endswith((".xlsx", ".xls", ".ods")):
+        fix = "save the sheet as CSV (UTF-8)"
+    raise DataError("not a table by its name", where=shown(source, 200), fix=fix)
+
+
+def _refuse_twice(names: Sequence[str], where: str) -> None:
+    first: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if first.setdefault(name, number) != number:
+            what = f"the header names {shown(name)} twice, in columns {first[name]} and {number}"
+            raise DataError(what, where=where, fix="rename one of them")
+
+
+def table_lines(
+    table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]], *, guard_formulas: bool = False
+) -> Iterator[str]:
+    """CSV of rows of a table with further values after them, line by line, the header first; of CoNLL columns the same,
+    a sentence at a time.
+
+    Comma, LF, quotes where needed. An added name that is already in the table gets the suffix `_2`, `_3`, ... None is
+    an empty field; lists and objects are written as JSON. With `guard_formulas` a field that a spreadsheet would read
+    as a formula (it begins with = + - @ tab or CR, and is not a number) is prefixed with an apostrophe.
+    """
+
+    if isinstance(table.file, Conll):
+        yield from conll_lines((row.values, values) for row, values in rows)
+        return
+
+    def line(values: Iterable[Value]) -> str:
+        cells = [_cell(value) for value in values]
+        if guard_formulas:
+            cells = [_guarded(cell) for cell in cells]
+        return ",".join(map(_quoted, cells)) + "\n" if cells != [""] else '""\n'
+
+    yield line([*table.file.header, *_free_names(table, added)])
+    for row, values in rows:
+        if len(values) != len(added):
+            raise ValueError(f"{len(values)} values for {len(added)} added columns")
+        yield line([*row.values, *values])
+
+
+def _free_names(table: Table, added: Sequence[str]) -> list[str]:
+    taken = set(table.names)
+    names = []
+    for wanted in added:
+        name, number = wanted, 2
+        while name in taken:
+            name, number = f"{wanted}_{number}", number + 1
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _cell(value: Value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool | list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def _quoted(cell: str) -> str:
+    # The csv module of Python 3.11 does not quote a CR, which no reader restores.
+    return '"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell
+
+
+def _guarded(cell: str) -> str:
+    return "'" + cell if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
+
+
+def write_table(
+    path: Path,
+    table: Table,
+    added: Sequence[str],
+    rows: Iterable[tuple[Row, Sequence[Value]]],
+    *,
+    guard_formulas: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Write `table_lines` to a file atomically, in bounded memory.
+
+    Raises UsageError when `path` is the table itself, which is never overwritten, exists without `overwrite`, or is
+    not a file; ResourceError when it cannot be written.
+    """
+    where = display(path)
+    if path.exists():
+        if path.samefile(table.path):
+            raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
+        if not path.is_file():
+            raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
+        if not overwrite:
+            raise UsageError("the file exists already", where=where, fix="choose another name, or remove it")
+    text = (line.encode() for line in table_lines(table, added, rows, guard_formulas=guard_formulas))
+    with writing(path), durable.staged(path) as new:
+        durable.write_new(new, text)

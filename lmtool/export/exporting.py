@@ -1,0 +1,316 @@
+"""From a run to a directory that Transformers opens: configuration, weights, tokenizer and model card."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer as Inner
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+
+from lmtool import durable
+from lmtool.durable import filling, refuse_used, writing
+from lmtool.errors import UsageError
+from lmtool.export.card import model_card
+from lmtool.export.forms import Form, form_of
+from lmtool.inference.base import Base, open_base
+from lmtool.inference.load import weights_of
+from lmtool.interop.families.config import Config, write_labels
+from lmtool.interop.families.family import Described
+from lmtool.interop.gguf.files import Quantization, write_gguf
+from lmtool.interop.importing import COLUMNS
+from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE
+from lmtool.interop.sources import POOLING
+from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Seq2Seq
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.run import tensors
+from lmtool.tables.data import task_names
+from lmtool.tokenization.chat import PAIRS, ChatFormat, own_template, standing_alone
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
+
+TypeName = Literal["float32", "bfloat16", "float16"]
+
+SHARD = 5_000_000_000
+"""Bytes of the largest file of weights, as Transformers has it."""
+
+CHAT = "chat_template.jinja"
+
+ROLES = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "bos", "eos", "unk", "mask", "sep", "cls")}
+"""The special tokens of tokenizers that are trained here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exportable(Form):
+    """A run in the terms of a published family.
+
+    config: of config.json, with the ids of special tokens.
+    """
+
+    base: Base
+    config: dict[str, Any]
+
+    @cached_property
+    def _weights(self) -> Mapping[str, Tensor]:
+        return weights_of(self.base)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors in the family's names."""
+        for weight in self.weights():
+            yield from zip(weight.theirs, weight.layout.split(self._weights[weight.ours]), strict=True)
+        yield from self.constants().items()
+
+    def head(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a head beside its body, in our names."""
+        if self.beside:
+            yield from ((name, self._weights[name]) for name in self._weights if not name.startswith("body."))
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text."""
+        return self.model.reads != "both" and not self.has_head
+
+    def tokenizer_files(self, *, as_source: bool = True) -> dict[str, bytes]:
+        """The tokenizer's files, whose template frames a text as in training.
+
+        as_source: of a decoder that answers, as a prompt, which is else for the chat template alone.
+        """
+        tokenizer, recipe = self.base.tokenizer, self.recipe
+        published = tokenizer.published
+        whole, prompt_format = tokenizer.to_json(), PromptFormat.of(recipe, tokenizer)
+        if published is None or (self.has_head and not _frames_alike(prompt_format)):
+            inner = Inner.from_str(whole)
+            if (template := _template(prompt_format, recipe, inner, as_source)) is not None:
+                inner.post_processor = template
+            whole = inner.to_str(pretty=True)
+        named = {role: token for role in ROLES if (token := (published or ROLES).get(role)) is not None}
+        roles: dict[str, str] = {
+            role: token["content"] if isinstance(token, dict) else token for role, token in named.items()
+        }
+        settings = {
+            **roles,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": self.model.longest_row,
+            "model_input_names": ["input_ids", *["token_type_ids"] * self.model.has_segments, "attention_mask"],
+        }
+        files = {
+            TOKENIZER: whole.encode(),
+            TOKENIZER_CONFIG: to_json(settings),
+            "special_tokens_map.json": to_json(roles),
+        }
+        known = {role: name for role, name in roles.items() if role in ("bos_token", "eos_token")}
+        chat = _chat_template(prompt_format, known)
+        return files if chat is None else files | {CHAT: chat.encode()}
+
+
+def express(reference: str) -> Exportable:
+    """The best checkpoint of a run, or a given one, in the terms of the first family that can express it.
+
+    Raises UsageError, with the keys that stand in the way, when none can.
+    """
+    base = open_base(reference)
+    return expressed(base, base.run.origin.model_type if base.run.origin else None)
+
+
+def expressed(base: Base, preferred: str | None) -> Exportable:
+    """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
+    form = form_of(_decided(base), base.tokenizer, preferred)
+    names = {name for weight in form.weights() for name in weight.theirs}
+    described = form.family.describe(Config(form.published.config, CONFIG), names)
+    config = form.published.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)
+    if form.beside and (labels := getattr(form.recipe.objective, "labels", ())):
+        config |= write_labels(labels)
+    return Exportable(form.recipe, form.family, form.published, form.beside, base=base, config=config)
+
+
+def _decided(base: Base) -> Recipe:
+    """The recipe, with what the validation rows of the run have decided."""
+    spec = base.recipe.objective
+    if not isinstance(spec, QuestionAnswering) or spec.null_threshold is not None:
+        return base.recipe
+    decided = base.run.all_results.get("", {}).get("null_threshold")
+    return base.recipe.with_values({"objective.null_threshold": decided})
+
+
+def _note(recipe: Recipe, described: Described) -> dict[str, Any]:
+    """The note on a recipe that is published as it is `described`; empty where nothing is to be noted."""
+    note: dict[str, Any] = {}
+    if described.model["context"] != recipe.model.context:
+        note["context"] = recipe.model.context
+    if isinstance(recipe.objective, HeadSpec | Seq2Seq):
+        kind = {"kind": recipe.objective.kind}
+        note["objective"] = kind | recipe.objective.model_dump(mode="json", exclude_defaults=True)
+        note["data"] = recipe.data.model_dump(mode="json", include={*COLUMNS}, exclude_defaults=True)
+        if recipe.data.tasks:
+            note["data"]["tasks"] = [f"{name}:{name}" for name in task_names(recipe.data)]
+    return {NOTE: note} if note else {}
+
+
+def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: int = SHARD) -> Exportable:
+    """Write a run as a directory for Transformers. shard: most bytes of a file of weights.
+
+    Raises UsageError for a model that no family can express, for weights that `dtype` cannot hold, and for a folder
+    that is in use; ResourceError.
+    """
+    refuse_used(folder)
+    exportable = express(reference)
+    exportable.config["dtype"] = dtype
+    weights = {name: as_type(name, tensor, dtype) for name, tensor in exportable.tensors()}
+    files = {"config.json": to_json(exportable.config), **exportable.tokenizer_files()}
+    files["README.md"] = model_card(exportable.base, exportable).encode()
+    if exportable.generates:
+        files["generation_config.json"] = to_json(_generation(exportable))
+    if isinstance(exportable.recipe.objective, Embedding):
+        files |= _modules(exportable.recipe.objective, exportable.model)
+    head = {name: as_type(name, tensor, dtype).contiguous() for name, tensor in exportable.head()}
+    with filling(folder) as new:
+        _write_weights(new, weights, shard)
+        if head:
+            durable.write_new(new / HEAD, tensors.serialise(head, {"format": "pt"}))
+        for name, content in files.items():
+            (new / name).parent.mkdir(exist_ok=True)
+            durable.write_new(new / name, content)
+    return exportable
+
+
+def _modules(spec: Embedding, model: Transformer) -> dict[str, bytes]:
+    """The files by which sentence-transformers pools as the model does."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if spec.normalize else [])]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    modes = {mode: ours == spec.pool for mode, ours in POOLING.items()}
+    return {
+        MODULES: json.dumps(modules, indent=2).encode() + b"\n",
+        "1_Pooling/config.json": to_json({"word_embedding_dimension": model.d_model, **modes}),
+        "sentence_bert_config.json": to_json({"max_seq_length": model.context, "do_lower_case": False}),
+    }
+
+
+def as_type(name: str, tensor: Tensor, dtype: TypeName) -> Tensor:
+    """A tensor in another type. Raises UsageError when its values are too large for it."""
+    converted = tensor.to(getattr(torch, dtype))
+    if not torch.isfinite(converted).all():
+        raise UsageError(f"{name} has values too large for {dtype}", where="--dtype", fix="take bfloat16")
+    return converted
+
+
+def export_gguf(reference: str, file: Path, quantization: Quantization) -> Exportable:
+    """Write a run as a GGUF file.
+
+    Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
+    """
+    if os.path.lexists(file):
+        raise UsageError("the file exists already", where=str(file), fix="name another")
+    exportable = express(reference)
+    if exportable.has_head:
+        raise UsageError(
+            f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}",
+            where="objective.kind",
+            fix="export it as a directory, by a name that does not end in .gguf",
+        )
+    written = exportable.tokenizer_files(as_source=False)
+    settings = json.loads(written[TOKENIZER_CONFIG])
+    if (chat := written.get(CHAT)) is not None:
+        settings["chat_template"] = chat.decode()
+    with writing(file):
+        file.absolute().parent.mkdir(parents=True, exist_ok=True)
+        write_gguf(
+            file,
+            exportable.config | _generation(exportable),
+            {name: partial(Tensor.detach, tensor) for name, tensor in exportable.tensors()},
+            written[TOKENIZER].decode(),
+            settings,
+            quantization,
+        )
+    return exportable
+
+
+def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:
+    ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    if recipe.model.reads == "source":
+        ids["decoder_start_token_id"] = tokenizer.roles.starts[0]
+    return ids
+
+
+def _generation(exportable: Exportable) -> dict[str, Any]:
+    """generation_config.json: what starts and ends a text."""
+    tokenizer = exportable.base.tokenizer
+    ids: dict[str, Any] = _token_ids(tokenizer, exportable.recipe)
+    ends = PromptFormat.of(exportable.recipe, tokenizer).end_ids or tokenizer.roles.ends
+    if len(ends) > 1:
+        ids["eos_token_id"] = sorted(ends, key=lambda i: (i != tokenizer.eos_id, i))
+    if len(tokenizer.roles.starts) > 1 and exportable.recipe.model.reads == "source":
+        ids["forced_bos_token_id"] = tokenizer.roles.starts[1]
+    return ids
+
+
+def _frames_alike(prompt_format: PromptFormat) -> bool:
+    """Whether the template of a published tokenizer frames two texts as the model was trained."""
+    template = prompt_format.tokenizer.roles.template
+    ends = prompt_format.reads == "both" or prompt_format.after
+    return bool(ends) and template == (prompt_format.before, prompt_format.between, prompt_format.after)
+
+
+def _chat_template(prompt_format: PromptFormat, known: Mapping[str, str]) -> str | None:
+    """The template by which other programs prompt a model as it was trained. known: tokens that they give to it."""
+    if not (prompt_format.answers and prompt_format.reads == "past"):
+        return own_template(prompt_format.tokenizer)
+    if prompt_format.chat is not None:
+        return prompt_format.chat.alone(known)
+    if prompt_format.tokenizer.published is None:
+        return ChatFormat.of(prompt_format.tokenizer).alone(known)
+    names = prompt_format.tokenizer.name
+    tokens = {
+        "opening": "".join(map(names, prompt_format.around[0])),
+        "eos_token": names(prompt_format.tokenizer.eos_id),
+    }
+    return standing_alone(PAIRS, tokens, known)
+
+
+def _template(prompt_format: PromptFormat, recipe: Recipe, inner: Inner, as_source: bool) -> TemplateProcessing | None:
+    """The template of a tokenizer trained here: of rows of one text and of two, of prompts, or of sources.
+
+    None where texts stay as they are.
+    """
+    before, between, after = prompt_format.before, prompt_format.between, prompt_format.after
+    if prompt_format.answers:
+        before, between, after = prompt_format.around[0], (), prompt_format.around[1] if as_source else ()
+    elif prompt_format.reads == "past" and not isinstance(recipe.objective, HeadSpec):
+        before, between, after = prompt_format.opening, (), ()
+    elif prompt_format.reads == "past" and isinstance(recipe.objective, QuestionAnswering):
+        after = after or (prompt_format.tokenizer.eos_id,)  # where the row has been read
+    if not (before or after):
+        return None
+    opened, closed = [*map(inner.id_to_token, before), "$A"], list(map(inner.id_to_token, after))
+    return TemplateProcessing(
+        single=[*opened, *closed],
+        pair=[*opened, *map(inner.id_to_token, between), "$B:1", *(f"{name}:1" for name in closed)],
+        special_tokens=[(inner.id_to_token(i), i) for i in sorted({*before, *between, *after})],
+    )
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor], shard: int) -> None:
+    """model.safetensors, or several files and their index where they are larger than `shard` bytes."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=shard)
+    for file, names in split.filename_to_tensors.items():
+        group = {name: weights[name].contiguous() for name in names}
+        durable.write_new(folder / file, tensors.serialise(group, {"format": "pt"}))
+    if split.is_sharded:
+        content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        durable.write_new(folder / "model.safetensors.index.json", to_json(content))
+
+
+def to_json(content: Mapping[str, Any]) -> bytes:
+    """The content of a JSON file."""
+    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,220 @@
+"""Pretrained embeddings of a new model: word vectors of a file or a run, and contextual features of another model.
+
+Shapes: V vocabulary, N words with a vector, D numbers of each.
+"""
+
+import os
+from collections.abc import Container
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtool.batch import Batch
+from lmtool.compute.device import CPU
+from lmtool.data.vectors import VectorFile, WordVectors
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.inference.base import Base, open_base
+from lmtool.inference.load import MatchedVectors, load_run, trained_model
+from lmtool.interop.reference import find
+from lmtool.model import LanguageModel
+from lmtool.printable import plain
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import TokenizerFile
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging
+from lmtool.run.directory import FEATURES
+from lmtool.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RunVectors:
+    """The embeddings of a run, by the names of its tokens. kind: of its tokenizer."""
+
+    kind: str
+    names: list[str]
+    table_VD: NDArray[np.float32] = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return int(self.table_VD.shape[1])
+
+    @classmethod
+    def open(cls, reference: str) -> "RunVectors":
+        """Those of the best checkpoint. Raises CheckpointError when there is none, UsageError without embeddings."""
+        loaded = load_run(reference, CPU)
+        tokenizer = loaded.tokenizer
+        names = ["" if i in tokenizer.special_ids else tokenizer.name(i) for i in range(tokenizer.vocab_size)]
+        table_VD = loaded.model.token_vectors()[: len(names)].detach().float().numpy()
+        return cls(tokenizer.kind, names, table_VD)
+
+    def read(self, wanted: Container[str]) -> WordVectors:
+        """The vectors of those of the words `wanted` that the run has."""
+        ids = [i for i, name in enumerate(self.names) if name and name in wanted]
+        return WordVectors([self.names[i] for i in ids], self.table_VD[ids], 0)
+
+
+@dataclass(frozen=True)
+class VectorSource:
+    """What `model.embeddings` of a recipe names, opened."""
+
+    name: str
+    vectors: VectorFile | RunVectors
+
+    def match(self, tokenizer: Tokenizer, counts_V: NDArray[np.int64]) -> MatchedVectors:
+        """The vectors of a tokenizer's entries. counts_V: of the training text, for the share of it that they cover.
+
+        A word without a vector takes that of its lower-cased form. Raises UsageError for a tokenizer of subwords,
+        unless the vectors are of a run with such a one, and DataError when no word has a vector.
+        """
+        self.check_kind(tokenizer.kind)
+        names = {tokenizer.name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
+        wanted = names.keys() | {name.lower() for name in names} if tokenizer.kind == "word" else names.keys()
+        vectors = self.vectors.read(wanted)
+        rows = {word: i for i, word in enumerate(vectors.words)}
+        lower = str.lower if tokenizer.kind == "word" else str
+        pairs = [
+            (i, rows[form])
+            for name, i in names.items()
+            if (form := next((form for form in (name, lower(name)) if form in rows), None))
+        ]
+        if not pairs:
+            raise DataError(
+                f"none of the {len(names):,} words of the vocabulary has a vector",
+                where=plain(self.name),
+                fix="name vectors of the language of the text",
+            )
+        ids = [i for i, _ in pairs]
+        counts_V = counts_V[: tokenizer.vocab_size].copy()
+        counts_V[[i for i in tokenizer.special_ids if i != tokenizer.unk_id]] = 0
+        line = (
+            f"embeddings: {plain(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
+            f"({100 * len(ids) / len(names):.1f} %), {100 * counts_V[ids].sum() / max(1, counts_V.sum()):.1f} % of the "
+            "running words"
+        )
+        if vectors.n_repeated:
+            times = "word comes" if vectors.n_repeated == 1 else "words come"
+            line += f"; {vectors.n_repeated:,} {times} again there, and the first vector counts"
+        return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[[row for _, row in pairs]]), line)
+
+    def check_kind(self, kind: str) -> None:
+        """Raise UsageError for a kind of tokenizer whose entries the vectors are not of."""
+        expected = self.vectors.kind if isinstance(self.vectors, RunVectors) else "word"
+        if kind != expected:
+            raise UsageError(
+                f"the vectors of {plain(self.name)} are of the tokens of a {expected} tokenizer, not of a {kind} one",
+                where="model.embeddings",
+                fix=f"set tokenizer.kind={expected}",
+            )
+
+
+def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
+    """What the embeddings of a new model begin with; None where the recipe names nothing.
+
+    base: the run that the model is initialised from, whose embeddings hold what its own recipe names.
+    Raises UsageError where they do not fit the recipe, and the errors of files and runs.
+    """
+    name = named_vectors(recipe)
+    if name is None or (base is not None and named_vectors(base.recipe) == name):
+        return None
+    assert isinstance(recipe.model, Transformer | Recurrent | Averaging)
+    source = VectorSource(name, _open(name))
+    key = "embedding_width" if isinstance(recipe.model, Transformer) and recipe.model.embedding_width else "d_model"
+    width = getattr(recipe.model, key)
+    if source.vectors.width != width:
+        raise UsageError(
+            f"the vectors have {source.vectors.width} numbers, and model.{key} is {width}",
+            where=plain(name),
+            fix=f"set model.{key}={source.vectors.width}",
+        )
+    if base is not None or not isinstance(recipe.tokenizer, TokenizerFile):
+        source.check_kind(recipe.tokenizer.kind if base is None else base.tokenizer.kind)
+    return source
+
+
+def named_vectors(recipe: Recipe) -> str | None:
+    """The file or run of word vectors that a recipe names."""
+    return recipe.model.embeddings if isinstance(recipe.model, Transformer | Recurrent | Averaging) else None
+
+
+def _open(name: str) -> VectorFile | RunVectors:
+    if os.path.isfile(name):
+        return VectorFile.open(Path(name))
+    try:
+        find(name)
+    except CheckpointError as error:
+        if os.path.isdir(name):
+            raise
+        raise DataError(
+            f"there is no file and no run of word vectors called {name!r:.80}", where="model.embeddings", fix=error.fix
+        ) from error
+    return RunVectors.open(name)
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """An opened run, and its model in CPU memory, whose states another model reads.
+
+    recipe: of that other model, with the sizes of the states and with the run's tokenizer.
+    """
+
+    base: Base
+    model: LanguageModel
+    recipe: Recipe
+
+    @property
+    def line(self) -> str:
+        """What is read, for people."""
+        assert isinstance(self.recipe.model, Recurrent | Averaging)
+        features = self.recipe.model.features
+        assert features is not None
+        name = plain(features.run)
+        where = "beside" if features.beside else "in place of"
+        return (
+            f"features: {name}, {self.model.describe()}, {features.mixed_layers} layers of {features.width}, frozen, "
+            f"{where} the embeddings; with its tokenizer"
+        )
+
+
+def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
+    """The run whose states the model of a recipe reads; None where the recipe has no features.
+
+    base: the run that the model is initialised from, which keeps a copy of what its own model reads.
+    Raises UsageError for a model without states, for one that reads features itself, for adapters without their base,
+    and for features that `base` does not have; CheckpointError where there is no such run.
+    """
+    model = recipe.model
+    if not isinstance(model, Recurrent | Averaging) or (features := model.features) is None:
+        return None
+    if base is not None:
+        old = base.recipe.model.features if isinstance(base.recipe.model, Recurrent | Averaging) else None
+        if old is None or old.run != features.run or old.beside != features.beside:
+            raise UsageError(
+                f"{base.run.name} was trained without these features, for which its layers are too narrow",
+                where="model.features",
+                fix="train from scratch with --recipe, or omit them",
+            )
+    source = open_base(features.run if base is None else str(base.run.path / FEATURES))
+    theirs = source.recipe.model
+    if source.recipe.tuning.lora is not None:
+        raise UsageError(
+            f"{source.run.name} holds adapters only",
+            where="model.features.run",
+            fix=f"make a whole run first: lmtool runs merge {source.run.name}",
+        )
+    if isinstance(theirs, Recurrent | Averaging) and theirs.features is not None:
+        raise UsageError(
+            f"{source.run.name} reads features of another run itself",
+            where="model.features.run",
+            fix="name that run, or one without features",
+        )
+    lm = trained_model(source, CPU)
+    with torch.no_grad():
+        layers = lm.eval().layers(Batch(torch.zeros(1, 2, dtype=torch.int64)))
+    sizes = {"width": layers[-1].shape[-1], "mixed_layers": len(layers), "longest": lm.longest}
+    values = {"model.features": features.with_values(sizes), "tokenizer": source.recipe.tokenizer}
+    return FeatureSource(source, lm, recipe.with_values(values))

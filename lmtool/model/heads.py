@@ -1,0 +1,277 @@
+"""Heads on a language model's body: for classes, labels or a number of a text, and for tags and answers in it.
+
+Shapes: B rows, T positions, W words, D width of hidden states, C classes, labels, tags or 1 number, L layers.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.batch import Batch
+from lmtool.errors import UsageError
+from lmtool.model.averaging import AveragingModel, RatioHead
+from lmtool.model.features import ScalarMix
+from lmtool.model.language_model import LanguageModel, Output, Wrapper
+from lmtool.model.layers.crf import LinearChain
+from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.norms import build_norm
+from lmtool.model.layers.observing import Attending
+from lmtool.model.layers.parts import activate
+from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
+from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagging, TokenHead
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.transformer import Transformer
+
+Pooling = Literal["first", "last", "mean", "max", "attention"]
+
+
+class Pool(Attending):
+    """Pools the hidden states of a text to one vector; padding is ignored.
+
+    first: the first position (BERT's [CLS]). last: the last one (GPT's [EXTRACT]). mean, max: over all. attention:
+        learned average with weights softmax(v' tanh(W h)) (Yang et al. 2016).
+    """
+
+    def __init__(self, kind: Pooling, d_model: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.attends = kind == "attention"
+        if self.attends:
+            self.key = nn.Linear(d_model, d_model)
+            self.query = nn.Linear(d_model, 1, bias=False)
+
+    def forward(self, hidden_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
+        B, T, _ = hidden_BTD.shape
+        if keep_BT is None:
+            keep_BT = torch.ones(B, T, dtype=torch.bool, device=hidden_BTD.device)
+        positions_T = torch.arange(T, device=hidden_BTD.device)
+        rows_B = torch.arange(B, device=hidden_BTD.device)
+        keep_BT1 = keep_BT[..., None]
+        match self.kind:
+            case "first":
+                return hidden_BTD[rows_B, torch.where(keep_BT, positions_T, T).amin(1)]
+            case "last":
+                return hidden_BTD[rows_B, torch.where(keep_BT, positions_T, -1).amax(1)]
+            case "mean":
+                return (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
+            case "max":
+                return hidden_BTD.masked_fill(~keep_BT1, -torch.inf).amax(1)
+            case "attention":
+                score_BT1 = self.query(torch.tanh(self.key(hidden_BTD))).masked_fill(~keep_BT1, -torch.inf)
+                weights_BT1 = score_BT1.softmax(1)
+                if self.observer is not None:
+                    self.observer(weights_BT1.transpose(1, 2)[:, None])
+                pooled: Tensor = (weights_BT1.to(hidden_BTD.dtype) * hidden_BTD).sum(1)
+                return pooled
+
+
+class Answer(NamedTuple):
+    """Output of a head.
+
+    scores_BC: in float32.
+    hidden_BTD: the hidden states below the head, if any.
+    auxiliary_B: as in `Output`.
+    """
+
+    scores_BC: Tensor
+    hidden_BTD: Tensor | None = None
+    auxiliary_B: Tensor | None = None
+
+
+class HeadedModel(Wrapper):
+    """Base of language models with a head on their hidden states. Still usable as the language model.
+
+    mix: a learned scalar mix of all layers from `first` on, where the head reads that instead of the last layer.
+    """
+
+    def __init__(self, body: LanguageModel) -> None:
+        super().__init__(body)
+        self.mix: ScalarMix | None = None
+        self.first = 0
+
+    def states(self, batch: Batch) -> Output:
+        """The hidden states below the head (B, T, D): of the last layer, of both halves if bidirectional; or mixed."""
+        if self.mix is None and not isinstance(self.body, BidirectionalModel):
+            return self.forward(batch)
+        layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
+        return Output(layers[-1] if self.mix is None else self.mix(layers[self.first :]), auxiliary_B)
+
+    def _new_mix(self) -> ScalarMix:
+        with torch.no_grad():
+            n_layers = len(self.body.layers(_probe(self.body)))
+        return ScalarMix(n_layers - self.first)
+
+    def _freeze_beside_states(self) -> None:
+        """Freeze the body's parameters that do not affect the hidden states: those of its own head."""
+        parameters = list(self.body.parameters())
+        was_training = self.training
+        self.eval()
+        with torch.enable_grad():
+            grads = torch.autograd.grad(self.states(_probe(self.body)).hidden_BTD.sum(), parameters, allow_unused=True)
+        self.train(was_training)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            if grad is None:
+                parameter.requires_grad_(False)
+
+
+def states_width(body: LanguageModel, layers: Literal["last", "mix", "mix-hidden"], model: Model) -> int:
+    """Width of the hidden states that a head reads, or of the vector that an averaging model gives."""
+    if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
+        return body.width
+    return model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
+
+
+class Classifier(HeadedModel):
+    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b.
+
+    h are the hidden states of the body's last layer (of both halves if bidirectional), or a scalar mix of all layers.
+    A single score z of two classes stands for the scores 0 and z.
+    With a dense layer, y = W dropout(norm(f(V dropout(pool(h)) + c))) + b. An averaging body does its own pooling.
+    """
+
+    def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
+        super().__init__(body)
+        self.dropout = spec.dropout
+        width = states_width(body, spec.layers, model)
+        self.pool = None
+        if not isinstance(body, AveragingModel):
+            self.pool = Pool(pooling(spec, model), width)
+            if spec.layers != "last":
+                self.first = int(spec.layers == "mix-hidden")
+                self.mix = self._new_mix()
+        self.activation = None if spec.dense == "none" else spec.dense
+        self.dense = self.dense_norm = None
+        if self.activation is not None:
+            bias = model.bias if isinstance(model, Transformer) else True
+            self.dense = new_linear(width, width, bias)
+            if spec.dense_norm and isinstance(model, Transformer):
+                self.dense_norm = build_norm(model.norm, width, bias)
+        self.single = spec.single_score
+        if self.single and len(spec.labels) != 2:
+            what = f"one score is for two classes, not for {len(spec.labels) or 'numbers'}"
+            raise UsageError(what, where="objective.single_score", fix="take -s objective.single_score=false")
+        n_scores = 1 if spec.task == "number" or self.single else len(spec.labels)
+        if isinstance(body, AveragingModel) and body.log_ratios and (spec.task != "number" or not body.tf_idf):
+            if spec.task == "number":
+                fix = "take -s model.log_ratios=false, or --labels class"
+                raise UsageError("log ratios need classes or labels, not numbers", where="model.log_ratios", fix=fix)
+            self.head: nn.Linear = RatioHead(width, n_scores)
+        else:
+            self.head = new_linear(width, n_scores, spec.bias)
+            if isinstance(body, AveragingModel) and body.embedding is None:
+                # features that no training text has must have no weight
+                nn.init.zeros_(self.head.weight)
+        if self.pool is not None and not spec.lm_weight:
+            self._freeze_beside_states()
+
+    def count_features(self, batches: Iterable[Batch]) -> None:
+        """Initialise weights that are counted: of features, and of a naive Bayes head. Others do not read the batches.
+
+        batches: all labelled training texts, in CPU memory.
+        """
+        if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or isinstance(self.head, RatioHead)):
+            counted, device = list(batches), self.head.weight.device
+            self.cpu()
+            self.body.count(counted)
+            if isinstance(self.head, RatioHead):
+                self.head.count(self.body, counted)
+            self.to(device)
+
+    def answer(self, batch: Batch) -> Answer:
+        """Scores of the rows, with the hidden states and auxiliary losses."""
+        if isinstance(self.body, AveragingModel):
+            return Answer(self._pair(self.body.scores(batch, self.head, self.dropout).float()))
+        assert self.pool is not None
+        hidden_BTD, auxiliary_B = self.states(batch)
+        pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
+        if self.dense is not None and self.activation is not None:
+            pooled_BD = activate(self.dense(pooled_BD), self.activation)
+            pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
+            pooled_BD = drop(pooled_BD, self.dropout, self.training)
+        return Answer(self._pair(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
+
+    def _pair(self, scores_BC: Tensor) -> Tensor:
+        """A single score z as the scores 0 and z of two classes: their softmax is the sigmoid of z."""
+        return torch.cat((torch.zeros_like(scores_BC), scores_BC), 1) if self.single else scores_BC
+
+
+def _probe(body: LanguageModel) -> Batch:
+    """A batch of two tokens, to probe output shapes."""
+    return Batch(torch.zeros(1, 2, dtype=torch.int64, device=next(body.parameters()).device))
+
+
+def new_linear(width_in: int, width_out: int, bias: bool) -> nn.Linear:
+    """A linear layer with small normal weights and no bias at first."""
+    linear = nn.Linear(width_in, width_out, bias=bias)
+    nn.init.normal_(linear.weight, std=0.02)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def pooling(spec: Classification, model: Model) -> Pooling:
+    """The pooling of a recipe; auto follows the papers for this kind of body."""
+    if spec.pool != "auto":
+        return spec.pool
+    if isinstance(model, Transformer):
+        return "first" if model.shape == "encoder" else "last"
+    return "mean"
+
+
+class TokenScores(NamedTuple):
+    """Scores of tokens, in float32. auxiliary_B: as in `Output`."""
+
+    scores_BTC: Tensor
+    auxiliary_B: Tensor | None
+
+
+class TokenHeadModel(HeadedModel):
+    """A language model with a linear head on each hidden state: y_t = W dropout(h_t) + b."""
+
+    def __init__(self, body: LanguageModel, spec: TokenHead, model: Model, n_scores: int) -> None:
+        super().__init__(body)
+        self.dropout = spec.dropout
+        if spec.layers == "mix":
+            self.mix = self._new_mix()
+        self.head = new_linear(states_width(body, spec.layers, model), n_scores, bias=True)
+        self._freeze_beside_states()
+
+    def scores(self, batch: Batch) -> TokenScores:
+        """The scores of each token of a batch (B, T, C)."""
+        hidden_BTD, auxiliary_B = self.states(batch)
+        return TokenScores(self.head(drop(hidden_BTD, self.dropout, self.training)).float(), auxiliary_B)
+
+
+class Tagger(TokenHeadModel):
+    """A language model that scores the tags of words by the states of their first tokens; with a CRF, of sentences."""
+
+    def __init__(self, body: LanguageModel, spec: Tagging, model: Model) -> None:
+        super().__init__(body, spec, model, len(spec.labels))
+        self.crf = LinearChain(len(spec.labels)) if spec.crf else None
+
+    def word_scores(self, batch: Batch) -> TokenScores:
+        """The scores of the tags of each word (B, W, C); any at padding."""
+        assert batch.places_BW is not None
+        scores_BTC, auxiliary_B = self.scores(batch)
+        rows_B1 = torch.arange(len(scores_BTC), device=scores_BTC.device)[:, None]
+        return TokenScores(scores_BTC[rows_B1, batch.places_BW.clamp(min=0)], auxiliary_B)
+
+    def log_p(self, scores_BWC: Tensor, tags_BW: Tensor, keep_BW: Tensor) -> Tensor:
+        """Log-probability of the tags of each row (B,), given the scores of its words. keep_BW: False at padding."""
+        if self.crf is not None:
+            return self.crf.log_p(scores_BWC, tags_BW, keep_BW)
+        log_p_BWC = scores_BWC.log_softmax(-1)
+        return (log_p_BWC.gather(2, tags_BW.where(keep_BW, 0)[..., None])[..., 0] * keep_BW).sum(1)
+
+    def decode(self, scores_BWC: Tensor, keep_BW: Tensor) -> Tensor:
+        """The most probable tags of each row (B, W); any at padding."""
+        return scores_BWC.argmax(-1) if self.crf is None else self.crf.decode(scores_BWC, keep_BW)
+
+
+class SpanReader(TokenHeadModel):
+    """A language model that scores each token as the first and as the last of an answer (Devlin et al. 2019)."""
+
+    def __init__(self, body: LanguageModel, spec: QuestionAnswering, model: Model) -> None:
+        super().__init__(body, spec, model, 2)

@@ -1,0 +1,140 @@
+"""Creating runs: run.json is written last, so a folder is a run if and only if it has one."""
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from lmtool import durable
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.run import checkpoint as checkpoints
+from lmtool.run.directory import CHECKPOINTS, FILES, RECIPE, Run, writing
+from lmtool.run.files import FORMAT, RunInfo, now
+from lmtool.run.lock import LOCK_FILE, RunLock, is_held
+from lmtool.run.paths import INFO, runs_root
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """What describes a new run.
+
+    name: the recipe's.
+    summary: one line on the model, for `lmtool runs ls`.
+    recipe: the resolved recipe as YAML.
+    tokenizer: the content of its files by name, tokenizer.json first.
+    fingerprints: of "data" and "tokenizer", compared on resume.
+    base, teacher: the runs and checkpoints that it is initialised and distilled from, if any.
+    origin: where it was imported from, if it was.
+    data: what is told of the training data.
+    """
+
+    name: str
+    summary: str
+    recipe: str
+    tokenizer: Mapping[str, bytes]
+    fingerprints: Mapping[str, str]
+    base: Mapping[str, object] | None = None
+    teacher: Mapping[str, object] | None = None
+    origin: Mapping[str, object] | None = None
+    data: Mapping[str, object] | None = None
+
+    def info(self) -> RunInfo:
+        """The content of run.json."""
+        same = {key: getattr(self, key) for key in ("summary", "base", "teacher", "origin", "data")}
+        fixed = {"format": FORMAT, "recipe": self.name, "created": now(), "sessions": []}
+        return RunInfo.model_validate({**fixed, **same, "fingerprints": dict(self.fingerprints)})
+
+
+def create_run(folder: Path | None, new: NewRun, retry: bool = False) -> Run:
+    """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
+
+    retry: see `check_folder`, which says what is raised.
+    """
+    check_folder(folder, retry)
+    path = folder or unused_folder(new.name)
+    info = new.info()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=folder is not None)
+        lock = RunLock(path)
+    try:
+        with writing(path):
+            if retry and _is_aborted(path):
+                _clear(path)
+            _refuse_used(path, retry, locked=True)
+            durable.write_new(path / RECIPE, new.recipe.encode())
+            for file, content in new.tokenizer.items():
+                durable.write_new(path / file, content)
+            (path / CHECKPOINTS).mkdir()
+            durable.replace(path / INFO, info.sealed())
+            durable.sync_directory(path.absolute().parent)
+    except BaseException:
+        lock.release()
+        raise
+    return Run(path, info, lock)
+
+
+def check_folder(folder: Path | None, retry: bool = False) -> None:
+    """Fail early where `create_run` would fail after minutes of data preparation.
+
+    retry: a run that ended before its first checkpoint may be in `folder`; `create_run` removes it.
+    Raises UsageError when `folder` holds a run already, or with `retry` CheckpointError when another process has begun
+    one there; ResourceError when it (or `runs_root()`) cannot be written.
+    """
+    path = folder or runs_root()
+    if folder is not None and (not (retry and _is_aborted(folder)) or is_held(folder)):
+        _refuse_used(folder, retry, locked=False)
+    nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
+    with writing(path), tempfile.TemporaryFile(dir=nearest):
+        pass
+
+
+def unused_folder(name: str) -> Path:
+    """The path of a new run in `runs_root()`, named after day and recipe."""
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
+    while True:
+        path = runs_root() / f"{datetime.now():%Y-%m-%d}-{slug}-{secrets.token_hex(2)}"
+        if not os.path.lexists(path):
+            return path
+
+
+def _refuse_used(folder: Path, retry: bool, locked: bool) -> None:
+    """locked: this process holds the lock."""
+    if (name := next((name for name in FILES if os.path.lexists(folder / name)), None)) is None:
+        return
+    if retry and (is_begun(folder) or (is_held(folder) and not locked)):
+        # since the command looked whether there is a run to go on with
+        raise CheckpointError(
+            "another process has begun the run in this folder",
+            where=str(folder),
+            fix="wait until it ends, or stop it; the same command then goes on with the run",
+        )
+    raise UsageError(
+        f"the output folder already holds {name}",
+        where=str(folder),
+        fix="choose another with -o, or continue that run with lmtool resume",
+    )
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a folder holds a run with a checkpoint, complete or not."""
+    return os.path.lexists(folder / INFO) and bool(checkpoints.listed(folder / CHECKPOINTS))
+
+
+def _is_aborted(folder: Path) -> bool:
+    """Whether a folder holds what a session has left that ended before its first checkpoint."""
+    try:
+        entries = os.listdir(folder / CHECKPOINTS)
+    except OSError:  # there is none, or no longer
+        entries = []
+    return (folder / LOCK_FILE).exists() and all(name.startswith(durable.TEMPORARY) for name in entries)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of a run; run.json first, so that none is taken for a run without its other parts."""
+    for name in FILES:
+        durable.remove(folder / name)
+    durable.sync_directory(folder)

@@ -1,0 +1,357 @@
+"""Metrics of classification, multi-label classification, regression, entities, translation and extracted answers;
+and tables of them. Each function returns JSON values by name, or numbers.
+
+A ratio with denominator 0 is 0, as in scikit-learn with zero_division=0.
+The libraries are imported where they are used.
+"""
+
+# R rows, C classes
+
+import math
+import re
+import string
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.printable import plain
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+MetricValues = dict[str, Any]
+"""Metrics by name, as JSON values."""
+
+NO_LABEL = "(none of them)"
+"""The class of a generated text that is not a label."""
+
+BINS = 10
+"""Bins of equal width of the confidences."""
+
+_SCORES = ("precision", "recall", "f1", "support")
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def class_metrics(true_R: Ints, predicted_R: Ints, names: Sequence[str]) -> MetricValues:
+    """Metrics of single-label classification. Raises ValueError for classes that have no name.
+
+    accuracy: the share of rows whose class is predicted.
+    macro_f1: the mean over all classes that occur among the true or predicted ones.
+    matthews: the correlation of true and predicted classes (Matthews 1975; for several classes Gorodkin 2004); 0 where
+        all rows have, or all get, the same class.
+    f1: of the positive class, of two; see `positive`.
+    classes: precision, recall, F1 and support of each class.
+    confusion: counts of rows of true class i (down) and predicted class j (across).
+    """
+    from sklearn.metrics import confusion_matrix, matthews_corrcoef, precision_recall_fscore_support
+
+    _check_shapes(true_R, predicted_R)
+    both = np.unique(np.concatenate((true_R, predicted_R)))
+    if both[0] < 0 or both[-1] >= len(names):
+        raise ValueError(f"classes must lie from 0 to {len(names) - 1}")
+    labels = range(len(names))
+    scores = precision_recall_fscore_support(true_R, predicted_R, labels=labels, zero_division=0)
+    chosen = positive(names)
+    return {
+        "accuracy": float(np.mean(true_R == predicted_R)),
+        "macro_f1": float(scores[2][both].mean()),
+        "matthews": float(matthews_corrcoef(true_R, predicted_R)) if len(both) > 1 else 0.0,
+        **({} if chosen is None else {"f1": float(scores[2][chosen]), "positive": names[chosen]}),
+        "classes": _by_name(names, scores),
+        "confusion": confusion_matrix(true_R, predicted_R, labels=labels).tolist(),
+    }
+
+
+def positive(names: Sequence[str]) -> int | None:
+    """The class of two that F1 is of: the second, unless it is the first one denied, as in not_entailment.
+
+    NO_LABEL, the class of texts that are no label, does not count. None for more classes than two.
+    """
+    if len(names) - (NO_LABEL in names) != 2:
+        return None
+    first, second = (re.sub(r"[\W_]", "", name.lower()) for name in names[:2])
+    return int(second not in (f"not{first}", f"non{first}", f"no{first}", f"un{first}"))
+
+
+def _by_name(names: Sequence[str], scores: Sequence[NDArray[Any]]) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and support of each class."""
+    columns = (values.tolist() for values in scores)
+    return {name: dict(zip(_SCORES, row, strict=True)) for name, *row in zip(names, *columns, strict=True)}
+
+
+def _check_shapes(true: NDArray[Any], predicted: NDArray[Any]) -> None:
+    if true.shape != predicted.shape or not len(true):
+        raise ValueError(f"predictions of shape {predicted.shape} for truth of shape {true.shape}")
+
+
+def calibration(p_RC: Floats, true_R: Ints) -> MetricValues:
+    """Whether probabilities of classes can be believed: rows in bins by their highest probability.
+
+    ece: the expected calibration error (Guo et al. 2017), the mean over rows of |accuracy - mean confidence| of their
+    bin. bins: those with rows, each with `confidence`, `accuracy` and `rows`. Probabilities that are no numbers
+    count as 0.
+    """
+    confidence_R = np.nan_to_num(p_RC.max(1))
+    right_R = p_RC.argmax(1) == true_R
+    bin_R = np.minimum((confidence_R * BINS).astype(int), BINS - 1)
+    bins = []
+    for index in np.unique(bin_R):
+        in_R = bin_R == index
+        confidence, accuracy = float(confidence_R[in_R].mean()), float(right_R[in_R].mean())
+        bins.append({"confidence": confidence, "accuracy": accuracy, "rows": int(in_R.sum())})
+    ece = sum(one["rows"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / len(true_R)
+    return {"ece": float(ece), "bins": bins}
+
+
+def multi_label_metrics(
+    true_RC: NDArray[np.bool_], predicted_RC: NDArray[np.bool_], names: Sequence[str]
+) -> MetricValues:
+    """Metrics of multi-hot labels.
+
+    subset_accuracy: exact match, the share of rows whose predicted labels are all the true ones and no other.
+    micro_f1, macro_f1: of all labels, as in scikit-learn.
+    classes: precision, recall, F1 and support of each label.
+    """
+    from sklearn.metrics import f1_score, precision_recall_fscore_support
+
+    _check_shapes(true_RC, predicted_RC)
+    # and a label that no row has: scikit-learn reads a single column as classes
+    padded = [np.pad(labels_RC, ((0, 0), (0, 1))) for labels_RC in (true_RC, predicted_RC)]
+    scores = [values[:-1] for values in precision_recall_fscore_support(*padded, average=None, zero_division=0)]
+    return {
+        "subset_accuracy": float((true_RC == predicted_RC).all(1).mean()),
+        "micro_f1": float(f1_score(*padded, average="micro", zero_division=0)),
+        "macro_f1": float(scores[2].mean()),
+        "classes": _by_name(names, scores),
+    }
+
+
+def regression_metrics(true_R: Floats, predicted_R: Floats) -> MetricValues:
+    """Mean squared error, Pearson's correlation (1895), and Spearman's (1904), with mean ranks for ties.
+
+    None for what is not a number, such as a correlation with constant numbers, which JSON lacks.
+    """
+    from scipy.stats import pearsonr, spearmanr
+
+    _check_shapes(true_R, predicted_R)
+    pearson = spearman = math.nan
+    if len(true_R) > 1 and np.isfinite(predicted_R).all():
+        with warnings.catch_warnings():
+            # those of constant numbers
+            warnings.simplefilter("ignore")
+            pearson, spearman = (of(true_R, predicted_R).statistic for of in (pearsonr, spearmanr))
+    figures: MetricValues = {"mse": np.mean((true_R - predicted_R) ** 2), "pearson": pearson, "spearman": spearman}
+    return {name: None if math.isnan(value) else float(value) for name, value in figures.items()}
+
+
+def word_accuracy(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
+    """The share of the words of sentences whose tags agree."""
+    pairs = [pair for row, other in zip(true, predicted, strict=True) for pair in zip(row, other, strict=True)]
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
+
+
+def entity_metrics(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> MetricValues:
+    """Metrics of BIO tags of sentences, by seqeval as conlleval has them (Tjong Kim Sang and De Meulder 2003).
+
+    Entities agree where both type and words do. An I that continues no entity of its type begins one.
+
+    f1, precision, recall: of all entities.
+    accuracy: the share of words whose tags agree.
+    entities: precision, recall, F1 and number of true entities (support) of each type.
+    """
+    from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
+
+    tags = [[list(row) for row in rows] for rows in (true, predicted)]
+    types = sorted({of for rows in tags for of, _, _ in get_entities(rows)})
+    whole, parts = (0.0, 0.0, 0.0), []
+    if types:
+        whole = precision_recall_fscore_support(*tags, average="micro", zero_division=0)
+        parts = precision_recall_fscore_support(*tags, average=None, zero_division=0)
+    return {
+        "f1": float(whole[2]),
+        "precision": float(whole[0]),
+        "recall": float(whole[1]),
+        "accuracy": word_accuracy(true, predicted),
+        "entities": _by_name(types, parts) if types else {},
+    }
+
+
+def sentence_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """chrF (Popović 2015) of each hypothesis, by sacrebleu."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    score = CHRF().sentence_score
+    return [float(score(text, [reference]).score) for text, reference in zip(hypotheses, references, strict=True)]
+
+
+def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> MetricValues:
+    """Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) by sacrebleu with their signatures, and the mean F1 of
+    ROUGE by rouge-score, each from 0 to 100, with one reference each.
+
+    repeating: the share of hypotheses that repeat a phrase; see `repeats_phrase`.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    scorers = {"bleu": BLEU(), "chrf": CHRF()}
+    return {
+        **{name: scorer.corpus_score(hypotheses, [references]).score for name, scorer in scorers.items()},
+        **dict(zip(("rouge1", "rouge2", "rouge_l"), rouge(hypotheses, references), strict=True)),
+        "repeating": sum(map(repeats_phrase, hypotheses)) / len(hypotheses),
+        **{f"{name}_signature": str(scorer.get_signature()) for name, scorer in scorers.items()},
+    }
+
+
+class _Words:
+    """The tokenizer of ROUGE."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """The words of a text."""
+        return re.findall(r"[^\W_]+", text.lower())
+
+
+def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
+    """ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004): the mean F1 over texts, from 0 to 100, by rouge-score.
+
+    Words are letters and digits of any script, in lower case, without stemming; of Latin text those of rouge-score.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    kinds = ("rouge1", "rouge2", "rougeL")
+    scorer = RougeScorer(kinds, tokenizer=_Words())
+    scores = [scorer.score(reference, text) for text, reference in zip(hypotheses, references, strict=True)]
+    return tuple(100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind in kinds)
+
+
+def repeats_phrase(text: str) -> bool:
+    """Whether some two or more words directly follow themselves, case and punctuation aside.
+
+    "in a market, in a market" does, which one human translation in ten thousand does.
+    """
+    words = _WORD.findall(text.lower())
+    for n in range(2, len(words) // 2 + 1):
+        n_same = 0
+        for first, second in zip(words, words[n:], strict=False):
+            n_same = n_same + 1 if first == second else 0
+            if n_same == n:
+                return True
+    return False
+
+
+def normalized(answer: str) -> str:
+    """An answer in lower case, without punctuation, articles and extra white space, as the scripts of SQuAD 1.1 and 2.0
+    have it (Rajpurkar et al. 2016, 2018)."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(predicted: str, answers: Sequence[str]) -> float:
+    """1 if the prediction equals one of the answers, normalized, else 0. No answers: it is to be empty."""
+    return float(normalized(predicted) in _normalized(answers))
+
+
+def word_f1(predicted: str, answers: Sequence[str]) -> float:
+    """The best F1 of the prediction's words against those of an answer, normalized. No answers: it is to be empty."""
+    return max(_f1(normalized(predicted).split(), answer.split()) for answer in _normalized(answers))
+
+
+def _normalized(answers: Sequence[str]) -> list[str]:
+    """The answers that normalization leaves something of; else the empty one, which stands for none."""
+    return [*filter(None, map(normalized, answers))] or [""]
+
+
+def _f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
+    if not predicted or not answer:
+        return float(predicted == answer)
+    n_common = (Counter(predicted) & Counter(answer)).total()
+    return 2 * n_common / (len(predicted) + len(answer))
+
+
+def best_null_threshold(null_scores: Sequence[float], scores: Sequence[float], has_answer: Sequence[bool]) -> float:
+    """The null score up to which questions are answered that maximises the mean score (SQuAD 2.0's find_best_thresh).
+
+    null_scores: score of the null span minus that of the best span. scores: of the best span. A question without an
+    answer scores 1 where it is not answered. Infinite where all questions have answers.
+    """
+    if all(has_answer):
+        return math.inf
+    order = sorted(range(len(scores)), key=lambda i: null_scores[i])
+    best = total = float(list(has_answer).count(False))
+    threshold = null_scores[order[0]] - 1.0
+    for i, following in zip(order, [*order[1:], None], strict=True):
+        total += scores[i] if has_answer[i] else -1.0
+        is_last_of_equals = following is None or null_scores[following] > null_scores[i]
+        if is_last_of_equals and total > best:
+            best, threshold = total, null_scores[i]
+    return threshold
+
+
+def class_lines(
+    classes: Mapping[str, Mapping[str, Any]], ends: tuple[str, str] = ("class", "rows"), most: int = 20
+) -> list[str]:
+    """A table of all classes, or types of entities, as aligned lines: of more than `most` those with the largest
+    support. ends: the names of the first and the last column."""
+    shown = _largest([scores["support"] for scores in classes.values()], most)
+    rows = [[ends[0], "precision", "recall", "F1", ends[1]]]
+    for name in (list(classes)[i] for i in shown):
+        *scores, support = (classes[name][score] for score in _SCORES)
+        rows.append([_label(name), *(f"{100 * score:.1f}" for score in scores), f"{support:,}"])
+    return [*aligned(rows), *_more(len(classes) - len(shown))]
+
+
+def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) -> list[str]:
+    """A confusion matrix as aligned lines: true classes down, predicted ones across.
+
+    Of more than `most` classes those with the largest support are shown, and the others together.
+    """
+    shown = _largest(confusion_CC.sum(1).tolist(), most)
+    rest = [i for i in range(len(names)) if i not in set(shown)]
+    groups = [[i] for i in shown] + ([rest] if rest else [])
+    labels = [_label(names[i], 12) for i in shown] + (["others"] if rest else [])
+    rows = [["true \\ predicted", *labels]]
+    for label, down in zip(labels, groups, strict=True):
+        rows.append([label, *(f"{confusion_CC[np.ix_(down, across)].sum():,}" for across in groups)])
+    return [*aligned(rows), *_more(len(rest))]
+
+
+def _largest(supports: Sequence[int], most: int) -> list[int]:
+    """The classes with the largest support, in their own order."""
+    return sorted(sorted(range(len(supports)), key=lambda i: (-supports[i], i))[:most])
+
+
+def _more(count: int) -> list[str]:
+    return [f"... and {count:,} more {'class' if count == 1 else 'classes'}"] if count else []
+
+
+def _label(name: str, width: int = 30) -> str:
+    """A name on one line, its control characters escaped, truncated to a width."""
+    # combining characters have no width, so their number is limited too
+    text = plain(name[: 4 * width])
+    if len(name) <= 4 * width and _width(text) <= width:
+        return text
+    columns = accumulate(map(_width, text))
+    return "".join(c for c, end in zip(text, columns, strict=True) if end < width) + "…"
+
+
+def _width(text: str) -> int:
+    """Terminal columns of a text."""
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Columns two spaces apart, the first left-aligned, the others right-aligned."""
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first + " " * (widths[0] - _width(first))]
+        cells += [" " * (width - _width(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines

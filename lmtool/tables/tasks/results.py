@@ -1,0 +1,106 @@
+"""Results on the rows of a table: as a record for programs, as lines for people, and over several runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from lmtool.tables.baseline import Baseline, mean_line
+from lmtool.tables.tasks.metrics import class_lines, confusion_lines
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of a model on labelled rows.
+
+    part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint.
+    figures: accuracy, macro_f1, bleu and so on, as in `record`.
+    mistakes: the most confident ones, with the words that decided them; of tags the rows with the most of them.
+    sentences: the generated texts furthest from their targets, then those nearest to them, with source, target and
+        chrF; of answers to questions with their F1.
+    task: one of several that a model was trained on.
+    decoding: the decoding strategy, for generated texts.
+    baseline: of the same rows, where it was measured.
+    remedies: options to try where the model is below it.
+    """
+
+    part: str
+    step: int
+    rows: int
+    loss: float
+    figures: dict[str, Any]
+    mistakes: list[dict[str, Any]]
+    labels: tuple[str, ...]
+    task: str = ""
+    decoding: str | None = None
+    baseline: Baseline | None = None
+    sentences: list[dict[str, Any]] = field(default_factory=list)
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def _title(self) -> str:
+        return f"{self.task}, {self.part}" if self.task else self.part
+
+    def record(self) -> dict[str, Any]:
+        """All results by name, for JSON."""
+        task = {"task": self.task} if self.task else {}
+        record = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}
+        record |= {} if self.decoding is None else {"decoding": self.decoding}
+        record |= self.figures | ({} if self.baseline is None else {"baseline": self.baseline.record()})
+        record["labels"] = list(self.labels)
+        if self.decoding is None:
+            return record | {"mistakes": self.mistakes}
+        return record | ({"sentences": self.sentences} if self.sentences else {})
+
+    def lines(self) -> list[str]:
+        """All results as text lines."""
+        plain = {k: v for k, v in self.figures.items() if isinstance(v, float) or v is None}
+        shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
+        how = f"; {self.decoding}" if self.decoding else ""
+        lines = [f"{self._title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        if self.baseline is not None:
+            lines.append(self.baseline.beside(self.figures, self.rows, self.remedies))
+        if "confusion" in self.figures:
+            classes = self.figures["classes"]
+            confusion = confusion_lines(np.array(self.figures["confusion"]), tuple(classes))
+            lines += ["", *class_lines(classes), "", *confusion]
+        if entities := self.figures.get("entities"):
+            lines += ["", *class_lines(entities, ("type", "entities"), len(entities))]
+        if self.mistakes:
+            of_tags = "probability" not in self.mistakes[0]
+            lines += ["", "rows with the most mistakes:" if of_tags else "most confident mistakes:"]
+        for mistake in self.mistakes:
+            label, predicted = mistake["label"], mistake["predicted"]
+            if of_tags:
+                lines.append(f"  row {mistake['row']}: {label or 'nothing'}; predicted {predicted or 'nothing'}")
+            else:
+                words = f", by {', '.join(mistake['words'])}" if mistake["words"] else ""
+                share = f"({mistake['probability']:.3f})"
+                lines.append(f"  row {mistake['row']}: {label} predicted as {predicted} {share}{words}")
+        return lines
+
+
+def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
+    """Mean and sample standard deviation of each metric over several runs, as a text line per task.
+
+    runs: the results of each run, of the same tasks in the same order.
+    """
+    lines = []
+    for same in zip(*runs, strict=True):
+        figures = [results.figures | {"loss": results.loss} for results in same]
+        columns = {name: [one.get(name) for one in figures] for name in figures[0]}
+        shown = "  ".join(
+            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}"
+            for name, values in columns.items()
+            if all(isinstance(value, float) for value in values)
+        )
+        baselines = [results.baseline for results in same if results.baseline is not None]
+        baseline = f"; {mean_line(baselines)}" if len(baselines) == len(same) else ""
+        lines.append(f"{same[0]._title}, {len(same)} runs: {shown}{baseline}")
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"

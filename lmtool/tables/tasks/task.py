@@ -1,0 +1,120 @@
+"""What all tasks on the rows of a table have in common."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.batch import Batch
+from lmtool.compute.device import Compute
+from lmtool.inference.evaluation import Evaluated, Items, Validation, evaluate
+from lmtool.model import LanguageModel
+from lmtool.objective import Loss, Objective
+from lmtool.tables.reading import LabelledText
+from lmtool.tables.rows import EncodedRow
+from lmtool.tables.tasks.results import Results
+from lmtool.tokenization.prompt_format import PromptFormat
+
+MISTAKES = 10
+"""Number of most confident mistakes that are listed, and of the best and of the worst texts."""
+
+LONGEST_TEXT = 1000
+"""Characters of a row's text that are kept beside its result."""
+
+Floats = NDArray[np.float64]
+Cells = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class AnsweringModel:
+    """A model for the rows of a table, its device and precision, and the processes that share the rows."""
+
+    lm: LanguageModel
+    objective: Objective
+    compute: Compute
+
+    def evaluate(
+        self, rows: Sequence[EncodedRow], read: Callable[[Batch, list[int]], tuple[Loss | None, Sequence[NDArray[Any]]]]
+    ) -> Evaluated:
+        """The loss of rows, and an array for each. read: these of a batch, of the rows with the given indices."""
+
+        def collated(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
+            batch = self.objective.collate([rows[i].example() for i in indices])
+            return read(batch.to(self.compute.device), indices)
+
+        return evaluate(self.lm, Items([row.lengths for row in rows], collated), self.compute)
+
+
+def worst_and_best(scores: Sequence[float]) -> list[int]:
+    """The indices of the MISTAKES lowest and the MISTAKES highest scores, the lowest first."""
+    order = sorted(range(len(scores)), key=lambda i: scores[i])
+    return order if len(order) <= 2 * MISTAKES else [*order[:MISTAKES], *order[-MISTAKES:]]
+
+
+class Task(ABC):
+    """A task on the rows of a table.
+
+    name: prefix of each source where a model is trained on several tasks; else empty.
+    labels: names of the classes or labels, empty where there are none.
+    metrics: those that can choose the best checkpoint besides the loss, and their names among the figures.
+    added: names of the columns of `answer`.
+    """
+
+    metrics: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, prompt_format: PromptFormat, name: str, labels: tuple[str, ...]) -> None:
+        self.prompt_format = prompt_format
+        self.name = name
+        self.labels = labels
+
+    @property
+    @abstractmethod
+    def added(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
+        """Rows as token ids, in order; unknown labels and targets are None."""
+
+    @abstractmethod
+    def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
+        """Loss and metrics of a model on labelled rows."""
+
+    def validation(self, loss: float, figures: Mapping[str, Any]) -> Validation:
+        """The loss, and the metrics of the task among these figures."""
+        chosen = {metric: figures[name] for metric, name in self.metrics.items()}
+        return Validation(loss, {metric: math.nan if v is None else float(v) for metric, v in chosen.items()})
+
+    @abstractmethod
+    def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        """Full results of a model on labelled rows. part, step: see `Results`."""
+
+    @abstractmethod
+    def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+        """The prediction for each row and its probabilities, as cells of a table."""
+
+    def choose_threshold(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> None:
+        """Choose what validation rows decide, before other rows are measured."""
+        return
+
+    @property
+    def reread(self) -> Callable[[EncodedRow, np.random.Generator], EncodedRow] | None:
+        """Another reading of a training row, drawn by the generator; None where rows are always the same."""
+        return None
+
+    def _text(self, row: EncodedRow) -> str:
+        """The texts of a row, a line each, or its source, as far as the model reads them."""
+        tokenizer = self.prompt_format.tokenizer
+        between = tokenizer.special_ids - {tokenizer.unk_id}
+        parts = groupby(row.tokens.tolist(), key=between.__contains__)
+        return "\n".join(tokenizer.decode(list(part)) for is_between, part in parts if not is_between)[:LONGEST_TEXT]
+
+    def _ids(self, texts: Sequence[Sequence[str]]) -> Iterator[list[NDArray[np.int64]]]:
+        """The ids of the texts of each row."""
+        ids, lengths = self.prompt_format.tokenizer.encode_many([text for row in texts for text in row])
+        pieces = iter(np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])) if len(lengths) else iter(())
+        return ([next(pieces) for _ in row] for row in texts)

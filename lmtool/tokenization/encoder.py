@@ -1,0 +1,176 @@
+"""Fast encoding of batches of texts.
+
+A BatchEncoder gives the same ids as the tokenizer's own `encode`. Byte-level BPE uses tiktoken where that is proven
+equivalent: the library `tokenizers` is the reference and the fallback.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import tiktoken
+from numpy.typing import NDArray
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Inner
+
+from lmtool.errors import CheckpointError
+from lmtool.tokenization.decoder import code_points
+
+Ids = NDArray[np.uint32]
+Lengths = NDArray[np.int64]
+BatchEncoder = Callable[[Sequence[str]], tuple[Ids, Lengths]]
+"""Texts -> all their ids in one array, and the number of ids of each text. Thread-safe."""
+
+_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+"""GPT-2's pattern as tiktoken writes it: the same pieces as the original of ByteLevel, with less backtracking."""
+
+LONG_TEXT = 4096
+"""Characters from which it is worth to let other threads run while a text is encoded."""
+
+_SEPARATOR = "\v"
+_LONG_RUN = 1 << 16
+
+_HOSTILE = (
+    "a  b   c\t\td \n\n e\r\n\r\nf  \n",
+    "don't DON'T 'tis rock'n'roll we'll'd've 's's ''s '",
+    "x1y22z333 ٣٤ ²½Ⅷ ४५ 1,000.5e-3",
+    "e\u0301a\u0308o\u0308\u0323 \u0301 \u200d\u200b\u00ad\ufeff\u2028\u2029\u0085\u00a0\u3000 \u180e x",
+    "👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪 ❤️ 日本語テキスト。中文 עברית العربية हिन्दी ไทย",
+    "[PAD][BOS] [EOS]<extra_id_0><|endoftext|> [UNK]",
+    "\x01\x7f\x1c\x1d\x1e\x1f \ufffd\ufffe\uffff\U0010ffff\ue000 \U000e0001",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" + " " * 40 + "!" * 40 + "\n" * 40 + "0" * 40 + "é" * 40,
+)
+
+
+@contextmanager
+def unknown_refused() -> Iterator[None]:
+    """Raise CheckpointError where a tokenizer cannot encode a text: unknown characters, and no token for them."""
+    try:
+        yield
+    except Exception as error:  # the library raises bare Exception
+        fix = "its vocabulary lacks a token for what is unknown: take another tokenizer, or another text"
+        raise CheckpointError(f"the tokenizer cannot encode this text: {str(error)[:120]}", fix=fix) from error
+
+
+def encoding_of(inner: Inner, text: str) -> Encoding:
+    """A text as `inner` encodes it; other threads run meanwhile where it is long."""
+    with unknown_refused():
+        if len(text) > LONG_TEXT:
+            return inner.encode_batch([text], add_special_tokens=False)[0]
+        return inner.encode(text, add_special_tokens=False)
+
+
+def batch_encoder(inner: Inner) -> BatchEncoder:
+    """The reference, by `tokenizers` itself."""
+
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        with unknown_refused():
+            encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        lengths = np.array([len(i) for i in ids], dtype=np.int64)
+        return np.concatenate(ids) if ids else np.empty(0, np.uint32), lengths
+
+    return encode
+
+
+def char_encoder(characters: Sequence[str], unk_id: int) -> BatchEncoder:
+    """Encoder of a tokenizer whose token i is `characters[i]`; entries of no or several characters encode nothing."""
+    id_of = np.full(0x110000, unk_id, dtype=np.uint32)
+    for i, character in enumerate(characters):
+        if len(character) == 1:
+            id_of[ord(character)] = i
+
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        return id_of[code_points("".join(texts))], np.array([len(text) for text in texts], dtype=np.int64)
+
+    return encode
+
+
+def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder) -> BatchEncoder | None:
+    """Encoder of the byte-level BPE `inner` by tiktoken, or None when its ids might differ.
+
+    tiktoken merges two tokens whenever their concatenation is a token, `tokenizers` only when the merge was learned.
+    The two agree if every token, encoded alone, is itself: then the learned merge is the only one that yields a token,
+    since a span that no merge crosses is merged as if it were alone. That leaves the split pattern, where the
+    libraries may use different versions of Unicode; adversarial texts must be encoded equally.
+    """
+    ranks = {piece: i for i, piece in enumerate(pieces) if piece}
+    if len(ranks) != sum(map(bool, pieces)) or any(bytes([b]) not in ranks for b in range(256)):
+        return None
+    names = (inner.id_to_token(i) for i in ranks.values())
+    if any(len(inner.model.tokenize(name)) != 1 for name in names):
+        return None
+    twin = tiktoken.Encoding("lmtool", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens={})
+    if any(twin.encode_ordinary(text) != inner.encode(text, add_special_tokens=False).ids for text in _HOSTILE):
+        return None
+
+    def encode_one(text: str) -> Ids:
+        if _has_long_run(text):
+            return reference([text])[0]
+        ids: Ids = twin.encode_to_numpy(text, disallowed_special=())
+        return ids
+
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        if len(texts) == 1:
+            ids = encode_one(texts[0])
+            return ids, np.array([len(ids)], dtype=np.int64)
+        return _encode_joined(texts, encode_one, ranks[_SEPARATOR.encode()])
+
+    return encode
+
+
+def is_plain(config: dict[str, Any]) -> bool:
+    """Whether a published tokenizer.json is byte-level BPE as GPT-2's, which `fast_encoder` may encode.
+
+    It has GPT-2's pattern alone, no text among its added tokens, and ids in the order of merges, which tiktoken takes
+    for their priorities.
+    """
+    model, split = config["model"], config["pre_tokenizer"] or {}
+    usual = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+    ranks = [model["vocab"].get("".join(merge)) for merge in model["merges"]]
+    return (
+        config["normalizer"] is None
+        and {key: split.get(key) for key in usual} == usual
+        and not any(model.get(option) for option in options)
+        and all(token["special"] for token in config["added_tokens"])
+        and None not in ranks
+        and all(a < b for a, b in pairwise(ranks))
+    )
+
+
+def _has_long_run(text: str) -> bool:
+    """True when `text` may have a run of white space long enough to overflow the stack of tiktoken's regex engine.
+
+    That takes about a million characters. A run of twice _LONG_RUN covers at least one of the slices tested.
+    """
+    return any(text[i : i + _LONG_RUN].isspace() for i in range(0, len(text) - _LONG_RUN, _LONG_RUN))
+
+
+def _encode_joined(texts: Sequence[str], encode_one: Callable[[str], Ids], separator_id: int) -> tuple[Ids, Lengths]:
+    """Encode short texts in one call: joined by a white-space character that occurs in none of them.
+
+    Between two non-white-space characters the separator is a piece of its own, and no piece extends across it.
+    Texts that begin or end with white space, or have the separator, are encoded alone.
+    """
+    joinable = [bool(t) and not (t[0].isspace() or t[-1].isspace() or _SEPARATOR in t) for t in texts]
+    joined = encode_one(_SEPARATOR.join([t for t, j in zip(texts, joinable, strict=True) if j]))
+    is_separator = joined == separator_id
+    ends = np.append(np.flatnonzero(is_separator), len(joined))
+    joined_lengths = np.diff(ends, prepend=-1) - 1
+    joined = joined[~is_separator]
+    if all(joinable):
+        return joined, joined_lengths
+    alone = [encode_one(t) for t, j in zip(texts, joinable, strict=True) if not j]
+    is_joinable = np.array(joinable)
+    lengths = np.empty(len(texts), dtype=np.int64)
+    lengths[~is_joinable] = [len(ids) for ids in alone]
+    if is_joinable.any():
+        lengths[is_joinable] = joined_lengths
+    ids = np.empty(int(lengths.sum()), dtype=np.uint32)
+    from_joined = np.repeat(is_joinable, lengths)
+    ids[from_joined] = joined
+    ids[~from_joined] = np.concatenate(alone)
+    return ids, lengths

@@ -1,0 +1,204 @@
+"""What a tokenizer.json says: read by the `tokenizers` library, without what ends the process or panics in it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Inner
+
+SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
+"""The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
+
+LARGEST_VOCABULARY = 10_000_000
+"""More than any text yields. The trainers allocate memory for all requested entries, and abort when there is too
+little."""
+
+CHARACTER = r"[\s\S]"
+WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
+TokenizerKind = Literal["bpe", "wordpiece", "char", "word", "sentencepiece"]
+
+
+class RowTemplate(NamedTuple):
+    """The special tokens of a published model around a text, and between two."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The special tokens by their roles.
+
+    bos, eos: start and end a document; in published models without a start token, the end token does both, and stands
+        between documents.
+    starts: begin the target of a source.
+    ends: end generated text, `eos` among them.
+    specials: tokens that are no text, `sentinels` of removed spans among them.
+    template: see `RowTemplate`; None for tokenizers trained here.
+    """
+
+    pad: int
+    bos: int
+    eos: int
+    unk: int
+    mask: int
+    sep: int
+    cls: int
+    starts: tuple[int, ...]
+    ends: frozenset[int]
+    sentinels: tuple[int, ...]
+    specials: frozenset[int]
+    template: RowTemplate | None = None
+
+
+def inner_of(content: str) -> Inner:
+    """The tokenizer of a tokenizer.json.
+
+    Raises ValueError for what the library cannot read, and for what it would abort or panic on: BPE whose merges do not
+    go on with the prefix of continuing pieces, and templates with tokens that they do not define.
+    """
+    described = json.loads(content)
+    if isinstance(described, dict):
+        _check_merges(described.get("model"))
+        _check_templates(described.get("post_processor"))
+    try:
+        return Inner.from_str(content)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(str(error)) from error
+
+
+def _check_merges(model: Any) -> None:
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if prefix else None
+    for merge in merges if isinstance(merges, list) else ():
+        pieces = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pieces, list) or not all(str(piece).startswith(str(prefix)) for piece in pieces[1:]):
+            raise ValueError(f"the merge {str(merge)[:40]!r} does not go on with {str(prefix)[:20]!r}")
+
+
+def _check_templates(processor: Any) -> None:
+    for template in _templates(processor):
+        defined = template.get("special_tokens")
+        for part in [*_list(template.get("single")), *_list(template.get("pair"))]:
+            named = part.get("SpecialToken") if isinstance(part, dict) else None
+            name = named.get("id") if isinstance(named, dict) else None
+            if name is not None and not (isinstance(defined, dict) and name in defined):
+                raise ValueError(f"the template has a token {str(name)[:40]!r} that it does not define")
+
+
+def _templates(processor: Any) -> Iterator[dict[str, Any]]:
+    """The templates anywhere in a post-processor."""
+    pending = [processor]
+    while pending:
+        match pending.pop():
+            case {"type": "TemplateProcessing"} as template:
+                yield template
+            case {"type": "Sequence", "processors": list() as parts}:
+                pending.extend(parts)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def names_of(inner: Inner) -> list[str]:
+    """The names of all ids; empty for ids that have none."""
+    vocabulary = inner.get_vocab()
+    names = [""] * (max(vocabulary.values(), default=-1) + 1)
+    if len(names) > LARGEST_VOCABULARY:
+        raise ValueError(f"it has the id {len(names) - 1}")
+    for name, i in vocabulary.items():
+        names[i] = name
+    return names
+
+
+def own_roles(names: list[str]) -> Roles:
+    """The roles of a tokenizer trained here. Raises ValueError when these are not the names of one."""
+    first = len(SPECIALS)
+    if tuple(names[:first]) != SPECIALS or "" in names:
+        raise ValueError("its first entries are not lmtool's special tokens")
+    n_sentinels = next((n for n, name in enumerate(names[first:]) if name != f"<extra_id_{n}>"), len(names) - first)
+    stop = first + n_sentinels
+    pad, bos, eos, unk, mask, sep, cls = range(first)
+    specials = frozenset(range(stop))
+    return Roles(pad, bos, eos, unk, mask, sep, cls, (bos,), frozenset((eos,)), tuple(range(first, stop)), specials)
+
+
+def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str, Any]) -> Roles:
+    """The roles of a published model's special tokens; a token stands in for those that it does not have.
+
+    config: its tokenizer.json. published: its tokenizer_config.json. Raises ValueError when it has no end of text.
+    """
+    named = {role: i for role in _ROLES if (i := _token(inner, published.get(f"{role}_token"))) is not None}
+    eos = named.get("eos", named.get("sep"))
+    if eos is None:
+        raise ValueError("its tokenizer_config.json names no eos_token, which ends a text")
+    template = _template(inner)
+    bos = named["bos"] if named.get("bos") in template.before else eos
+    starts, ends = ([_token(inner, name) for name in published.get(key, ())] for key in ("start_tokens", "end_tokens"))
+    begin = tuple(i for i in starts if i is not None) or (bos,)
+    end = frozenset({eos, *(i for i in ends if i is not None)})
+    sentinels = tuple(iter_sentinels(inner))
+    marked = {token["id"] for token in config["added_tokens"] if token["special"]}
+    specials = frozenset({*marked, *named.values(), *sentinels})
+    pad, unk, mask, sep = (named.get(role, eos) for role in ("pad", "unk", "mask", "sep"))
+    return Roles(pad, bos, eos, unk, mask, sep, named.get("cls", bos), begin, end, sentinels, specials, template)
+
+
+_ROLES = ("pad", "bos", "eos", "unk", "mask", "sep", "cls")
+
+
+def _token(inner: Inner, named: object) -> int | None:
+    """The id of a token that is named by its text, or by an object with it."""
+    name = named.get("content") if isinstance(named, dict) else named
+    token: int | None = inner.token_to_id(name) if isinstance(name, str) else None
+    return token
+
+
+def _template(inner: Inner) -> RowTemplate:
+    one, two = inner.encode("a"), inner.encode("a", "a")
+    alone, first, second = _text_positions(one, 0), _text_positions(two, 0), _text_positions(two, 1)
+    if not (alone and first and second):
+        raise ValueError("its template loses the text")
+    between = two.ids[first[-1] + 1 : second[0]]
+    return RowTemplate(tuple(one.ids[: alone[0]]), tuple(between), tuple(one.ids[alone[-1] + 1 :]))
+
+
+def _text_positions(encoding: Encoding, part: int) -> list[int]:
+    """Where the tokens of the first or the second text are."""
+    tokens = zip(encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
+    return [i for i, (n, is_special) in enumerate(tokens) if n == part and not is_special]
+
+
+def iter_sentinels(inner: Inner) -> Iterator[int]:
+    """Ids of <extra_id_0>, <extra_id_1>..."""
+    n = 0
+    while (token := inner.token_to_id(f"<extra_id_{n}>")) is not None:
+        yield token
+        n += 1
+
+
+def kind_of(config: dict[str, Any]) -> TokenizerKind:
+    """The kind of a tokenizer.json. Raises ValueError when it is none of them."""
+    parts = set(_types(config["pre_tokenizer"])) | set(_types(config["decoder"]))
+    match config["model"]["type"]:
+        case "BPE" if "ByteLevel" in parts:
+            return "bpe"
+        case "BPE" | "Unigram":
+            return "sentencepiece"
+        case "WordPiece":
+            return "wordpiece"
+        case "WordLevel" if config["pre_tokenizer"]["type"] == "Split":
+            return "char" if config["pre_tokenizer"]["pattern"]["Regex"] == CHARACTER else "word"
+    raise ValueError("its model is neither BPE, WordPiece nor Unigram")
+
+
+def _types(part: object) -> Iterator[str]:
+    """The types of all parts of a pre-tokenizer or decoder."""
+    if isinstance(part, dict):
+        yield from (value for key, value in part.items() if key == "type")
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _types(one)

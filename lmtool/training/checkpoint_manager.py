@@ -1,0 +1,288 @@
+"""Saving a training run: its state besides weights and moments, and the writer of logs and checkpoints."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Self
+
+from torch import Tensor
+
+from lmtool.compute.processes import PeerEnded
+from lmtool.compute.shards import held
+from lmtool.errors import ResourceError
+from lmtool.inference.evaluation import Validation
+from lmtool.model import LanguageModel
+from lmtool.model.lora import kept
+from lmtool.recipe.changes import yardstick
+from lmtool.recipe.dump import dump
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Checkpointing, Evaluation
+from lmtool.run import tensors
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
+from lmtool.run.directory import Run
+from lmtool.run.files import Validated, saved_state
+from lmtool.run.log import Record
+from lmtool.run.saving import Snapshot, save_part
+from lmtool.training.events import Logged, Sampled, Saved, Warn
+from lmtool.training.fit import Step
+
+
+@dataclass
+class TrainingState:
+    """State of a checkpoint besides weights and moments, so that a resumed run continues as if never interrupted.
+
+    stale: validations since the best one.
+    micro_batch: rows at once, maybe halved when out of memory.
+    setup: what else results depend on bitwise, besides recipe and data.
+    recipe: all its values.
+    pending: the record of the last step, where its validation comes after the checkpoint.
+    stream: the mark of each text that is streamed.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    best_step: int | None = None
+    best_value: float | None = None
+    best_loss: float | None = None
+    stale: int = 0
+    micro_batch: int | None = None
+    setup: dict[str, object] = field(default_factory=dict)
+    recipe: dict[str, object] = field(default_factory=dict)
+    pending: Record | None = None
+    stream: list[dict[str, object]] | None = None
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, noted: Validated | None, recipe: Recipe) -> Self:
+        """The state of a checkpoint, updated by the noted validation after it, if there is one.
+
+        recipe: that training goes on by. Where it has another yardstick, there is no best one yet, and the last
+        validation is pending again. Raises CheckpointError as `saved_state` does.
+        """
+        state = cls(**saved_state(checkpoint).model_dump(exclude_unset=True))
+        before, now = yardstick(state.recipe), yardstick(recipe.model_dump(mode="json"))
+        if before != now:
+            state.best_step = state.best_value = state.best_loss = None
+            state.stale = 0
+        is_noted = noted is not None and noted.step == checkpoint.step and (noted.yardstick or before) == now
+        if state.pending is not None and noted is not None and is_noted:
+            state.best_step, state.best_value, state.stale = noted.best_step, noted.best_value, noted.stale
+            state.best_loss = noted.best_loss
+            state.pending = None
+        return state
+
+    def note(self, step: int) -> Validated:
+        """The note for `read` after the validation of a step."""
+        return Validated(
+            step=step,
+            best_step=self.best_step,
+            best_value=self.best_value,
+            best_loss=self.best_loss,
+            stale=self.stale,
+            yardstick=yardstick(self.recipe),
+        )
+
+    def advance(self, step: Step) -> Record:
+        """Count a completed step; returns its record, in the format of metrics.jsonl."""
+        self.micro_batch = step.micro_batch
+        self.tokens += step.tokens
+        self.seconds += step.seconds
+        return {
+            "step": step.step,
+            "loss": _finite(step.loss),  # infinite where plain counts give a token no probability
+            "valid_loss": None,
+            "lr": step.lr,
+            "grad_norm": _finite(step.grad_norm),
+            "tokens": self.tokens,
+            "tokens_per_second": round(step.computed / step.seconds),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def update_best(self, step: int, validation: Validation, metric: str) -> bool:
+        """Compare a validation with the best so far; True when it is better: a higher metric, or a lower loss.
+
+        Of equal metrics the one with the lower loss is better. A value that is not finite is never better.
+        """
+        is_best = self.is_better(validation, metric)
+        if is_best:
+            self.best_step, self.best_value, self.stale = step, validation.value(metric), 0
+            self.best_loss = _finite(validation.loss)
+        else:
+            self.stale += 1
+        return is_best
+
+    def is_better(self, validation: Validation, metric: str) -> bool:
+        """Whether a validation is better than the best so far; changes nothing."""
+        value, sign = validation.value(metric), 1 if metric == "loss" else -1
+        if not math.isfinite(value) or self.best_value is None:
+            return math.isfinite(value)
+        if value == self.best_value and self.best_loss is not None:
+            return validation.loss < self.best_loss
+        return sign * value < sign * self.best_value
+
+    def is_stale(self, evaluation: Evaluation) -> bool:
+        """True when patience has run out."""
+        return evaluation.patience is not None and self.stale >= evaluation.patience
+
+
+class CheckpointManager:
+    """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error.
+
+    As a context manager it ends what is written in the background.
+    """
+
+    def __init__(
+        self,
+        run: Run | None,
+        spec: Checkpointing,
+        checkpoint: Checkpoint | None = None,
+        superseded: int | None = None,
+        peers: Peers = SINGLE_PROCESS,
+    ) -> None:
+        """checkpoint: that training continues from. superseded: its step, if only an interruption made it.
+
+        peers: processes that share the model, each of which writes its part.
+        """
+        self._run = run
+        self._peers = peers
+        self._keep_last = spec.keep_last
+        self._superseded = superseded
+        self._in_background = spec.background
+        self._thread = ThreadPoolExecutor(1)
+        self._saving: Future[Checkpoint | None] | None = None
+        self._saved = None if checkpoint is None else checkpoint.path.name
+        self._unsaved: ResourceError | None = None
+        self._log_failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.shutdown()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this process writes to a run."""
+        return self._run is not None
+
+    @property
+    def saved(self) -> str:
+        """What is saved, in words; empty in a process that does not write."""
+        if self._run is None:
+            return ""
+        return f"{self._saved} is saved" if self._saved else "no checkpoint is saved yet"
+
+    def log(self, record: Mapping[str, object]) -> Iterator[Logged | Warn]:
+        """Append the record of a step to the metrics."""
+        if self._run is not None:
+            yield from self._append(self._run.metrics.append, record)
+            yield Logged(dict(record))
+
+    def keep_recipe(self, recipe: Recipe) -> Iterator[Warn]:
+        """Replace the recipe of the run, whose number of steps has changed."""
+        if self._run is not None:
+            try:
+                self._run.write_recipe(dump(recipe))
+            except ResourceError as error:
+                yield Warn(f"{error.what} ({error.where}); training continues")
+
+    def log_sample(self, sampled: Sampled) -> Iterator[Warn]:
+        """Append a text to the samples."""
+        if self._run is not None:
+            yield from self._append(self._run.samples.append, asdict(sampled))
+
+    def _append(self, append: Callable[[Mapping[str, object]], None], record: Mapping[str, object]) -> Iterator[Warn]:
+        try:
+            append(record)
+            self._log_failed = False
+        except ResourceError as error:
+            if not self._log_failed:
+                yield Warn(f"{error.what} ({error.where}); training continues")
+            self._log_failed = True
+
+    def save(
+        self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
+    ) -> Iterator[Saved | Warn]:
+        """Save a checkpoint, or begin to where the recipe has that done in the background.
+
+        A process without a run writes its part of a sharded model.
+        """
+        yield from self.finish_pending()
+        if self._run is None and self._peers.size == 1:
+            return
+        model, optimizer = (held(part, self._peers.rank) for part in (kept(lm), moments))
+        if self._in_background:
+            model, optimizer = tensors.copied(model), tensors.copied(optimizer)
+        snapshot = Snapshot(step, model, optimizer, asdict(state), state.best_step)
+        save: Callable[[], Checkpoint | None] = partial(save_part, snapshot, self._peers)
+        if self._run is not None:
+            save = partial(self._run.save, snapshot, self._keep_last, self._superseded, self._peers)
+        if self._in_background:
+            self._saving = self._thread.submit(save)
+        else:
+            yield from self._tell(save)
+
+    def finish_pending(self) -> Iterator[Saved | Warn]:
+        """Wait for the checkpoint that is being saved in the background, if there is one."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            yield from self._tell(saving.result)
+
+    def _tell(self, save: Callable[[], Checkpoint | None]) -> Iterator[Saved | Warn]:
+        """What came of a save, in the process that has the run."""
+        try:
+            saved = save()
+        except PeerEnded:
+            raise
+        except ResourceError as error:
+            self._unsaved = error
+            yield Warn(f"{error.what} ({error.fix}); training continues; {self.saved}")
+        else:
+            self._unsaved = None
+            if saved is not None:
+                self._saved = saved.path.name
+                yield Saved(saved.path)
+
+    def note_validation(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
+        """Note the result of the validation after a checkpoint, once that is saved."""
+        yield from self.finish_pending()
+        if self._run is None:
+            return
+        try:
+            self._run.note_validation(state.note(step), self._keep_last, self._superseded)
+        except ResourceError as error:
+            yield Warn(f"{error.what} ({error.fix}); training continues")
+
+    def tidy(self) -> Iterator[Warn]:
+        """Remove what a session has left that was killed before it removed older checkpoints."""
+        if self._run is None:
+            return
+        try:
+            self._run.tidy(self._keep_last, self._superseded)
+        except ResourceError as error:
+            yield Warn(f"older checkpoints could not be removed: {error.what} ({error.where})")
+
+    def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
+        """End the session. validation: see `Run.end`.
+
+        Raises ResourceError when the last checkpoint could not be saved.
+        """
+        if (error := self._unsaved) is not None:
+            raise ResourceError(f"{error.what}; {self.saved}", where=error.where, fix=error.fix) from error
+        if self._run is not None:
+            self._run.end("stopped" if reason == "interrupted" else "finished", validation)
+
+    def drop_optimizers(self) -> Iterator[Warn]:
+        """Remove the optimizer state of a finished run."""
+        if self._run is None:
+            return
+        try:
+            self._run.drop_optimizers()
+        except ResourceError as error:
+            yield Warn(f"the optimizer state could not be removed: {error.what} ({error.where})")
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None, as JSON has no infinities."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,162 @@
+"""The teacher of a distilled model: which runs can be one, and the objective with it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from lmtool.compute.device import Compute
+from lmtool.errors import UsageError
+from lmtool.inference.base import Base, open_base
+from lmtool.inference.load import trained_model
+from lmtool.model.size import outline
+from lmtool.objective import Objective
+from lmtool.objective.distillation import DistilledObjective
+from lmtool.recipe.load import Resolved
+from lmtool.recipe.spec.objective import AnyObjective, Classification
+from lmtool.recipe.spec.recipe import Model, Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.training import Distillation
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
+
+WHERE = "distillation.teacher"
+
+
+def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base | None]:
+    """The recipe with the tokenizer of its teacher, and the teacher's best checkpoint; None without one.
+
+    base: the run that the student is initialized from. Raises UsageError when its tokenizer is another one, or when
+    another one is asked for; CheckpointError as `open_base` does.
+    """
+    recipe = resolved.recipe
+    if recipe.distillation.teacher is None:
+        if recipe.distillation != Distillation():
+            raise UsageError(
+                "the recipe learns from a teacher, and none is named",
+                where="distillation",
+                fix="name one with --teacher RUN, or omit the settings of distillation",
+            )
+        return resolved, None
+    teacher = open_base(recipe.distillation.teacher)
+    if base is not None:
+        _check_tokenizer(teacher, base.tokenizer, base.run.name)
+        return resolved, teacher
+    setting = _asked(resolved.origins)
+    if setting is not None:
+        raise UsageError(
+            "a student has the tokenizer of its teacher, whose probabilities are of its tokens",
+            where=setting,
+            fix="omit it, or train without the teacher",
+        )
+    tokenizer = recipe.with_values({"tokenizer": teacher.recipe.tokenizer})
+    return replace(resolved, recipe=tokenizer), teacher
+
+
+def tokenizer_of(base: Base | None, teacher: Base | None) -> Tokenizer | None:
+    """The tokenizer that a run begins with; None for a new one."""
+    source = base or teacher
+    return None if source is None else source.tokenizer
+
+
+def distilled(
+    objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Base, compute: Compute
+) -> DistilledObjective:
+    """The objective of a student, with its teacher on the same device. recipe: the student's, resolved."""
+    check_teacher(teacher, recipe, tokenizer)
+    # dropout and new weights of the teacher must not move the student's random numbers
+    with torch.random.fork_rng(devices=[compute.device] if compute.device.type == "cuda" else []):
+        lm = trained_model(teacher, compute)
+    lm.eval().requires_grad_(False)
+    head = teacher.recipe.objective if isinstance(teacher.recipe.objective, Classification) else None
+    return DistilledObjective(objective, recipe.distillation, lm, head, tokenizer.vocab_size)
+
+
+def check_teacher(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raise UsageError for a run that cannot teach a student. recipe: the student's, resolved."""
+    _check_tokenizer(teacher, tokenizer, "the student")
+    _check_kind(teacher, recipe, tokenizer)
+    ours, theirs = recipe.model, teacher.recipe.model
+    longest = outline(theirs, tokenizer.vocab_size).longest
+    if longest is not None and ours.context > longest:
+        raise UsageError(
+            f"the rows of the student have up to {ours.context} positions, but its teacher has {longest}",
+            where=WHERE,
+            fix=f"set model.context to {longest} or less, or name another teacher",
+        )
+    if recipe.distillation.cosine and (_width(ours) is None or _width(ours) != _width(theirs)):
+        raise UsageError(
+            f"hidden states of a {theirs.title} and a {ours.title} have no cosine: {_wide(theirs)}, {_wide(ours)}",
+            where="distillation.cosine",
+            fix="set it to 0, or take a student as wide as its teacher",
+        )
+
+
+def _width(model: Model) -> int | None:
+    """Width of the hidden states at each position; None for models without any, or with those of two networks."""
+    plain = isinstance(model, Recurrent) and model.shape != "bidirectional" and model.attention is None
+    if isinstance(model, Transformer) or plain:
+        return model.d_model
+    return None
+
+
+def _wide(model: Model) -> str:
+    width = _width(model)
+    return "none at each position" if width is None else f"{width} wide"
+
+
+def _check_tokenizer(teacher: Base, tokenizer: Tokenizer, student: str) -> None:
+    if teacher.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise UsageError(
+            f"teacher and student have different tokenizers: {teacher.run.name} and {student}",
+            where=WHERE,
+            fix="name a teacher with the student's tokenizer, or train the student from scratch, with its teacher's",
+        )
+
+
+def _check_kind(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raise UsageError for a teacher that predicts something else, or reads rows of another form."""
+    ours, theirs = recipe.objective, teacher.recipe.objective
+    if ours.kind != theirs.kind:
+        raise UsageError(
+            f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}",
+            where=WHERE,
+            fix=f"name a run with objective {ours.kind}",
+        )
+    if isinstance(theirs, Classification) and _answers(ours) != _answers(theirs):
+        raise UsageError(
+            f"the teacher predicts {_labels(theirs)}, but the table has {_labels(ours)}",
+            where=WHERE,
+            fix="name a run that was fine-tuned on the same labels",
+        )
+    if _form(recipe, tokenizer) != _form(teacher.recipe, teacher.tokenizer):
+        raise UsageError(
+            f"a {teacher.recipe.model.title} reads rows of another form than a {recipe.model.title}",
+            where=WHERE,
+            fix="name a teacher of the student's shape",
+        )
+
+
+def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
+    """What of rows both must have in common: special tokens of table rows, and where a source is."""
+    prompt_format = PromptFormat.of(recipe, tokenizer)
+    common = (prompt_format.answers, prompt_format.shares_row, prompt_format.chat is None)
+    if isinstance(recipe.objective, Classification):
+        return *common, prompt_format.before, prompt_format.between, prompt_format.after
+    return common
+
+
+def _answers(spec: AnyObjective) -> tuple[object, ...]:
+    return (spec.task, spec.labels) if isinstance(spec, Classification) else ()
+
+
+def _labels(spec: AnyObjective) -> str:
+    if not isinstance(spec, Classification):
+        return "no labels"
+    return ", ".join(spec.labels[:5]) + ", ..." * (len(spec.labels) > 5) if spec.labels else "numbers"
+
+
+def _asked(origins: Mapping[str, str]) -> str | None:
+    """The argument that sets the tokenizer, if any."""
+    return next((o for key, o in origins.items() if key.startswith("tokenizer.") and o.startswith("-")), None)

@@ -1,0 +1,179 @@
+"""Planning the fine-tuning of a model on tables, and running what is planned."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lmtool.compute.device import Compute
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.inference.base import Base, open_base
+from lmtool.inference.pretrained import open_features
+from lmtool.interop.reference import with_runs
+from lmtool.recipe.finetuning import HeadKind, recipe_for_tables, with_choices
+from lmtool.recipe.load import Resolved, Setting, lay_over, load
+from lmtool.recipe.spec.objective import Classification, HeadSpec
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import Data
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.tables.baseline import has_words
+from lmtool.tables.columns import RowKind
+from lmtool.tables.data import (
+    TableData,
+    TaskTables,
+    kind_of_rows,
+    open_tables,
+    read_tables,
+    sample_texts,
+)
+from lmtool.training.data import TrainingData
+from lmtool.training.distillation import tokenizer_of, with_teacher
+from lmtool.training.events import Event
+from lmtool.training.start import Invocation, Sources, begin, is_for_tables, refuse_adapters_alone
+
+CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
+"""Settings of the recipe `linear` for texts whose words do not recur."""
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """A resolved fine-tuning session, before the first row is read.
+
+    base: the run that is fine-tuned; from scratch when None.
+    tables: of each task, opened once.
+    choice: what was chosen where the user named neither a run nor a recipe, as one line; else empty.
+    """
+
+    resolved: Resolved
+    base: Base | None
+    tables: tuple[TaskTables, ...]
+    choice: str = ""
+
+    def with_seed(self, seed: int) -> "FineTuning":
+        """The same with another seed."""
+        recipe = self.resolved.recipe.with_values({"seed": seed})
+        return replace(self, resolved=replace(self.resolved, recipe=recipe))
+
+    def rows(self) -> TableData:
+        """The rows of the tables, as training reads them without a teacher."""
+        features = open_features(self.resolved.recipe, self.base)
+        recipe, base = (self.resolved.recipe, self.base) if features is None else (features.recipe, features.base)
+        return read_tables(recipe, self.tables, tokenizer_of(base, None))
+
+    def run(self, invocation: Invocation) -> Iterator[Event]:
+        """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
+        resolved, teacher = with_teacher(self.resolved, self.base)
+        features = open_features(resolved.recipe, self.base)
+        recipe = resolved.recipe if features is None else features.recipe
+
+        def read(compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
+            invocation.report("reading", 0, 0)
+            base = features.base if features is not None else self.base
+            lines = () if features is None else (features.line,)
+            return read_tables(recipe, self.tables, tokenizer_of(base, teacher)), lines
+
+        yield from begin(replace(resolved, recipe=recipe), read, Sources(self.base, teacher, features), invocation)
+
+
+def plan_finetuning(source: str | None, scratch: Resolved | None, settings: Sequence[Setting]) -> FineTuning:
+    """Open the tables that the command line names, and resolve the recipe.
+
+    source: the run that is fine-tuned. scratch: a recipe to train from scratch, instead of a run. Without both, the
+    last run is fine-tuned if it is a pretrained body, and else the recipe `linear` is trained.
+    Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
+    """
+    plan = _plan(source, scratch, settings)
+    return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
+
+
+def _plan(source: str | None, scratch: Resolved | None, settings: Sequence[Setting]) -> FineTuning:
+    """The same, with the names of published models as they are in the recipe."""
+    if scratch is not None:
+        if not is_for_tables(scratch.recipe):
+            raise UsageError(
+                f"recipe {scratch.name} is not for tables: its objective is {scratch.recipe.objective.kind}",
+                fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
+            )
+        refuse_adapters_alone(scratch.recipe)
+        return FineTuning(
+            scratch, None, tuple(open_tables(scratch.recipe.data, kind_of_rows(scratch.recipe.objective)))
+        )
+    choice = ""
+    if source is None:
+        base, why = _last_body()
+        if base is None:
+            return _plan_linear(why, settings)
+        choice = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
+    else:
+        base = open_base(source)
+    name, label = base.run.name, f"fine-tuning of {base.run.name}"
+    # settings of the data come first: the rest depends on them
+    about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
+    unread = base.recipe.with_values({"data": Data()})
+    tables = tuple(open_tables(lay_over(unread, label, name, about_data).recipe.data, named_kind(settings)))
+    writes = bool(tables[0].name) or tables[0].columns.writes
+    head = OF_ROWS[tables[0].columns.kind]
+    n_rows = sum(task.table.n_rows for task in tables)
+    recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published, head)
+    chosen = lay_over(recipe, label, f"finetune-{name}", settings).recipe
+    recipe = with_choices(recipe, chosen, n_rows, base.is_published)
+    return FineTuning(lay_over(recipe, label, f"finetune-{name}", settings), base, tables, choice)
+
+
+OF_ROWS: Mapping[RowKind, HeadKind] = {
+    "texts": "classification",
+    "words": "tagging",
+    "questions": "question-answering",
+}
+"""The objective that each kind of rows trains a head by."""
+
+
+def named_kind(settings: Sequence[Setting]) -> RowKind | None:
+    """What the rows of a table are, as the command line names the objective; None where it does not."""
+    named = [setting.value for setting in settings if setting.key == "objective.kind"]
+    if not named:
+        return None
+    return next((kind for kind, objective in OF_ROWS.items() if objective == named[-1]), "texts")
+
+
+def _last_body() -> tuple[Base | None, str]:
+    """The last run if it is a pretrained body for other tasks, and what it is."""
+    try:
+        base = open_base("last")
+    except CheckpointError as error:
+        return None, error.what
+    recipe, name = base.recipe, base.run.name
+    last = f"the last run, {name}, is"
+    if isinstance(recipe.objective, HeadSpec):
+        below = base.run.info.base
+        other = f", --from {below.run} what it was fine-tuned from" if below else ""
+        what = "a classifier" if isinstance(recipe.objective, Classification) else f"one for {recipe.objective.kind}"
+        return None, f"{last} {what} (--from {name} trains it on{other})"
+    if not isinstance(recipe.model, Transformer | Recurrent):
+        return None, f"{last} no body to fine-tune ({recipe.model.title})"
+    return base, f"{last} a {recipe.model.title}"
+
+
+def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
+    """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
+    if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
+        raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
+    kind = named_kind(settings)
+    data = load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
+    tables = tuple(open_tables(data, kind))
+    if tables[0].columns.kind != "texts":
+        what, recipe = "tagged words", "tagger"
+        if tables[0].columns.kind == "questions":
+            what, recipe = "questions", "bert-tiny -s objective.kind=question-answering"
+        raise UsageError(
+            f"a table of {what} needs a model that reads a text word by word: {why}",
+            fix=f"name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe {recipe}",
+        )
+    if tables[0].name or tables[0].columns.writes:
+        raise UsageError(
+            f"a table of target texts needs a model that writes: {why}",
+            fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny",
+        )
+    words = has_words(sample_texts(tables[0], data.skip_bad_rows))
+    of = "words and word pairs" if words else "character n-grams"
+    resolved = load("linear", [*(() if words else CHARACTERS), *settings])
+    choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"
+    return FineTuning(resolved, None, tables, choice)

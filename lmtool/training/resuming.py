@@ -1,0 +1,200 @@
+"""Resuming a run from its newest intact checkpoint."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from lmtool.checks.runs import damaged_records
+from lmtool.compute.device import Compute, choose_compute
+from lmtool.compute.processes import World
+from lmtool.data.survey import Report
+from lmtool.durable import write_file
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.inference.base import base_of, read_tokenizer, recipe_of, teacher_of, written_recipe
+from lmtool.inference.load import Initialization, features_of
+from lmtool.interop.reference import find
+from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
+from lmtool.recipe.dump import dump
+from lmtool.recipe.load import Setting, lay_over
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.records import encode
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
+from lmtool.run.directory import RECIPE, RESULTS, SPLIT, Run
+from lmtool.run.files import StreamMark, describe_environment
+from lmtool.run.find import find_resumable
+from lmtool.tables.data import (
+    kind_of_rows,
+    open_tables,
+    read_tables,
+    usual_metric,
+)
+from lmtool.tokenization.tokenizer import Tokenizer
+from lmtool.training.checkpoint_manager import TrainingState
+from lmtool.training.data import TrainingData, read_text
+from lmtool.training.events import AlreadyFinished, Event, Info, Started, Warn
+from lmtool.training.length import Speed, timed
+from lmtool.training.start import Invocation, agree, baselines, checked, is_for_tables
+from lmtool.training.train import Resumed, TrainingLimits, train
+
+PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in RESUMING.items() if rule.resets)}
+"""Keys with which a run that is finished goes on."""
+
+
+def resume(reference: str | None, settings: Sequence[Setting], invocation: Invocation) -> Iterator[Event]:
+    """Continue a run from its newest intact checkpoint, or from a given checkpoint.
+
+    reference: None for the last run that can be resumed. settings: over the run's recipe; `lmtool.recipe.changes` has
+    what may change, and what that resets.
+    Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
+    """
+    if reference is None:
+        run, passed = find_resumable(longer=any(setting.key in PROLONGING for setting in settings))
+        if passed:
+            yield Info(f"resuming {run.name}, since {', '.join(passed)}")
+        reference = str(run.path)
+    named = find(reference)
+    run = named.run
+    if run.origin is not None:
+        raise CheckpointError(
+            "an imported model has no training to resume",
+            where=str(run.path),
+            fix="train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN",
+        )
+    written, doubts = written_recipe(named)
+    recipe = _with_metric(lay_over(written, RECIPE, run.name, settings).recipe)
+    with choose_compute(recipe.training.device, recipe.training.precision).joined() as compute:
+        world = compute.world
+        compute = checked(recipe, compute, {})
+        if world.is_main:
+            run.lock()
+        with run if world.is_main else nullcontext():
+            checkpoint, warnings = named.newest(peers=world.side_group() if world.size > 1 else SINGLE_PROCESS)
+            yield from map(Warn, (*warnings, *doubts))
+            before = recipe_of(checkpoint)
+            if recipe.training.steps != before.training.steps:
+                # else steps would follow from epochs again
+                recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
+            changed, now = changes(before, recipe), changes(written, recipe)
+            _refuse(changed, recipe, checkpoint, run)
+            resumed = Resumed(checkpoint, TrainingState.read(checkpoint, run.validated, recipe))
+            read_tokenizer(run)
+            unusable = dict(damaged_records(run))
+            is_rescored = RESULTS in unusable or any("scores" in rule_of(key).resets for key in now)
+            is_over = _is_over(run, recipe, resumed, is_rescored)
+            world.wait()  # all have read the run before the first one changes anything on disk
+            if not is_over:
+                yield from _continue(run, recipe, resumed, tuple(changed.values()), compute, invocation)
+                return
+            yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
+            if world.is_main:
+                run.write_recipe(dump(recipe))
+                yield from map(Info, now.values())
+                run.tidy(recipe.checkpoint.keep_last)
+                if run.info.sessions[-1].outcome != "finished":
+                    # killed between its last checkpoint and its end, or ended by its new recipe
+                    run.end("finished")
+                if not recipe.checkpoint.keep_optimizer:
+                    run.drop_optimizers()
+                yield AlreadyFinished(run.path, checkpoint.step, resumed.state.is_stale(recipe.evaluation))
+
+
+def _continue(
+    run: Run, recipe: Recipe, resumed: Resumed, changed: tuple[str, ...], compute: Compute, invocation: Invocation
+) -> Iterator[Event]:
+    """Train on from a checkpoint. changed: what of its recipe is another, in words."""
+    tokenizer, state, step, world = read_tokenizer(run), resumed.state, resumed.checkpoint.step, compute.world
+    base = base_of(run) if recipe.tuning.lora is not None else None
+    teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
+    data = _read_again(recipe, run, tokenizer, world, invocation.report)
+    recipe = data.recipe
+    agree(recipe, data.fingerprint, world)
+    features = features_of(run, recipe, compute)
+    initialization = Initialization(base, teacher, features=features)
+    # before the text streams, which is read once
+    speed = None if world.sharded else Speed.measure(data, initialization, compute, time.perf_counter())
+    marks = [StreamMark.model_validate(mark) for mark in state.stream or ()]
+    with data.streaming(compute, marks):
+        if world.is_main:
+            damaged = run.start(
+                step=step,
+                command=invocation.command,
+                environment=describe_environment(str(compute.device)),
+                validated=None if state.pending is not None else state.note(step),
+                pending=state.pending is not None,
+            )
+            run.write_recipe(dump(recipe))
+            yield from map(Warn, damaged)
+            if data.split is not None and run.saved_split is None:
+                write_file(run.path / SPLIT, encode(data.split.model_dump()))
+                yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
+            yield Started(run.path, run.name, recipe, tokenizer, data.lines, changed)
+            yield from baselines(run, data)
+        if speed is not None:
+            yield timed(data, speed, done=step)
+        main = run if world.is_main else None
+        yield from train(main, data, compute, initialization, resumed, TrainingLimits(stop=invocation.stop))
+
+
+def _with_metric(recipe: Recipe) -> Recipe:
+    """The same recipe with the metric of its objective, where it names none."""
+    if recipe.evaluation.metric != "auto":
+        return recipe
+    return recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
+
+
+def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:
+    """Continue the run in a folder under its own recipe, or say that it is finished; see `resume`.
+
+    With a warning where the command is not the one that began it, since what the two set differently has no effect.
+    """
+    sessions = Run.open(folder).info.sessions
+    began = list(sessions[0].command) if sessions else [*invocation.command]
+    if [*invocation.command] != began:
+        yield Warn(f"the run goes on as it began, not as this command says: {' '.join(began)}")
+    yield from resume(str(folder), (), invocation)
+
+
+def _is_over(run: Run, recipe: Recipe, resumed: Resumed, is_rescored: bool) -> bool:
+    """Whether the run is complete: all steps, the pending validation, and the final evaluation.
+
+    is_rescored: that is to be done again.
+    """
+    measures = is_for_tables(recipe) or recipe.evaluation.baseline
+    is_measured = not measures or ((run.path / RESULTS).exists() and not is_rescored)
+    state = resumed.state
+    trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= resumed.checkpoint.step
+    return trained and state.pending is None and is_measured
+
+
+def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, report: Report) -> TrainingData:
+    """The training data of a run. Raises CheckpointError when they have changed."""
+    data: TrainingData
+    if is_for_tables(recipe):
+        tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
+        data = read_tables(recipe, tables, tokenizer, run.saved_split)
+    else:
+        data = read_text(recipe, tokenizer, world, report)
+    if data.fingerprint != run.fingerprints["data"]:
+        raise CheckpointError(
+            "the run cannot be resumed: its training data have changed since it was started",
+            where=", ".join((*recipe.data.sources, *recipe.data.valid)),
+            fix="restore the old data, or start a new run",
+        )
+    return data
+
+
+def _refuse(changed: Mapping[str, str], recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
+    """Raise UsageError with the changes that a resumed run does not allow."""
+    if refused := unchangeable(changed):
+        raise UsageError(
+            f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}",
+            where=str(run.recipe_path),
+            fix=f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}",
+        )
+    if recipe.training.steps < checkpoint.step:
+        raise UsageError(
+            f"training.steps is {recipe.training.steps}, and the run has done {checkpoint.step} steps",
+            where=str(run.recipe_path),
+            fix=f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP",
+        )

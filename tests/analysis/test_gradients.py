@@ -1,0 +1,132 @@
+"""Gradients of a loss in past states: a chain of Jacobians by hand, and finite differences."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch.nn import functional as F
+
+from lmtool.analysis.gradients import gradient_norms
+from lmtool.batch import Batch
+from lmtool.errors import UsageError
+from lmtool.model import build
+from lmtool.recipe.spec.recipe import Model
+
+V, D = 13, 6
+TOKENS = [3, 1, 4, 5, 9, 2, 6]
+
+
+def model(**spec):
+    torch.manual_seed(1)
+    common = {"d_model": D, "context": 16, "n_layers": 1, "tie_embeddings": False}
+    return build(TypeAdapter(Model).validate_python(common | spec), V).double()
+
+
+def test_elman_by_a_chain_of_jacobians():
+    lm = model(kind="recurrent", cell="rnn")
+    w_in, w_past, b_in, b_past = (weight.detach() for weight in lm.rnn.cells[0].kernel.all_weights[0])
+    states = [torch.zeros(D, dtype=torch.float64)]
+    for token in TOKENS[:-1]:
+        states.append(torch.tanh(w_in @ lm.embedding.weight[token].detach() + b_in + w_past @ states[-1] + b_past))
+    head, bias = lm.head.weight.detach(), lm.head_bias.detach()
+    error = torch.softmax(head @ states[-1] + bias, 0)
+    loss = -float(error[TOKENS[-1]].log())
+    error[TOKENS[-1]] -= 1
+    gradient = head.T @ error
+    norms = []
+    for after in reversed(states[1:]):
+        norms.append(float(gradient.norm()))
+        gradient = w_past.T @ ((1 - after**2) * gradient)
+    found = gradient_norms(lm, TOKENS)
+    assert found.loss == pytest.approx(loss)
+    assert found.norms == {"layer 1": pytest.approx(norms)}
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("attention", [None, {"score": "dot"}])
+def test_recurrent_states_by_finite_differences(cell, attention):
+    """Of all that goes on from a state; with attention its own memory holds it as well."""
+    lm = model(kind="recurrent", cell=cell, attention=attention)
+    tokens = torch.tensor([TOKENS])
+    found = gradient_norms(lm, TOKENS).norms
+
+    def loss_after(position, part, component, shift):
+        with torch.no_grad():
+            _, state = lm.advance(tokens[:, : position + 1], lm.start(Batch(tokens[:, :0])))
+            first = [one.clone() for one in state.layers[0]]
+            if part:
+                # a memory cell is also read through the state, output gate times tanh(cell)
+                before, after = torch.tanh(first[1][0, component]), torch.tanh(first[1][0, component] + shift)
+                first[1][0, component] += shift
+                shift = float(first[0][0, component] / before * (after - before))
+            first[0][0, component] += shift
+            layers = [tuple(first), *state.layers[1:]]
+            if attention is not None:
+                k, v = (one.clone() for one in state.layers[1])
+                k[0, 0, -1, component] += shift
+                v[0, 0, -1, component] += shift
+                layers[1] = type(state.layers[1])(k, v)
+            hidden, _ = lm.advance(tokens[:, position + 1 : -1], replace(state, layers=tuple(layers)))
+            return float(F.cross_entropy(lm.logits(hidden[:, -1]), tokens[:, -1]))
+
+    for part, name in enumerate(found):
+        for k in range(1, len(TOKENS) - 1):
+            position = len(TOKENS) - 2 - k
+            slopes = [
+                (loss_after(position, part, i, 1e-5) - loss_after(position, part, i, -1e-5)) / 2e-5 for i in range(D)
+            ]
+            assert found[name][k] == pytest.approx(torch.tensor(slopes).norm().item(), rel=1e-4), (name, k)
+    assert list(found) == (["layer 1", "layer 1, cells"] if cell == "lstm" else ["layer 1"])
+
+
+def test_embeddings_of_a_transformer_by_finite_differences():
+    lm = model(kind="transformer", n_layers=2, n_heads=2, position={"kind": "rotary", "theta": 50.0}, d_model=8)
+    found = gradient_norms(lm, TOKENS)
+    tokens = torch.tensor([TOKENS])
+    weight = lm.inputs.tokens.weight
+
+    def loss():
+        return F.cross_entropy(lm.logits(lm(Batch(tokens[:, :-1])).hidden_BTD[:, -1]), tokens[:, -1])
+
+    with torch.no_grad():
+        assert found.loss == pytest.approx(float(loss()))
+        for k in range(len(TOKENS) - 1):
+            row, slopes = weight[TOKENS[len(TOKENS) - 2 - k]], []
+            for i in range(8):
+                row[i] += 1e-5
+                above = loss()
+                row[i] -= 2e-5
+                slopes.append((above - loss()) / 2e-5)
+                row[i] += 1e-5
+            assert found.norms["embeddings"][k] == pytest.approx(torch.stack(slopes).norm().item(), rel=1e-4)
+    assert list(found.norms) == ["embeddings", "layer 1", "layer 2"]
+    assert found.norms["layer 2"][1:] == [0.0] * (len(TOKENS) - 2)
+
+
+def test_the_model_is_left_as_it_was():
+    lm = model(kind="recurrent", cell="lstm", n_layers=2).train()
+    lm.embedding.weight.requires_grad_(False)
+    before = lm(Batch(torch.tensor([TOKENS]))).hidden_BTD
+    gradient_norms(lm, TOKENS)
+    assert lm.training
+    assert not lm.embedding.weight.requires_grad
+    assert all(parameter.grad is None for parameter in lm.parameters())
+    assert torch.equal(lm(Batch(torch.tensor([TOKENS]))).hidden_BTD, before)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "transformer", "shape": "encoder", "n_heads": 2},
+        {"kind": "transformer", "shape": "prefix", "n_heads": 2},
+        {"kind": "recurrent", "shape": "encoder-decoder"},
+    ],
+)
+def test_other_models_are_refused(spec):
+    with pytest.raises(UsageError):
+        gradient_norms(model(**spec), TOKENS)
+
+
+def test_both_directions_of_elmo_read_forwards():
+    assert list(gradient_norms(model(kind="recurrent", shape="bidirectional", cell="gru"), TOKENS).norms) == ["layer 1"]

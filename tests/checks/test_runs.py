@@ -1,0 +1,142 @@
+"""Every file of a run is verified."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool.checks.runs import verify_run
+from lmtool.records import encode, sealed
+from lmtool.run.creation import NewRun, create_run
+from lmtool.run.directory import Run
+from lmtool.run.files import Validated
+from lmtool.run.lines import KnownLines
+from lmtool.run.saving import Snapshot
+
+STATE = {"tokens": 4, "seconds": 0.5, "best_step": 2, "best_value": 1.5, "recipe": {"seed": 1}}
+SPLIT = {"table": "a.csv", "train": [1, 2], "test": [3]}
+BASELINE = {
+    "": {
+        "kind": "class",
+        "part": "test",
+        "metric": "accuracy",
+        "constant": 0.5,
+        "linear": 0.75,
+        "features": "words",
+        "fitted": 2,
+        "rows": 2,
+    }
+}
+RESULTS = {
+    "part": "test",
+    "step": 2,
+    "loss": 0.5,
+    "accuracy": 0.75,
+    "labels": ["a", "b"],
+    "confusion": [[1, 0], [0, 1]],
+}
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with all files."""
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    prints = {"data": "d0", "tokenizer": "t0"}
+    with create_run(
+        tmp_path / "run",
+        NewRun(name="tiny", summary="", recipe="", tokenizer={"tokenizer.json": b"{}"}, fingerprints=prints),
+    ) as run:
+        run.start(step=0, command=["lmtool"], environment={})
+        for step in (1, 2):
+            run.metrics.append({"step": step, "loss": 2.0, "gradient_norms": {"h": [1.0, None]}})
+            run.samples.append({"step": step, "prompt": "One", "text": " day"})
+            run.save(Snapshot(step, {"w": torch.ones(2)}, {"m": torch.ones(2)}, STATE, 2), keep_last=9)
+        run.note_validation(Validated(step=2, best_step=2, best_value=1.5, stale=0))
+        run.write_results(RESULTS)
+        (run.path / "split.json").write_text(json.dumps(SPLIT))
+        (run.path / "baseline.json").write_text(json.dumps(BASELINE))
+        (run.path / "lines.bin").write_bytes(KnownLines.of(["ann", "bob"]).to_bytes())
+        run.end("finished")
+    return run.path
+
+
+def found(run: Path) -> list[str]:
+    """Names of the files that are reported."""
+    return [str(path.relative_to(run)) for path, why in verify_run(run) if why and "\n" not in why]
+
+
+def test_a_whole_run_is_not_reported(whole: Path) -> None:
+    assert list(verify_run(whole)) == []
+    with Run.open(whole) as run:
+        run.lock()
+        run.drop_optimizers()
+    assert list(verify_run(whole)) == []
+
+
+def test_every_flipped_bit_of_logs_and_checkpoints_is_reported(whole: Path) -> None:
+    files = [whole / "metrics.jsonl", whole / "samples.jsonl", *(whole / "checkpoints" / "step-000001").iterdir()]
+    assert len(files) == 6
+    for file in files:
+        content = file.read_bytes()
+        for at in range(0, len(content), 3):
+            file.write_bytes(content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :])
+            assert len(found(whole)) == 1, (file.name, at)
+        file.write_bytes(content[:-1])
+        assert len(found(whole)) == 1
+        file.write_bytes(content)
+    assert found(whole) == []
+
+
+NAMES = ("run.json", "validated.json", "metrics.json", "split.json", "baseline.json", "lines.bin")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"3", b"\xff", b"null", b"[" * 100_000, b'{"a": %s}' % (b"9" * 5_000)]
+)
+def test_other_files_are_reported_when_they_are_no_such_file(name: str, content: bytes, whole: Path) -> None:
+    (whole / name).write_bytes(content)
+    assert found(whole) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("run.json", {"sessions": [{"started": "2026-01-01T00:00:00+00:00", "step": -1}]}),
+        ("run.json", {"fingerprints": {"data": "d"}}),
+        ("validated.json", {"best_value": "1"}),
+        ("validated.json", {"step": True}),
+        ("validated.json", {"more": 1}),
+        ("metrics.json", {"loss": "low"}),
+        ("metrics.json", {"confusion": [[1, 0]]}),
+        ("metrics.json", {"labels": ["a"]}),
+        ("metrics.json", {"baseline": {}}),
+        ("metrics.json", {"mistakes": [{"text": 10**200}]}),  # which no float holds
+        ("metrics.json", {"tasks": {"a": {"loss": "low"}}}),
+        ("split.json", {"train": [1.5]}),
+        ("split.json", {"train": None}),
+        ("baseline.json", {"": {"kind": "class"}}),
+    ],
+)
+def test_forged_values_are_reported(name: str, change: dict[str, object], whole: Path) -> None:
+    content = json.loads((whole / name).read_bytes())
+    content.pop("checksum", None)
+    (whole / name).write_bytes(
+        sealed(content | change) if name in ("run.json", "validated.json") else encode(content | change)
+    )
+    assert found(whole) == [name]
+
+
+def test_a_forged_state_with_the_right_checksum_is_reported(whole: Path) -> None:
+    with Run.open(whole) as run:
+        run.lock()
+        for step, state in enumerate(({}, {"recipe": {}, "stale": -1}, {"recipe": {}, "new": 1}), start=3):
+            run.save(Snapshot(step, {}, {}, state, 2), keep_last=9)
+    steps = [f"checkpoints/step-00000{step}/state.json" for step in (3, 4, 5)]
+    assert found(whole) == steps
+
+
+def test_missing_records_are_reported(whole: Path) -> None:
+    (whole / "metrics.jsonl").write_bytes((whole / "metrics.jsonl").read_bytes().splitlines(keepends=True)[1])
+    assert [why for _, why in verify_run(whole)] == ["metrics.jsonl has no record of step 1"]

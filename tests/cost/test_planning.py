@@ -1,0 +1,172 @@
+"""What a recipe takes: operations as torch counts them, and arithmetic on figures that are known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lmtool.compute.processes import World
+from lmtool.cost import planning
+from lmtool.cost.planning import KINDS, Forecast, forecast
+from lmtool.errors import UsageError
+from lmtool.model import build
+from lmtool.objective import Objective, Vocabulary
+from lmtool.objective import build as build_objective
+from lmtool.objective.base import Example
+from lmtool.recipe.load import Setting, load
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.training import length
+from lmtool.training.data import read_text
+from lmtool.training.fit import Trainable, fit
+from lmtool.training.windows import Windows
+
+T, V = 24, 300
+TINY = [f"model.context={T}", "model.d_model=16", f"model.vocab_size={V}", "training.batch_size=4"]
+HEADS = ["model.n_heads=2", "model.n_layers=2"]
+
+
+def tiny(name: str, *overrides: str) -> Recipe:
+    return load(name, [*TINY, *overrides]).recipe
+
+
+def planned(recipe: Recipe, **options: Any) -> Forecast:
+    return forecast(recipe, None, kind="h100", **options)
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    special = tuple(range(40))
+    return build_objective(recipe, Vocabulary(V, 0, 1, 2, 3, 4, 5, (1,), special[6:], frozenset(special)))
+
+
+def counted(recipe: Recipe) -> int:
+    """Operations of forward and backward pass of a row, as torch counts them, with all pairs of query and key."""
+    objective = objective_of(recipe)
+    tokens = np.random.default_rng(1).integers(40, V, objective.cut(T).length)
+    batch = objective.collate([Example(tokens, np.random.default_rng(1))])
+    torch.manual_seed(1)
+    lm = build(recipe.model, V).train()
+    with FlopCounterMode(display=False) as counter:
+        objective.loss(lm, batch).total.backward()
+    return counter.get_total_flops()
+
+
+BELOW = T * (T - 1) // 2
+PER_PAIR = 3 * 2 * 2 * 16
+"""Of the pairs that a mask excludes: a score and a weighted value, three times, over all heads."""
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "unseen"),
+    [
+        ("gpt2-124m", HEADS, 2 * BELOW * PER_PAIR),
+        ("llama-tiny", [*HEADS, "model.n_kv_heads=1", "model.head_width=null"], 2 * BELOW * PER_PAIR),
+        ("bert-tiny", [*HEADS, "objective.next_sentence=false", "model.next_sentence_head=false"], 0),
+        ("elman", ["model.n_layers=1"], -2 * 16 * 16),
+        ("gru", ["model.n_layers=2"], -2 * 2 * 3 * 16 * 16),
+    ],
+)
+def test_operations_are_those_that_torch_counts(name: str, overrides: list[str], unseen: int) -> None:
+    """All that torch counts, less what a mask excludes; and the gradient of the first state, which nobody takes."""
+    recipe = tiny(name, *overrides)
+    expected = counted(recipe) - unseen
+    assert planned(recipe).flops_per_token == pytest.approx(expected / T, rel=1e-3)
+
+
+def test_operations_of_an_encoder_decoder_follow_from_the_lengths_of_source_and_target() -> None:
+    recipe = tiny("t5-tiny", *HEADS, "tokenizer.sentinels=20")
+    objective = objective_of(recipe)
+    row = Example(np.arange(40, 40 + objective.cut(T).length), np.random.default_rng(1))
+    n_target = objective.collate([row]).tokens_BT.shape[1]
+    expected = counted(recipe) - 2 * n_target * (n_target - 1) // 2 * PER_PAIR
+    assert planned(recipe).flops_per_token == pytest.approx(expected / T, rel=1e-3)
+
+
+def test_time_is_operations_over_the_stated_share_of_the_peak() -> None:
+    recipe = tiny(
+        "tiny", "training.steps=1000", "training.batch_size=16", "evaluation.every=1000", "evaluation.tokens=1"
+    )
+    found = planned(recipe, n_devices=4, utilisation=0.5)
+    expected = 16 * T * found.flops_per_token / (4 * 0.5 * KINDS["h100"].peak)
+    assert found.step_seconds == pytest.approx(expected, rel=1e-3)
+    assert found.seconds == pytest.approx(1000 * expected, rel=0.01)
+    assert (found.steps, found.tokens) == (1000, 1000 * 16 * T)
+    assert (found.rows, found.micro_batches) == (4, 1)
+
+
+def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny("tiny", "training.batch_size=16")
+    whole, half = (planned(tiny("tiny", "training.batch_size=16", f"training.micro_batch={n}")) for n in (16, 8))
+    assert whole.footprint is not None
+    assert half.footprint is not None
+    assert half.footprint.peak < whole.footprint.peak
+    between = (half.footprint.peak + whole.footprint.peak) // 2
+    small = planning.DeviceKind(1e12, round(between / planning.ROOM))
+    monkeypatch.setattr(planning, "KINDS", {"h100": small})
+    found = planned(recipe)
+    assert (found.rows, found.micro_batches, found.fits) == (8, 2, True)
+    assert found.footprint == half.footprint
+    given = planned(recipe.model_copy(update={"training": recipe.training.model_copy(update={"micro_batch": 16})}))
+    assert (given.rows, given.fits) == (16, False)
+
+
+def test_tokens_decide_on_the_steps() -> None:
+    recipe = tiny("tiny", f"training.tokens={10 * 4 * T + 1}")
+    assert planned(recipe).steps == 11
+
+
+def test_minutes_decide_on_the_steps() -> None:
+    found = planned(tiny("tiny", "training.minutes=2", "evaluation.tokens=1"))
+    assert found.step_seconds is not None
+    assert found.steps * found.step_seconds == pytest.approx(120, rel=0.01)
+
+
+def test_what_only_a_text_knows_is_said() -> None:
+    recipe = load("shakespeare-char", ["training.epochs=2"]).recipe
+    notes = " ".join(planned(recipe).notes)
+    assert "vocabulary" in notes
+    assert "steps" in notes
+
+
+def test_steps_are_measured_here() -> None:
+    found = forecast(tiny("tiny", "training.device=cpu"), None)
+    assert found.basis.startswith("measured")
+    assert found.step_seconds is not None
+    assert 0 < found.step_seconds < 60
+
+
+def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its documents, where a row is two of them: shorter than the context."""
+    text = tmp_path / "names.txt"
+    text.write_text("".join(f"{name}\n" for name in ["ada", "grace", "alan", "john"] * 50))
+    settings = [*TINY, *HEADS, "model.vocab_size=null", "data.documents=line", "tokenizer.kind=char"]
+    recipe = load("bert-tiny", [*settings, Setting("data.train", [str(text)], "TEXT")]).recipe
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    data = read_text(recipe, None, World(), lambda *_: None)
+    widths = []
+
+    def recorded(trainable: Trainable, examples: Windows, *rest: Any) -> Any:
+        widths.extend(len(example.tokens) for example in examples.read(np.arange(20)))
+        return fit(trainable, examples, *rest)
+
+    monkeypatch.setattr(length, "fit", recorded)
+    assert forecast(data.recipe, data).basis == "measured"
+    assert max(widths) < T
+    assert len(widths) == 20
+
+
+@pytest.mark.parametrize("name", ["skipgram", "glove", "dan", "tagger", "elmo-tiny", "electra-tiny", "seq2seq"])
+def test_every_family_is_planned(name: str) -> None:
+    found = planned(load(name, ["training.batch_size=4"]).recipe)
+    assert found.parameters > 0
+    assert found.flops_per_token > 0
+    assert found.optimal_tokens == (None if name in ("dan", "tagger", "seq2seq") else 20 * found.parameters)
+
+
+def test_what_cannot_be_planned() -> None:
+    with pytest.raises(UsageError, match="counts"):
+        planned(load("ngram").recipe)
+    with pytest.raises(UsageError, match="3 devices"):
+        planned(tiny("tiny"), n_devices=3)

@@ -1,0 +1,399 @@
+"""From files to token stores: modes, cache, resuming, concurrent processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmtool.data import prepare as prepare_module
+from lmtool.data import store as store_module
+from lmtool.data.prepare import default_cache, encode_files, prepare, spread_sample
+from lmtool.data.store import TokenStore
+from lmtool.errors import DataError, ResourceError, UsageError
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordPieceTokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
+from tests.data.texts import HOSTILE, prose
+
+BPE = BpeTokenizer(vocab_size=500)
+CHAR = CharTokenizer(kind="char")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(prose(30_000) + " ".join(HOSTILE.values()).replace("\0", ""), encoding="utf-8", newline="")
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.jsonl"
+    rows = [*prose(5_000).split("\n"), *HOSTILE.values()]
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def texts_of(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.decode(store.read(*store.document(i)).tolist()) for i in range(store.n_documents)]
+
+
+def rows_of(table: Path) -> list[str]:
+    rows = [json.loads(line)["text"] for line in table.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row.strip()]
+
+
+def test_one_text_is_cut_by_characters(book: Path, cache: Path) -> None:
+    text = book.read_bytes().decode()
+    prepared = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    n = int(len(text) * 0.9)
+    assert (prepared.data.split, prepared.data.documents) == ("slice", "whole")
+    assert texts_of(prepared.train, prepared.tokenizer) == [text[:n]]
+    assert texts_of(prepared.valid, prepared.tokenizer) == [text[n:]]
+    for store, part in (prepared.train, text[:n]), (prepared.valid, text[n:]):
+        assert store.read(0, len(store)).tolist() == prepared.tokenizer.encode(part)
+        assert (store.total_bytes, int(store.n_words.sum())) == (len(part.encode()), len(part.split()))
+
+
+def test_documents_are_framed_and_kept_apart(table: Path, cache: Path) -> None:
+    prepared = prepare(Data(train=(str(table),)), BPE, cache=cache, seed=1)
+    assert prepared.data.split == "document"
+    tokenizer, rows = prepared.tokenizer, rows_of(table)
+    for store in prepared.train, prepared.valid:
+        for i in range(store.n_documents):
+            ids = store.read(*store.document(i)).tolist()
+            text = tokenizer.decode(ids)
+            assert ids == [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+            assert (store.n_bytes[i], store.n_words[i]) == (len(text.encode()), len(text.split()))
+    found = texts_of(prepared.train, tokenizer) + texts_of(prepared.valid, tokenizer)
+    assert sorted(found) == sorted(rows)
+    assert prepared.valid.n_documents == round(0.1 * len(rows))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "char"])
+def test_other_tokenizers_give_their_own_ids(kind: str, table: Path, cache: Path) -> None:
+    spec = CHAR if kind == "char" else WordPieceTokenizer(kind="wordpiece", vocab_size=500)
+    prepared = prepare(Data(train=(str(table),), valid=(str(table),)), spec, cache=cache, seed=1)
+    expected = [[1, *prepared.tokenizer.encode(row), 2] for row in rows_of(table)]
+    store = prepared.train
+    assert [store.read(*store.document(i)).tolist() for i in range(store.n_documents)] == expected
+
+
+def test_a_long_document_is_framed_once(tmp_path: Path, cache: Path) -> None:
+    texts = [prose(60_000, seed) for seed in (1, 2)]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
+    tokenizer = Tokenizer.train(BPE, texts)
+    store = encode_files([str(tmp_path / "*.txt")], Data(split="document", documents="whole"), tokenizer, cache=cache)
+    ids = [store.read(*store.document(i)).tolist() for i in range(store.n_documents)]
+    assert ids == [[1, *tokenizer.encode(text), 2] for text in texts]
+    assert store.n_words.tolist() == [len(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "documents"),
+    [
+        (Data(train=("one.txt",)), "slice", "whole"),
+        (Data(train=("paragraphs.txt",)), "document", "blank-line"),
+        (Data(train=("paragraphs.txt",), split="slice"), "slice", "whole"),
+        (Data(train=("paragraphs.txt",), split="slice", documents="line"), "slice", "line"),
+        (Data(train=("one.txt", "paragraphs.txt")), "document", "whole"),
+        (Data(train=("one.txt",), documents="line"), "document", "line"),
+        (Data(train=("one.txt",), valid=("paragraphs.txt",)), "slice", "whole"),
+        (Data(train=("paragraphs.txt",), valid=("one.txt",)), "document", "blank-line"),
+        (Data(train=("one.txt",), valid=("one.txt",), split="document"), "document", "whole"),
+    ],
+)
+def test_modes(data: Data, split: str, documents: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.txt").write_text("Two lines\nof one text.\n", encoding="utf-8")
+    (tmp_path / "paragraphs.txt").write_text("One.\n\nTwo.\n\nThree.\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    prepared = prepare(data, CHAR, cache=tmp_path / "cache", seed=1)
+    assert (prepared.data.split, prepared.data.documents) == (split, documents)
+    settled = prepare(prepared.data, CHAR, cache=tmp_path / "cache", seed=1)
+    assert settled.fingerprint == prepared.fingerprint
+    framed = prepared.tokenizer.bos_id in prepared.train.read(0, len(prepared.train))
+    assert framed == (split == "document")
+
+
+def test_rows_of_a_stream_are_parted_by_line_ends(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n', encoding="utf-8")
+    prepared = prepare(Data(train=(str(path),), split="slice", valid_fraction=0.5), BPE, cache=cache, seed=1)
+    train, valid = ("".join(texts_of(s, prepared.tokenizer)) for s in (prepared.train, prepared.valid))
+    assert (train, valid) == ("one\ntwo", "\nthree\n")
+
+
+def test_tokenizers_see_the_training_part_only(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a" * 90 + "b" * 10, encoding="utf-8")
+    prepared = prepare(Data(train=(str(path),)), CHAR, cache=cache, seed=1)
+    assert prepared.tokenizer.vocab_size == 8
+    assert set(prepared.valid.read(0, 10)) == {prepared.tokenizer.unk_id}
+
+
+def test_the_cache_answers_the_second_time(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    assert first.seconds > 0
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    for name in "_encode", "spread_sample", "_n_bytes":
+        monkeypatch.setattr(prepare_module, name, never)
+    moved = book.rename(book.with_name("renamed.txt"))
+    os.utime(moved, (1, 1))
+    second = prepare(Data(train=(str(moved),)), BPE, cache=cache, seed=1)
+    assert (second.fingerprint, second.seconds) == (first.fingerprint, 0)
+    assert second.train.path == first.train.path
+
+
+def test_a_changed_file_never_meets_old_tokens(book: Path, cache: Path) -> None:
+    first = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    times = book.stat()
+    text = book.read_bytes()
+    book.write_bytes(text[:500] + b"!" + text[501:])
+    os.utime(book, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    assert second.train.fingerprint != first.train.fingerprint
+    assert second.tokenizer.decode(second.train.read(0, 600).tolist()) != first.tokenizer.decode(
+        first.train.read(0, 600).tolist()
+    )
+
+
+def test_options_change_the_fingerprint(table: Path, cache: Path) -> None:
+    base = Data(train=(str(table),))
+    variants = [
+        prepare(base, BPE, cache=cache, seed=1),
+        prepare(base, BPE, cache=cache, seed=2),
+        prepare(base, CHAR, cache=cache, seed=1),
+        prepare(base.model_copy(update={"split": "slice"}), BPE, cache=cache, seed=1),
+        prepare(base.model_copy(update={"valid_fraction": 0.2}), BPE, cache=cache, seed=1),
+    ]
+    assert len({p.fingerprint for p in variants}) == len(variants)
+
+
+def test_given_tokenizers_are_used_as_they_are(book: Path, cache: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(BPE, [prose(3_000, seed=9)])
+    tokenizer.save(tmp_path / "tokenizer.json")
+    data = Data(train=(str(book),))
+    by_value = prepare(data, tokenizer, cache=cache, seed=1)
+    by_file = prepare(data, TokenizerFile(kind="file", path=str(tmp_path)), cache=cache, seed=1)
+    assert by_value.tokenizer.fingerprint == by_file.tokenizer.fingerprint == tokenizer.fingerprint
+    assert by_value.fingerprint == by_file.fingerprint
+
+
+def test_eval_text_is_encoded_as_in_training(book: Path, table: Path, cache: Path) -> None:
+    text = book.read_bytes().decode()
+    prepared = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    store = encode_files([str(book)], prepared.data, prepared.tokenizer, cache=cache)
+    assert store.read(0, len(store)).tolist() == prepared.tokenizer.encode(text)
+    assert store.total_bytes == len(text.encode())
+    documents = encode_files([str(table)], Data(split="document"), prepared.tokenizer, cache=cache)
+    assert documents.n_documents == len(rows_of(table))
+    assert documents.read(0, 1).tolist() == [prepared.tokenizer.bos_id]
+
+
+def test_written_to_a_folder(book: Path, cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tokens"
+    data = Data(train=(str(book),))
+    prepared = prepare(data, BPE, cache=cache, seed=1, out=out)
+    assert sorted(p.name for p in out.iterdir()) == ["tokenizer.json", "train", "valid"]
+    assert (prepared.train.path, prepared.valid.path) == (out / "train", out / "valid")
+    assert Tokenizer.load(out).fingerprint == prepared.tokenizer.fingerprint
+    again = prepare(data, BPE, cache=cache, seed=1, out=out)
+    assert (again.fingerprint, again.seconds) == (prepared.fingerprint, 0)
+    with pytest.raises(UsageError, match="another tokenizer"):
+        prepare(data, CHAR, cache=cache, seed=1, out=out)
+    with pytest.raises(UsageError, match="other tokens"):
+        prepare(data.model_copy(update={"valid_fraction": 0.3}), prepared.tokenizer, cache=cache, seed=1, out=out)
+    assert TokenStore(out / "train").fingerprint == prepared.train.fingerprint
+    (tmp_path / "mine" / "train").mkdir(parents=True)
+    with pytest.raises(UsageError, match="something else"):
+        prepare(data, BPE, cache=cache, seed=1, out=tmp_path / "mine")
+
+
+def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "SHARD_TOKENS", 5_000)
+    monkeypatch.setattr("lmtool.data.corpus.CHUNK", 8_000)
+    monkeypatch.setattr("lmtool.data.files.BLOCK", 8_000)
+    tokenizer = Tokenizer.train(BPE, [prose(3_000)])
+    encode = prepare_module._encode
+    encoded = 0
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        nonlocal encoded
+        encoded += 1
+        if encoded == 12:
+            raise KeyboardInterrupt
+        return encode(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(prepare_module, "_encode", interrupted)
+    data = Data(split="slice", documents="whole")
+    with pytest.raises(KeyboardInterrupt):
+        encode_files([str(book)], data, tokenizer, cache=cache)
+    before, encoded = encoded, 100
+    store = encode_files([str(book)], data, tokenizer, cache=cache)
+    text = book.read_bytes().decode()
+    assert store.read(0, len(store)).tolist() == tokenizer.encode(text)
+    assert 0 < encoded - 100 < len(text) / 8_000
+    assert before + encoded - 100 >= len(text) / 8_000 - 2
+    assert len(store._shards) > 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lmtool.recipe.spec.text import Data
+from lmtool.data import corpus
+from lmtool.data import files
+from lmtool.data import store
+from lmtool.data.prepare import encode_files
+from lmtool.tokenization.tokenizer import Tokenizer
+
+corpus.CHUNK = files.BLOCK = 8_000
+store.SHARD_TOKENS = 5_000
+left = int(sys.argv[3])
+
+def counted(call):
+    def wrapper(*args):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args)
+    return wrapper
+
+os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
+data = Data(split="slice", documents="whole")
+found = encode_files([sys.argv[1]], data, Tokenizer.load(sys.argv[2]), cache=Path(sys.argv[4]))
+print(found.path)
+"""
+
+
+@pytest.mark.system
+def test_killed_at_any_moment_it_goes_on(book: Path, cache: Path, tmp_path: Path) -> None:
+    Tokenizer.train(BPE, [prose(3_000)]).save(tmp_path / "tokenizer.json")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = 0
+    for moment in (3, 1, 9, 12, 14, 17, 5, 2, 30, 1000):
+        command = [sys.executable, "-c", KILLED, str(book), str(tmp_path), str(moment), str(cache)]
+        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        killed += process.returncode == -9
+        if process.returncode == 0:
+            break
+    assert killed > 5
+    store = TokenStore(Path(process.stdout.strip()))
+    expected = Tokenizer.load(tmp_path).encode(book.read_bytes().decode())
+    assert store.read(0, len(store)).tolist() == expected
+
+
+def test_what_an_interrupted_end_has_left_goes_away(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again() -> Path:
+        return prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1).train.path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "discard_progress", lambda _: None)
+        store = again()
+    assert (store / "progress.json").exists()
+    assert again() == store
+    assert not (store / "progress.json").exists()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from lmtool.recipe.spec.text import BpeTokenizer, Data
+from lmtool.data.prepare import prepare
+prepared = prepare(Data(train=(sys.argv[1],)), BpeTokenizer(vocab_size=500), cache=Path(sys.argv[2]), seed=1)
+print(prepared.fingerprint, len(prepared.train))
+"""
+
+
+@pytest.mark.system
+def test_processes_at_once_share_one_cache_entry(book: Path, cache: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", PROGRAM, str(book), str(cache)]
+    environment = os.environ | {"PYTHONPATH": root}
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = {process.communicate()[0] for process in started}
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(said) == 1
+    prepared = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    assert (f"{prepared.fingerprint} {len(prepared.train)}\n", prepared.seconds) == (said.pop(), 0)
+
+
+@pytest.mark.system
+def test_light_to_import() -> None:
+    heavy = "{'datasets', 'pyarrow', 'torch', 'transformers'}"
+    command = [sys.executable, "-c", f"import sys, lmtool.data.prepare; print({heavy} & set(sys.modules))"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout == "set()\n"
+
+
+def test_progress_is_told(book: Path, cache: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1, report=lambda *args: told.append(args))
+    stages = list(dict.fromkeys(stage for stage, _, _ in told))
+    assert stages == ["reading", "training the tokenizer", "tokenizing"]
+    n_characters = len(book.read_bytes().decode())
+    assert ("tokenizing", n_characters, n_characters) in told
+    assert all(0 < done <= (total or n_characters) for _, done, total in told)
+
+
+@pytest.mark.parametrize("budget", [1_000, 10_000, 50_000])
+@pytest.mark.parametrize("lines", [False, True])
+def test_the_sample_is_spread_and_within_its_budget(budget: int, lines: bool) -> None:
+    size = 50 if lines else 5_000
+    texts = [f"{i} " + "é word" * (size // 6) for i in range(250_000 // size)]
+    n_bytes = sum(len(text.encode()) for text in texts)
+    sample = list(spread_sample(texts, n_bytes, budget))
+    assert 0.7 * budget < sum(len(text.encode()) for text in sample) <= budget
+    if budget >= 10_000:
+        assert {int(text.split()[0]) * 10 // len(texts) for text in sample} == set(range(10))
+    assert list(spread_sample(texts, n_bytes, n_bytes)) == texts
+
+
+REFUSED: dict[str, tuple[str, Data, str]] = {
+    "nothing named": ("text", Data(), "no text is named"),
+    "one character": ("a", Data(train=("a.txt",)), "too short"),
+    "one document": ("one\ntext", Data(train=("a.txt",), split="document"), "one document"),
+    "empty": ("", Data(train=("a.txt",)), "empty"),
+    "empty validation": ("some text", Data(train=("a.txt",), valid=("b.txt",)), "empty"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_unusable_text_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, data, message = REFUSED[case]
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=message) as caught:
+        prepare(data, CHAR, cache=tmp_path / "cache", seed=1)
+    assert len(caught.value.lines()) <= 3
+
+
+def test_an_unwritable_cache_is_refused(book: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(ResourceError, match="cannot write"):
+        prepare(Data(train=(str(book),)), CHAR, cache=tmp_path / "file", seed=1)
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert default_cache() == Path("/a")
+    monkeypatch.delenv("LMTOOL_CACHE")
+    assert default_cache() == Path("/b/lmtool")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_cache() == tmp_path / ".cache" / "lmtool"

@@ -1,0 +1,121 @@
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmtool.data.stdin import table_files, table_of_texts, text_files
+from lmtool.errors import DataError, UsageError
+
+Give = Callable[[bytes], None]
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Give:
+    def give(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+    return give
+
+
+def test_texts_and_standard_input_are_files_for_a_while(stdin: Give) -> None:
+    stdin("naïve\nlines".encode())
+    with text_files(["book.txt", "-"], ["one\ntwo", "three"]) as files:
+        assert files[0] == "book.txt"
+        assert [Path(file).read_bytes() for file in files[1:]] == ["naïve\nlines".encode(), b"one\ntwo", b"three"]
+        assert all(file.endswith(".txt") for file in files)
+        folder = Path(files[1]).parent
+    assert not folder.exists()
+
+
+def test_no_text_at_all(stdin: Give) -> None:
+    with pytest.raises(UsageError, match="can be read once"), text_files(["-", "-"], []):
+        pass
+    stdin(b"")
+    with pytest.raises(DataError, match="standard input is empty"), text_files(["-"], []):
+        pass
+    with pytest.raises(DataError, match="the text is empty"), text_files([], ["a", " "]):
+        pass
+
+
+def test_what_a_shell_passed_in_another_encoding() -> None:
+    text = os.fsdecode(b"caf\xe9")
+    with pytest.raises(DataError, match="not UTF-8"), text_files([], [text]):
+        pass
+    with pytest.raises(DataError, match="not UTF-8"), table_of_texts(None, [text], ["text"], False):
+        pass
+
+
+def test_an_error_inside_is_not_one_of_the_temporary_folder() -> None:
+    with pytest.raises(BrokenPipeError), text_files([], ["a"]):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    ("content", "ending"),
+    [
+        (b"text,label\na,b\n", ".csv"),
+        (b'\xef\xbb\xbf{"text": "a"}\n', ".jsonl"),
+        (b'\n {"text": "a"}\n', ".jsonl"),
+        (b"PAR1\0\0", ".parquet"),
+    ],
+)
+def test_the_format_of_a_table_on_standard_input(stdin: Give, content: bytes, ending: str) -> None:
+    stdin(content)
+    with table_files(["-", "other.csv"]) as (received, other):
+        assert received.endswith(ending)
+        assert Path(received).read_bytes() == content
+        assert other == "other.csv"
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "is_table"),
+    [
+        (b"text,label\na,b\n", ["text"], True),
+        (b"id;text\n1;a\n", ["text"], True),
+        (b'"text"\r\na\r\n', ["text"], True),
+        (b"premise\thypothesis\na\tb\n", ["premise", "hypothesis"], True),
+        (b'{"text": "a"}\n', ["other"], True),
+        (b"A good film, text and all.\nbad\n", ["text"], False),
+        (b"texts\n", ["text"], False),
+    ],
+)
+def test_a_table_is_told_from_lines(stdin: Give, content: bytes, columns: list[str], is_table: bool) -> None:
+    stdin(content)
+    with table_of_texts("-", [], columns, False) as source:
+        assert (Path(source).read_bytes() == content) is is_table
+
+
+def rows(source: str) -> list[object]:
+    return [json.loads(line) for line in Path(source).read_text().splitlines()]
+
+
+def test_lines_are_rows(stdin: Give) -> None:
+    stdin('\ufeffA naïve "film", =1\r\n\n  \nbad\u2028still bad'.encode())
+    with table_of_texts("-", [], ["review"], False) as source:
+        assert rows(source) == [{"review": 'A naïve "film", =1'}, {"review": "bad\u2028still bad"}]
+    with table_of_texts(None, ["a\nb", "c"], ["review"], False) as source:
+        assert rows(source) == [{"review": "a\nb"}, {"review": "c"}]
+    with table_of_texts(None, ["a"], ["messages"], True) as source:
+        assert rows(source) == [{"messages": [{"role": "user", "content": "a"}]}]
+
+
+def test_what_is_no_row(stdin: Give) -> None:
+    stdin(b" \n\n")
+    with pytest.raises(DataError, match="standard input is blank"), table_of_texts("-", [], ["text"], False):
+        pass
+    stdin(b"good\nb\xffd\n")
+    with (
+        pytest.raises(DataError, match="not valid UTF-8: byte 0xff at offset 6") as caught,
+        table_of_texts("-", [], ["text"], False),
+    ):
+        pass
+    assert caught.value.where == "standard input:2"
+    with pytest.raises(UsageError, match="reads 2 texts in a row: premise, hypothesis"):
+        table_of_texts(None, ["a"], ["premise", "hypothesis"], False).__enter__()
+    for source, texts in ((None, []), ("a.csv", ["b"])):
+        with pytest.raises(UsageError), table_of_texts(source, texts, ["text"], False):
+            pass

@@ -1,0 +1,97 @@
+"""Runs as GGUF files: what is read back has the same ids, and the weights rounded to the type of the file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.compute.device import CPU
+from lmtool.errors import UsageError
+from lmtool.export.exporting import export_gguf
+from lmtool.inference.load import load_run
+from lmtool.interop.importing import imported
+from lmtool.recipe.spec.recipe import Recipe
+from tests.interop.runs import SMALL, TEXTS, made, recipe_of, shipped, tokenizer_of
+from tests.interop.test_importing import peer_in
+
+GPT2 = recipe_of({**SMALL, "activation": "gelu-tanh"}, {"kind": "causal"}, data={"split": "document"})
+LLAMA = {**shipped("llama-tiny"), "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 96, "n_layers": 2}
+SCALED = {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}
+
+
+def llama(**changes: Any) -> Recipe:
+    return recipe_of({**LLAMA, "context": 40, **changes}, {"kind": "causal"}, data={"split": "document"})
+
+
+CASES = {"gpt2": GPT2, "llama": llama(), "llama, tied": llama(tie_embeddings=True), "scaled": llama(position=SCALED)}
+
+
+@pytest.mark.parametrize(("quantization", "error"), [("f16", 2e-3), ("q8_0", 3e-2)])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_is_read_back(
+    case: str, quantization: Any, error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    run = made(tmp_path / "run", CASES[case], tokenizer_of(), std=0.1)
+    export_gguf(str(run), tmp_path / "model.gguf", quantization)
+    before = load_run(str(run), CPU)
+    after = load_run(str(imported(str(tmp_path / "model.gguf"))), CPU)
+    assert [after.tokenizer.encode(text) for text in TEXTS] == [before.tokenizer.encode(text) for text in TEXTS]
+    assert after.prompt_format.prompt("They waited") == before.prompt_format.prompt("They waited")
+    assert after.prompt_format.end_ids == before.prompt_format.end_ids
+    tokens_BT = torch.arange(30)[None]
+    with torch.no_grad():
+        wanted, found = (one.model.logits(one.model(Batch(tokens_BT)).hidden_BTD) for one in (before, after))
+    assert float((found - wanted).norm() / wanted.norm()) < error
+    if quantization == "f16":
+        state = before.model.state_dict()
+        for name, tensor in after.model.state_dict().items():
+            torch.testing.assert_close(tensor, state[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "what"),
+    [
+        (recipe_of({**SMALL, "activation": "gelu"}, {"kind": "causal"}), "activation_function"),
+        (recipe_of({**SMALL, "shape": "encoder"}, {"kind": "masked"}), "no published family|model_type"),
+        (recipe_of({**SMALL, "position": {"kind": "alibi"}}, {"kind": "causal"}), "no published family"),
+    ],
+)
+def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path: Path) -> None:
+    run = made(tmp_path / "run", recipe, tokenizer_of())
+    with pytest.raises(UsageError, match=what):
+        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+    assert not (tmp_path / "model.gguf").exists()
+    (tmp_path / "there.gguf").touch()
+    with pytest.raises(UsageError, match="exists already"):
+        export_gguf(str(run), tmp_path / "there.gguf", "f16")
+
+
+def test_all_keys_that_gguf_does_not_have_are_told_at_once(tmp_path: Path) -> None:
+    window = {"kind": "window", "size": 8}
+    recipe = recipe_of({**SMALL, "activation": "gelu", "score": "dot", "d_model": 18, "n_heads": 2}, {"kind": "causal"})
+    run = made(tmp_path / "run", recipe, tokenizer_of())
+    with pytest.raises(UsageError, match="activation_function") as refusal:
+        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+    assert "scale_attn_weights" in str(refusal.value.where)
+    mistral = recipe_of({**LLAMA, "context": 40, "pattern": window}, {"kind": "causal"})
+    with pytest.raises(UsageError, match="sliding_window"):
+        export_gguf(str(made(tmp_path / "other", mistral, tokenizer_of())), tmp_path / "model.gguf", "f16")
+
+
+@pytest.mark.parametrize("case", ["own tokenizer", "published"])
+def test_heads_are_not_lost(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classifier is no language model, also where its body and its tokenizer could be written."""
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    spec = {"kind": "classification", "task": "class", "labels": ("a", "b"), "bias": False}
+    if case == "published":
+        peer_in(tmp_path / "published", "llama")
+        base = load_run(str(imported(str(tmp_path / "published"))))
+        tokenizer, model = base.tokenizer, base.recipe.model.model_dump()
+    else:
+        tokenizer, model = tokenizer_of(), {**LLAMA, "context": 40}
+    run = made(tmp_path / "run", recipe_of(model, spec), tokenizer)
+    with pytest.raises(UsageError, match="a head for classification"):
+        export_gguf(str(run), tmp_path / "model.gguf", "f16")

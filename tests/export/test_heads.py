@@ -1,0 +1,301 @@
+"""Heads fine-tuned on published models: exported in their family's own class or beside its body, opened as the model
+card says, and read back, with the same predictions."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from lmtool.compute.device import CPU
+from lmtool.errors import CheckpointError
+from lmtool.export.exporting import export
+from lmtool.inference.load import Loaded, load_run
+from lmtool.interop.importing import imported
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.tables.predict import TextClassifier, predict
+from tests.interop import test_importing
+from tests.interop.runs import made
+from tests.interop.test_importing import BERT, END, FRAMED, PLAIN, ROBERTA, S, byte_level, peer_in, word_pieces
+
+ROWS = ["Tom and Anna went to the old harbour.", "It rained", "the boats stayed!  Why?", "sea wall " * 90]
+"""The last one is longer than the context."""
+
+BODIES: dict[str, tuple[Any, ...]] = {
+    "bert": ("BertModel", PLAIN, word_pieces(), BERT),
+    "roberta": (
+        "RobertaModel",
+        {**PLAIN, "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1},
+        byte_level(["<s>", "<pad>", "</s>", "<mask>"], FRAMED),
+        ROBERTA,
+    ),
+    "distilbert": (
+        "DistilBertModel",
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 128},
+        word_pieces(),
+        BERT,
+    ),
+    "electra": ("ElectraModel", {**PLAIN, "embedding_size": 16}, word_pieces(), BERT),
+    "modernbert": (
+        "ModernBertModel",
+        {**PLAIN, "local_attention": 8, "reference_compile": False},
+        word_pieces(),
+        BERT,
+    ),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+        byte_level(["<|end|>", "<pad>"], None),
+        {**END, "pad_token": "<pad>"},
+    ),
+    "llama": (
+        "LlamaForCausalLM",
+        {**PLAIN, "num_key_value_heads": 2},
+        byte_level(["<s>", "</s>", "<pad>"], ("<s> $A", "<s> $A <s> $B")),
+        S,
+    ),
+}
+ENCODERS = ["bert", "roberta", "distilbert", "electra", "modernbert"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+
+
+def tuned(
+    folder: Path,
+    body: str,
+    monkeypatch: pytest.MonkeyPatch,
+    objective: dict[str, Any],
+    context: int | None = None,
+    **data: Any,
+) -> Path:
+    """A run as fine-tuning a published model leaves it, with random weights. context: shorter than its positions."""
+    monkeypatch.setitem(test_importing.CASES, body, BODIES[body])
+    peer_in(folder / "published", body)
+    base = load_run(str(imported(str(folder / "published"))), CPU)
+    model = base.recipe.model.model_dump()
+    values = {"model": {**model, "context": context or model["context"]}, "objective": objective, "data": data}
+    recipe = Recipe.model_validate({**values, "training": {"steps": 1, "batch_size": 2}})
+    return made(folder / "run", recipe, base.tokenizer, biases=0.05)
+
+
+def head(kind: str = "classification", **values: Any) -> dict[str, Any]:
+    return {"kind": kind, **values}
+
+
+def executed(folder: Path, **values: Any) -> dict[str, Any]:
+    """The variables of the code on a model card, which is told other texts than those that it shows."""
+    card = (folder / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    for name, value in values.items():
+        code, n = re.subn(rf"^{name} = .*$", lambda _, line=f"{name} = {value!r}": line, code, flags=re.MULTILINE)
+        assert n == 1, f"{name} in {code}"
+    found: dict[str, Any] = {}
+    exec(code.replace("DIRECTORY", str(folder)), found)
+    return found
+
+
+def back(folder: Path) -> Loaded:
+    return load_run(str(imported(str(folder))), CPU)
+
+
+def close(found: torch.Tensor, wanted: list[list[float]]) -> None:
+    torch.testing.assert_close(found.float(), torch.tensor(wanted), rtol=1e-4, atol=1e-4)
+
+
+THREE = {"task": "class", "labels": ("bad", "so so", "good")}
+TANH = {**THREE, "dense": "tanh"}
+MEAN = {**THREE, "pool": "mean"}
+HEADS: dict[str, dict[str, Any]] = {
+    "of the paper": TANH,
+    "mean": MEAN,
+    "mean of labels": {**MEAN, "task": "multi", "dense": "relu"},
+    "mean of numbers": {"task": "number", "center": 20.0, "scale": 3.0, "pool": "mean"},
+    "first of numbers": {"task": "number", "center": 20.0, "scale": 3.0, "dense": "tanh"},
+    "one score": {**MEAN, "labels": ("no", "yes"), "single_score": True},
+    "max": {**THREE, "pool": "max", "dense": "gelu"},
+    "last": {**THREE, "pool": "last", "bias": False},
+    "attention": {**THREE, "pool": "attention"},
+    "mixed": {**THREE, "pool": "mean", "layers": "mix"},
+    "mixed, without embeddings": {**THREE, "pool": "first", "layers": "mix-hidden"},
+    "normed": {**THREE, "pool": "mean", "dense": "gelu", "dense_norm": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        *(("bert", kind) for kind in HEADS),
+        *((body, kind) for body in BODIES for kind in ("of the paper", "mean", "mixed") if body != "bert"),
+        *(("gpt2", kind) for kind in ("last", "first of numbers", "attention")),
+    ],
+)
+def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tuned(tmp_path, body, monkeypatch, head(**HEADS[kind]))
+    export(str(run), tmp_path / "out")
+    loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
+    rows = [(text,) for text in ROWS]
+    wanted = TextClassifier.of(loaded).classify(rows)
+    assert TextClassifier.of(again).classify(rows) == wanted
+    if HEADS[kind]["task"] == "number":
+        close(executed(tmp_path / "out", texts=ROWS)["numbers"], [float(one.label) for one in wanted])
+    else:
+        found = executed(tmp_path / "out", texts=ROWS)["probabilities"]
+        close(found, [list(one.probabilities.values()) for one in wanted])
+
+
+OWN = {
+    "bert": ("tanh", "BertForSequenceClassification"),
+    "roberta": ("tanh", "RobertaForSequenceClassification"),
+    "distilbert": ("relu", "DistilBertForSequenceClassification"),
+    "electra": ("gelu", "ElectraForSequenceClassification"),
+}
+
+
+@pytest.mark.parametrize("body", OWN)
+def test_what_a_class_expresses_is_of_that_class(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, architecture = OWN[body]
+    run = tuned(tmp_path, body, monkeypatch, head(**THREE, dense=dense))
+    assert export(str(run), tmp_path / "out").published.architecture == architecture
+    assert not (tmp_path / "out" / "head.safetensors").exists()
+
+
+def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in another type, and in several files."""
+    run = tuned(tmp_path, "bert", monkeypatch, head(**MEAN))
+    exported = export(str(run), tmp_path / "out", dtype="bfloat16", shard=8_000)
+    assert exported.published.architecture == "BertModel"
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.id2label == {0: "bad", 1: "so so", 2: "good"}
+    again, wanted = back(tmp_path / "out"), load_run(str(run), CPU)
+    assert again.recipe.objective == wanted.recipe.objective
+    rows = [(text,) for text in ROWS]
+    for found, one in zip(
+        TextClassifier.of(again).classify(rows), TextClassifier.of(wanted).classify(rows), strict=True
+    ):
+        assert found.probabilities == pytest.approx(one.probabilities, abs=0.05)
+    assert "head.safetensors" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["of the paper", "mean"])
+def test_two_texts_a_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their segments, and their columns."""
+    columns = ("the first", "the second")
+    run = tuned(tmp_path, "bert", monkeypatch, head(**HEADS[kind]), text_columns=columns)
+    export(str(run), tmp_path / "out")
+    rows = list(zip(ROWS, ROWS[1:] + ROWS[:1], strict=True))
+    wanted = TextClassifier.of(load_run(str(run), CPU)).classify(rows)
+    assert back(tmp_path / "out").recipe.data.text_columns == columns
+    assert TextClassifier.of(back(tmp_path / "out")).classify(rows) == wanted
+    found = executed(tmp_path / "out", texts=rows)["probabilities"]
+    close(found, [list(one.probabilities.values()) for one in wanted])
+
+
+@pytest.mark.parametrize("kind", ["of the paper", "mean"])
+@pytest.mark.parametrize("body", ["bert", "roberta", "modernbert", "gpt2"])
+def test_a_context_shorter_than_the_positions(
+    kind: str, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tuned(tmp_path, body, monkeypatch, head(**HEADS[kind]), context=20)
+    export(str(run), tmp_path / "out")
+    loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
+    assert again.recipe.model.longest_row == 20
+    rows = [(text,) for text in ROWS]
+    assert TextClassifier.of(again).classify(rows) == TextClassifier.of(loaded).classify(rows)
+
+
+def damaged(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
+    """An exported directory, with another note."""
+    export(str(tuned(folder, "bert", monkeypatch, head(**MEAN))), folder / "out")
+    config = json.loads((folder / "out" / "config.json").read_text())
+    config["lmtool"] |= changes
+    (folder / "out" / "config.json").write_text(json.dumps(config))
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"objective": {**head(**MEAN), "dense": "tanh"}}, "dense.* is missing in its head"),
+        ({"objective": {**head(**MEAN), "pool": "middle"}}, "its configuration is of no model: objective"),
+        ({"objective": {**head(**MEAN), "labels": ("a",)}}, None),
+        ({"objective": 3}, "objective is 3, not of type dict"),
+        ({"context": -1}, "context is -1"),
+        ({"more": 1}, "unknown keys may change what it computes: lmtool.more"),
+    ],
+)
+def test_notes_that_do_not_fit(
+    changes: dict[str, Any], what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The labels are those of Transformers, which may have been given other names."""
+    folder = damaged(tmp_path, monkeypatch, **changes)
+    if what is None:
+        assert back(folder).recipe.objective.labels == ("bad", "so so", "good")  # type: ignore[union-attr]
+        return
+    with pytest.raises(CheckpointError, match=what):
+        back(folder)
+
+
+def test_a_note_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = damaged(tmp_path, monkeypatch, data={"text_columns": ["review"], "train": ["other.csv"]})
+    assert back(folder).recipe.data.text_columns == ("review",)
+    assert back(folder).recipe.data.train == ()
+
+
+def test_a_body_without_its_head_is_a_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = damaged(tmp_path, monkeypatch)
+    (folder / "head.safetensors").unlink()
+    assert back(folder).recipe.objective.kind == "embedding"
+
+
+# Tags and answers
+
+WORDS = [["Tom", "and", "Anna", "went", "to", "the", "old", "harbour", "."], ["a"], ["It", "rained", "漢字", "Why"]]
+TAGS = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BOAT") for part in "BI"))}
+
+
+@pytest.mark.parametrize(("body", "crf"), [*((body, False) for body in BODIES), ("bert", True), ("llama", True)])
+def test_tags(body: str, crf: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tuned(tmp_path, body, monkeypatch, head("tagging", **TAGS, crf=crf))
+    exported = export(str(run), tmp_path / "out")
+    own = body in OWN and not crf
+    assert exported.published.architecture.endswith("ForTokenClassification") == own
+    table = tmp_path / "words.jsonl"
+    table.write_text("\n".join(json.dumps({"tokens": words, "tags": ["O"] * len(words)}) for words in WORDS))
+    wanted = [cells[0] for _, cells in predict(load_run(str(run), CPU), str(table)).rows]
+    assert [cells[0] for _, cells in predict(back(tmp_path / "out"), str(table)).rows] == wanted
+    assert [executed(tmp_path / "out", words=words)["tags"] for words in WORDS] == wanted
+    assert len({tag for tags in wanted for tag in tags}) > 1
+
+
+ASKED = [("Why?", "Tom and Anna went to the old harbour."), ("Who?", "It rained; the boats stayed!  Why?")]
+
+
+@pytest.mark.parametrize(
+    ("body", "threshold"), [*((body, None) for body in BODIES), ("bert", 0.5), ("modernbert", 0.5), ("gpt2", 0.5)]
+)
+def test_answers(body: str, threshold: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"max_answer": 4, "stride": 5, "null_threshold": threshold}
+    run = tuned(tmp_path, body, monkeypatch, head("question-answering", **spec))
+    exported = export(str(run), tmp_path / "out")
+    assert exported.published.architecture.endswith("ForQuestionAnswering") == (body in OWN)
+    table = tmp_path / "asked.jsonl"
+    table.write_text("\n".join(json.dumps({"question": q, "context": c, "answers": []}) for q, c in ASKED))
+    wanted = list(predict(load_run(str(run), CPU), str(table)).rows)
+    again = back(tmp_path / "out")
+    for (_, one), (_, other) in zip(predict(again, str(table)).rows, wanted, strict=True):
+        assert one[:2] == other[:2]
+        assert float(one[2]) == pytest.approx(float(other[2]), rel=1e-4, abs=1e-4)  # type: ignore[arg-type]
+    assert again.recipe.objective.model_dump() | {"dropout": 0, "layers": "last"} == {
+        **head("question-answering", **spec),
+        "dropout": 0,
+        "layers": "last",
+    }
+    answers = [executed(tmp_path / "out", question=q, context=c)["answer"] for q, c in ASKED]
+    assert answers == [cells[0] for _, cells in wanted]

@@ -1,0 +1,103 @@
+"""tags.conll and questions.json are what their generators write; readers that share nothing with them agree."""
+
+import importlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.mark.parametrize(("module", "name"), [("tags", "TAGS"), ("questions", "QUESTIONS")])
+def test_the_generator_writes_the_committed_bytes(module: str, name: str) -> None:
+    for file, content, _ in getattr(importlib.import_module(module), name).files():
+        assert (DATA / file).read_bytes() == content
+        assert len(content) < 150_000
+
+
+def sentences(name: str) -> list[list[tuple[str, str]]]:
+    blocks = (DATA / name).read_text(encoding="utf-8").strip().split("\n\n")
+    return [[tuple(line.split(" ")) for line in block.split("\n")] for block in blocks]  # type: ignore[misc]
+
+
+def test_tags_are_well_formed_and_no_list_of_words_suffices() -> None:
+    train, test = sentences("tags.conll"), sentences("tags.test.conll")
+    assert (len(train), len(test)) == (1100, 400)
+    assert len({tuple(row) for row in train + test}) == 1500
+    of_word: dict[str, Counter[str]] = {}
+    for row in train + test:
+        before = "O"
+        for _, tag in row:
+            assert tag[0] != "I" or before[1:] == tag[1:]
+            before = tag
+    for row in train:
+        for word, tag in row:
+            of_word.setdefault(word, Counter())[tag] += 1
+    named = [(word, tag) for row in test for word, tag in row if tag != "O"]
+    right = sum(word in of_word and of_word[word].most_common(1)[0][0] == tag for word, tag in named)
+    assert 0.5 < right / len(named) < 0.8
+
+
+def passages(name: str) -> list[dict[str, Any]]:
+    return json.loads((DATA / name).read_text(encoding="utf-8"))["data"][0]["paragraphs"]  # type: ignore[no-any-return]
+
+
+EVENT = re.compile(
+    r"(?:On (?P<When>\w+) )?(?P<who>\w+) (?P<verb>\w+) (?P<what>the .+?) to (?P<to>\w+)"
+    r"(?: (?P<Where>(?:at|in|on|by) the .+?))?(?: because (?P<Why>.+))?"
+)
+PAST = {"give": "gave", "sell": "sold", "lend": "lent", "show": "showed"}
+
+
+def reply(context: str, question: str) -> str:
+    """The answer, by reading the passage sentence by sentence."""
+    matches = [EVENT.fullmatch(sentence) for sentence in context.removesuffix(".").split(". ")]
+    events = [match.groupdict() for match in matches if match]
+    assert len(events) == len(matches)
+    if asked := re.fullmatch(r"Who has the (.+) in the end\?", question):
+        moves = [e for e in events if e["what"].endswith(f" {asked[1]}") and e["verb"] in ("gave", "sold")]
+        return str(moves[-1]["to"])
+    if asked := re.fullmatch(r"Who (\w+) the (.+) to (\w+)\?", question):
+        found = [
+            e["who"] for e in events if (e["verb"], e["to"]) == (asked[1], asked[3]) and e["what"].endswith(asked[2])
+        ]
+    elif asked := re.fullmatch(r"To whom did (\w+) (\w+) the (.+)\?", question):
+        found = [
+            e["to"]
+            for e in events
+            if (e["who"], e["verb"]) == (asked[1], PAST[asked[2]]) and e["what"].endswith(asked[3])
+        ]
+    elif asked := re.fullmatch(r"What did (\w+) (\w+) to (\w+)\?", question):
+        found = [e["what"] for e in events if (e["who"], e["verb"], e["to"]) == (asked[1], PAST[asked[2]], asked[3])]
+    else:
+        asked = re.fullmatch(r"(When|Where|Why) did (\w+) (\w+) the (.+) to (\w+)\?", question)
+        assert asked is not None
+        found = [
+            e[asked[1]] or "" for e in events if (e["who"], e["verb"], e["to"]) == (asked[2], PAST[asked[3]], asked[5])
+        ]
+    assert len(found) < 2
+    return str(found[0]) if found else ""
+
+
+@pytest.mark.parametrize(("name", "n_passages"), [("questions.json", 165), ("questions.test.json", 60)])
+def test_each_question_has_the_one_answer_that_a_reader_finds(name: str, n_passages: int) -> None:
+    rows = passages(name)
+    assert len(rows) == n_passages
+    assert len({row["context"] for row in rows}) == n_passages
+    for row in rows:
+        for qa in row["qas"]:
+            answers = [answer["text"] for answer in qa["answers"]]
+            assert reply(row["context"], qa["question"]) == "".join(answers), (row["context"], qa)
+            assert qa.get("is_impossible", False) == (not answers)
+            for answer in qa["answers"]:
+                start = answer["answer_start"]
+                assert row["context"][start : start + len(answer["text"])] == answer["text"]
+
+
+def test_the_files_share_no_passage() -> None:
+    first, second = ({row["context"] for row in passages(name)} for name in ("questions.json", "questions.test.json"))
+    assert not first & second

@@ -1,0 +1,218 @@
+"""entailment.csv and kinship.csv are what their generators write; their labels follow from the texts."""
+
+import csv
+import importlib
+import io
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "data"
+NAMES = ("entailment", "kinship")
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return {
+        "entailment": importlib.import_module("entailment").ENTAILMENT,
+        "kinship": importlib.import_module("entailment_kinship").KINSHIP,
+    }
+
+
+def read(name):
+    return list(csv.DictReader(io.StringIO((DATA / name).read_bytes().decode(), newline="")))
+
+
+def read_all(name):
+    return read(f"{name}.csv") + read(f"{name}.test.csv")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_generator_writes_the_committed_bytes(tables, name):
+    assert tables[name].csv(tables[name].train) == (DATA / f"{name}.csv").read_bytes()
+    assert tables[name].csv(tables[name].test) == (DATA / f"{name}.test.csv").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("entailment", (4000, 1000)), ("kinship", (400, 400))])
+def test_the_files_are_plain_csv(name, sizes):
+    assert (len(read(f"{name}.csv")), len(read(f"{name}.test.csv"))) == sizes
+    rows = read_all(name)
+    assert len({(row["premise"], row["hypothesis"]) for row in rows}) == len(rows)
+    counts = Counter(row["label"] for row in rows)
+    assert max(counts.values()) < 1.15 * min(counts.values())
+    assert b"\r" not in (DATA / f"{name}.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_is_written_cleanly(name):
+    text = "\n".join(field for row in read_all(name) for field in (row["premise"], row["hypothesis"]))
+    assert text.isascii()
+    assert not re.findall(r"[{}<>|^]|  | [,.;:?!]|\.\.", text), "the traces of a template"
+    assert not re.findall(r"\b[Aa] [aeio]\w+", text), "a before a vowel"
+    assert not re.findall(r"\b[Aa]n [b-df-gj-np-tv-z]\w+", text), "an before a consonant"
+    assert not re.findall(r'[.?!] [a-z]|^"?[a-z]', text, flags=re.M), "a sentence that starts small"
+    assert not re.findall(r"\b(\w+) \1\b", text), "a word said twice"
+
+
+@pytest.mark.parametrize(("name", "chance", "slack"), [("entailment", 1 / 3, 0.05), ("kinship", 1 / 2, 0.07)])
+def test_a_bag_of_words_is_near_chance(tables, name, chance, slack):
+    baselines = tables[name].baselines()
+    assert baselines["bag_of_words_hypothesis"] < chance + 0.047
+    assert baselines["bag_of_words_premise"] < chance + 2 * slack
+    assert baselines["bag_of_words"] < chance + 2 * slack
+
+
+def recover(table, rows):
+    """The logged choices are among those by which the row can be written, and all of these agree on the label."""
+    from choice import derivations
+
+    for row in rows:
+        every = derivations(table.program, row.text)
+        assert any(abs(one.bits - row.bits) < 1e-6 for one in every), row.text
+        assert {one.value for one in every} == {row.label}, row.text
+
+
+@pytest.mark.parametrize(("name", "step"), [("entailment", 48), ("kinship", 16)])
+def test_a_parser_recovers_the_choices_and_one_label(tables, name, step):
+    recover(tables[name], tables[name].test[::step])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parser_recovers_the_choices_and_one_label_of_every_test_row(tables, name):
+    recover(tables[name], tables[name].test)
+
+
+# --- readers that share nothing with the generator --------------------------------------------------------------------
+
+MORE = (
+    "is taller than|swam faster than|was quicker than|arrived before|got there before"
+    "|caught more fish than|did better than|lives nearer to (?:the sea|it) than"
+)
+LESS = (
+    "is shorter than|swam more slowly than|was slower than|arrived after|got there after"
+    "|caught fewer fish than|did worse than|lives farther from (?:the sea|it) than"
+)
+
+
+def ordered(sentence):
+    """(who comes first, who comes second) of a comparison."""
+    if match := re.search(rf"(\w+) (?:{MORE}) (\w+)", sentence):
+        return match[1], match[2]
+    if match := re.search(rf"(\w+) (?:{LESS}) (\w+)", sentence):
+        return match[2], match[1]
+    return None
+
+
+def test_who_came_first():
+    n_read = 0
+    for row in read_all("entailment"):
+        if not (claim := ordered(row["hypothesis"])):
+            continue
+        before = {pair for sentence in row["premise"].split(". ") if (pair := ordered(sentence))}
+        assert len(before) == 3
+        for _ in range(3):
+            before |= {(a, d) for a, b in before for c, d in before if b == c}
+        label = "entailment" if claim in before else "contradiction" if claim[::-1] in before else "neutral"
+        assert label == row["label"], row
+        n_read += 1
+    assert n_read > 500
+
+
+UNITS = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+UNITS += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
+
+
+def test_how_many():
+    """The sum decides, with "a few" for anything from one to eight."""
+    n_read = 0
+    for row in read_all("entailment"):
+        claim = re.match(r"(\w+) (?:now )?has (exactly|more than|fewer than) (\w+) (\w+)", row["hypothesis"])
+        if not claim:
+            continue
+        name, relation, n, goods = claim[1], claim[2], UNITS.index(claim[3]), claim[4]
+        single = goods.removesuffix("es") if goods.endswith("ches") else goods.removesuffix("s")
+        now = set()
+        for sentence in row["premise"].split(". "):
+            match = re.search(rf"(a few|[a-z]+) (?:more )?(?:{goods}|{single})\b", sentence)
+            if not match:
+                continue
+            steps = range(1, 9) if match[1] == "a few" else [UNITS.index(match[1])]
+            given = re.search(rf"gave (?:him|her|{name}) ", sentence)
+            less = re.search(r" (?:lost|sold|took|gave) ", sentence) and not given
+            now = {old + (-step if less else step) for old in now or {0} for step in steps}
+        worlds = {{"exactly": k == n, "more than": k > n, "fewer than": k < n}[relation] for k in now if k > 0}
+        label = "neutral" if len(worlds) == 2 else "entailment" if worlds == {True} else "contradiction"
+        assert label == row["label"], row
+        n_read += 1
+    assert n_read > 500
+
+
+def test_whether_a_promise_was_kept():
+    n_read = 0
+    for row in read_all("entailment"):
+        due, done = {}, {}
+        for sentence in row["premise"].split(". "):
+            if match := re.match(r"On Monday (\w+) promised .* by (\w+)", sentence):
+                due[match[1]] = DAYS.index(match[2])
+            elif match := re.match(r'"I shall .* by (\w+)," (\w+) promised', sentence):
+                due[match[2]] = DAYS.index(match[1])
+            elif match := re.match(r"(?:On|It was) (\w+)(?: when)? ([A-Z]\w+) ", sentence):
+                done[match[2]] = DAYS.index(match[1])
+        name = row["hypothesis"].split()[0]
+        if name in due and name in done:
+            right = not re.search(r"broke|did not keep", row["hypothesis"])
+            assert row["label"] == ("entailment" if (done[name] <= due[name]) == right else "contradiction"), row
+            n_read += 1
+    assert n_read > 200
+
+
+def test_who_is_older():
+    n_read = 0
+    for row in read_all("kinship"):
+        claim = re.match(r"(\w+) is (older|younger) than (\w+)", row["hypothesis"])
+        if not claim:
+            continue
+        before, twins = set(), set()
+        for sentence in row["premise"].removesuffix(".").split(". "):
+            if match := re.match(r"(\w+) (?:is older than|was born \w+ years before) (\w+)", sentence):
+                before.add((match[1], match[2]))
+            elif match := re.match(r"(\w+) (?:is younger than|was born \w+ years after) (\w+)", sentence):
+                before.add((match[2], match[1]))
+            elif match := re.match(r"(\w+) is (?:(\w+)'s|the) (father|mother|son|daughter)(?: of (\w+))?$", sentence):
+                pair = (match[1], match[2] or match[4])
+                before.add(pair if match[3] in ("father", "mother") else pair[::-1])
+            elif match := re.match(r"(\w+) and (\w+) are twins|(\w+) was born on the same day as (\w+)", sentence):
+                pair = (match[1] or match[3], match[2] or match[4])
+                twins |= {pair, pair[::-1]}
+        for _ in range(4):
+            links = before | twins
+            before |= {(a, d) for a, b in links for c, d in links if b == c and ((a, b) in before or (c, d) in before)}
+        goal = (claim[1], claim[3]) if claim[2] == "older" else (claim[3], claim[1])
+        assert (goal in before) == (row["label"] == "entailment"), row
+        n_read += 1
+    assert n_read > 150
+
+
+def test_how_old():
+    n_read = 0
+    for row in read_all("kinship"):
+        claim = re.match(r"(\w+) is (\w+) years old\.", row["hypothesis"])
+        if not claim:
+            continue
+        stated = re.findall(r"(\w+) (?:is (\w+) years old|has just turned (\w+))\.", row["premise"])
+        ages = {name: UNITS.index(one or other) for name, one, other in stated}
+        assert len(ages) == 1
+        for _ in range(3):
+            for one, far, way, other in re.findall(r"(\w+) is (\w+) years? (older|younger) than (\w+)", row["premise"]):
+                years = (1 if far == "a" else UNITS.index(far)) * (1 if way == "older" else -1)
+                if other in ages:
+                    ages[one] = ages[other] + years
+                elif one in ages:
+                    ages[other] = ages[one] - years
+        assert (ages[claim[1]] == UNITS.index(claim[2])) == (row["label"] == "entailment"), row
+        n_read += 1
+    assert n_read > 150

@@ -1,0 +1,23 @@
+"""Few shipped recipes that together have every key, and every kind of a part, that some shipped recipe has."""
+
+from functools import cache, reduce
+from typing import Any
+
+from lmtool.recipe.dump import leaves
+from lmtool.recipe.load import load, shipped
+
+
+@cache
+def covering() -> list[str]:
+    """Their names: of those with the most that the ones before lack."""
+    has = {}
+    for name in shipped():
+        recipe: Any = load(name).recipe
+        paths = list(leaves(recipe))
+        has[name] = {(path, reduce(getattr, path, recipe) if path[-1] == "kind" else "") for path in paths}
+    names: list[str] = []
+    lacking = set().union(*has.values())
+    while lacking:
+        names.append(max(has, key=lambda name: len(has[name] & lacking)))
+        lacking -= has[names[-1]]
+    return names

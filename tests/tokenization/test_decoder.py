@@ -1,0 +1,63 @@
+"""Decoding token by token."""
+
+import codecs
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Inner
+
+from tests.data.texts import HOSTILE
+from tests.tokenization.test_tokenizer import BPE, TOKENIZERS
+
+
+def streamed(name: str, ids: list[int]) -> list[str]:
+    decoder = TOKENIZERS[name].stream()
+    return [*map(decoder.push, ids), decoder.flush()]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+@settings(deadline=None)
+def test_stream_joined_is_the_decoding(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
+    assert "".join(streamed(name, ids)) == tokenizer.decode(ids)
+
+
+@given(st.lists(st.integers(10, BPE.vocab_size - 1), max_size=40))
+@settings(deadline=None)
+def test_bytes_decode_as_the_library_does(ids: list[int]) -> None:
+    reference = Inner.from_str(BPE.to_json())
+    assert BPE.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+
+
+def test_no_part_of_a_character_is_emitted() -> None:
+    text = "é👍🏽日本語\U0010ffff"
+    ids = BPE.encode(text)
+    assert len(ids) > len(text)
+    parts = streamed("bpe", ids)
+    assert "".join(parts) == text
+    assert all("\ufffd" not in part for part in parts)
+
+
+def test_broken_utf8_becomes_replacement_characters() -> None:
+    ids = BPE.encode("👍")[:-1]
+    assert len(ids) > 1
+    assert streamed("bpe", [*ids, *BPE.encode("x")])[-2:] == ["\ufffdx", ""]
+    assert streamed("bpe", ids)[-1] == "\ufffd"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_special_tokens_give_no_text(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("the king")
+    marked = [tokenizer.bos_id, *ids[:1], tokenizer.mask_id, tokenizer.sentinel_ids[0], *ids[1:], tokenizer.eos_id]
+    assert tokenizer.decode(marked) == tokenizer.decode(ids) == "the king"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_stream_of_hostile_text_is_valid_unicode(name: str) -> None:
+    for text in HOSTILE.values():
+        for part in streamed(name, TOKENIZERS[name].encode(text)):
+            codecs.encode(part, "utf-8")

@@ -1,0 +1,67 @@
+"""Published tokenizers that the library would panic on, abort on, or fail with a bare exception for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.errors import CheckpointError
+from lmtool.recipe.spec.text import BpeTokenizer, WordTokenizer
+from lmtool.tokenization.inner import inner_of
+from lmtool.tokenization.tokenizer import Tokenizer
+
+TEXT = "the cat sat on the mat and the dog sat on the cat"
+
+
+def described(spec: BpeTokenizer | WordTokenizer) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Tokenizer.train(spec, [TEXT]).to_json())
+    return content
+
+
+@pytest.fixture
+def bpe() -> dict[str, Any]:
+    return described(BpeTokenizer(vocab_size=300))
+
+
+def test_merges_that_do_not_go_on_with_the_prefix_are_refused(bpe: dict[str, Any]) -> None:
+    bpe["model"]["continuing_subword_prefix"] = "Ġ"
+    with pytest.raises(ValueError, match="does not go on with 'Ġ'"):
+        inner_of(json.dumps(bpe))
+    bpe["model"]["merges"] = [" ".join(merge) for merge in bpe["model"]["merges"]]
+    with pytest.raises(ValueError, match="does not go on with 'Ġ'"):
+        inner_of(json.dumps(bpe))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_templates_define_their_tokens(nested: bool, bpe: dict[str, Any]) -> None:
+    template: dict[str, Any] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[BOS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[BOS]": {"id": "[BOS]", "ids": [1], "tokens": ["[BOS]"]}},
+    }
+    bpe["post_processor"] = {"type": "Sequence", "processors": [template]} if nested else template
+    assert inner_of(json.dumps(bpe)).encode("cat").ids[0] == 1
+    template["special_tokens"] = {}
+    with pytest.raises(ValueError, match=r"'\[BOS\]' that it does not define"):
+        inner_of(json.dumps(bpe))
+
+
+def test_a_vocabulary_without_its_unknown_token(tmp_path: Path) -> None:
+    words = described(WordTokenizer(kind="word", vocab_size=60))
+    words["model"]["unk_token"] = "nobody"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("the cat") == tokenizer.encode_many(["the cat"])[0].tolist()
+    for encode in (tokenizer.encode, tokenizer.encode_with_places, lambda text: tokenizer.encode_many([text])):
+        with pytest.raises(CheckpointError, match="cannot encode this text"):
+            encode("an unheard word")
+
+
+def test_byte_pairs_without_a_pre_tokenizer_are_encoded_as_by_the_library(bpe: dict[str, Any], tmp_path: Path) -> None:
+    bpe["pre_tokenizer"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode_many(["cat"])[0].tolist() == tokenizer.encode("cat")

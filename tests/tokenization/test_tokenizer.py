@@ -1,0 +1,276 @@
+"""Tokenizers of every kind: special tokens, losslessness, deterministic training, saving."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.tokenization.chat import ChatFormat, Message
+from lmtool.tokenization.encoder import LONG_TEXT
+from lmtool.tokenization.inner import SPECIALS
+from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
+from tests.data.texts import HOSTILE, prose
+
+SPECS = {
+    "bpe": BpeTokenizer(vocab_size=600, sentinels=3),
+    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=400, sentinels=3),
+    "wordpiece-lower": WordPieceTokenizer(kind="wordpiece", vocab_size=400, lowercase=True, sentinels=3),
+    "char": CharTokenizer(kind="char", sentinels=3),
+    "word": WordTokenizer(kind="word", vocab_size=200, sentinels=3),
+    "word-lower": WordTokenizer(kind="word", vocab_size=200, lowercase=True, sentinels=3),
+}
+TOKENIZERS = {name: Tokenizer.train(spec, [prose(4000)]) for name, spec in SPECS.items()}
+BPE = TOKENIZERS["bpe"]
+
+
+@pytest.fixture(params=list(TOKENIZERS))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return TOKENIZERS[request.param]
+
+
+def test_special_tokens_come_first_and_are_distinct(tokenizer: Tokenizer) -> None:
+    t = tokenizer
+    ids = [t.pad_id, t.bos_id, t.eos_id, t.unk_id, t.mask_id, t.sep_id, t.cls_id, *t.sentinel_ids]
+    assert ids == list(range(10))
+    names = [*SPECIALS, "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+    assert [t.piece(i) for i in ids] == names
+
+
+def test_text_never_gives_special_tokens(tokenizer: Tokenizer) -> None:
+    for text in [*HOSTILE.values(), *(tokenizer.piece(i) for i in range(10))]:
+        assert set(tokenizer.encode(text)) & set(range(10)) <= {tokenizer.unk_id}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bpe_is_lossless(name: str) -> None:
+    assert BPE.decode(BPE.encode(HOSTILE[name])) == HOSTILE[name]
+
+
+@given(st.text())
+@settings(deadline=None)
+def test_bpe_is_lossless_for_any_text(text: str) -> None:
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_long_text_has_the_ids_of_the_reference(tokenizer: Tokenizer, name: str) -> None:
+    text = (HOSTILE[name] + prose(300)) * 20
+    assert len(text) > LONG_TEXT
+    expected = tokenizer._inner.encode(without_surrogates(text), add_special_tokens=False).ids
+    assert tokenizer.encode(text) == expected
+
+
+@contextmanager
+def one_thread_beside() -> Iterator[list[None]]:
+    """A list that grows whenever another thread runs, which it does only while this one lets it."""
+    turns: list[None] = []
+    interval, ended = sys.getswitchinterval(), threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            turns.append(None)
+            time.sleep(0)
+
+    thread = threading.Thread(target=run)
+    sys.setswitchinterval(1e6)
+    try:
+        thread.start()
+        yield turns
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["bpe", "wordpiece", "word"])
+def test_other_threads_run_while_a_long_text_is_encoded(name: str) -> None:
+    tokenizer, text = TOKENIZERS[name], prose(4000) * 5
+    chat = ChatFormat.of(tokenizer)
+    calls: list[Callable[[], object]] = [
+        lambda: tokenizer.encode(text),
+        lambda: tokenizer.encode_with_places(text),
+        lambda: chat.prompt([Message(role="user", content=text)]),
+    ]
+    for call in calls:
+        call()
+        with one_thread_beside() as turns:
+            for _ in range(100):
+                before = len(turns)
+                call()
+                if len(turns) > before:
+                    break
+            else:
+                pytest.fail("no other thread ran")
+
+
+def test_characters_are_lossless_but_for_the_unknown() -> None:
+    text = prose(4000)
+    chars = TOKENIZERS["char"]
+    assert chars.decode(chars.encode(text)) == text
+    assert chars.decode(chars.encode("the\n☃ king")) == "the\n king"
+    assert chars.vocab_size == 10 + len(set(text))
+
+
+def test_lone_surrogates_become_replacement_characters() -> None:
+    assert BPE.decode(BPE.encode("a\ud800b")) == "a\ufffdb"
+
+
+@pytest.mark.parametrize("name", ["word", "wordpiece"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The king said, don't walk where the queen walked.",
+        'The queen (the river) said: "I walked in." And I said!',
+        "well-known house; the 1984 house?",
+        "the king's house, and 'the river' too",
+    ],
+)
+def test_words_come_back_as_typed(name: str, text: str) -> None:
+    tokenizer = Tokenizer.train(SPECS[name].model_copy(update={"vocab_size": 2000}), [text * 50])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_lowercase_kinds_lower() -> None:
+    for name in "wordpiece-lower", "word-lower":
+        assert TOKENIZERS[name].decode(TOKENIZERS[name].encode("The KING")) == "the king"
+
+
+def test_word_vocabulary_holds_the_most_frequent_words() -> None:
+    words = Tokenizer.train(WordTokenizer(kind="word", vocab_size=10), ["b b b a a a a c c d"])
+    assert [words.piece(i) for i in range(7, 10)] == ["a", "b", "c"]
+    assert words.encode("a d") == [7, words.unk_id]
+
+
+def test_bpe_merges_the_most_frequent_pair_first() -> None:
+    tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300), ["low lower lowest low low newer newest"])
+    learnt = [tokenizer.piece(i) for i in range(7 + 256, tokenizer.vocab_size)]
+    assert learnt[:2] == ["lo", "low"]
+
+
+def test_bpe_merges_no_pair_that_is_too_rare() -> None:
+    for fewest, learnt in ((1, {"ab", "cd"}), (2, {"ab"}), (4, set())):
+        spec = BpeTokenizer(vocab_size=300, min_frequency=fewest)
+        tokenizer = Tokenizer.train(spec, ["ab.ab.ab.cd"])
+        assert {tokenizer.piece(i) for i in range(7 + 256, tokenizer.vocab_size)} >= learnt
+        assert (tokenizer.vocab_size == 7 + 256) == (not learnt)
+        assert ("cd" in {tokenizer.piece(i) for i in range(tokenizer.vocab_size)}) == (fewest == 1)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_training_is_reproducible(name: str) -> None:
+    again = Tokenizer.train(SPECS[name], [prose(4000)])
+    assert again.fingerprint == TOKENIZERS[name].fingerprint
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_vocabulary_keeps_its_size(name: str) -> None:
+    hanzi = "".join(chr(0x4E00 + i % 3000) + " " * (i % 3 == 0) for i in range(9000))
+    tokenizer = Tokenizer.train(SPECS[name], [hanzi, prose(500)])
+    assert tokenizer.vocab_size <= getattr(SPECS[name], "vocab_size", 10**6)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    "text", [" ".join(SPECIALS), f"x{''.join(SPECIALS)}y [pad] <extra_id_0> <extra_id_9>", "[PAD]"]
+)
+def test_texts_that_spell_special_tokens_are_ordinary_texts(name: str, text: str) -> None:
+    """Also in training, where they are all there is."""
+    trained = Tokenizer.train(SPECS[name], [f"{text}\n", *[text] * 20])
+    ids = trained.encode(text)
+    assert not set(ids) & trained.special_ids
+    shown = trained.decode(ids).replace(" ", "")
+    assert shown == (text.lower() if name.endswith("lower") else text).replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    "spec", [BpeTokenizer(vocab_size=300, sentinels=100), WordTokenizer(kind="word", vocab_size=20, sentinels=20)]
+)
+def test_vocabulary_too_small_for_its_specials_is_refused(spec: TokenizerSpec) -> None:
+    with pytest.raises(UsageError, match="too small"):
+        Tokenizer.train(spec, ["text"])
+
+
+def test_entries_of_several_characters_encode_no_text(tmp_path: Path) -> None:
+    """Whoever writes a tokenizer.json may name its entries at will."""
+    file = tmp_path / "tokenizer.json"
+    trained = Tokenizer.train(CharTokenizer(kind="char"), ["abc"])
+    trained.save(file)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["vocab"]["ab"] = trained.vocab_size
+    file.write_text(json.dumps(content), encoding="utf-8")
+    longer = Tokenizer.load(file)
+    assert longer.encode("abc") == trained.encode("abc")
+    assert longer.decode([trained.vocab_size]) == "ab"
+
+
+def test_a_token_with_characters_that_stand_for_no_byte_is_text(tmp_path: Path) -> None:
+    config = json.loads(BPE.to_json())
+    vocabulary = config["model"]["vocab"]
+    used = {part for merge in config["model"]["merges"] for part in (*merge, "".join(merge))}
+    name = next(name for name in vocabulary if name not in used and len(name) == 1)
+    number = vocabulary.pop(name)
+    vocabulary["\u2603x"] = number
+    (tmp_path / "tokenizer.json").write_text(json.dumps(config), encoding="utf-8")
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.decode([number]) == "\u2603x"
+    assert loaded.decode(loaded.encode_many(["the king"])[0].tolist()) == "the king"
+
+
+def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    for path in tmp_path, tmp_path / "tokenizer.json", str(tmp_path):
+        loaded = Tokenizer.load(path)
+        assert (loaded.kind, loaded.fingerprint, loaded.vocab_size) == (
+            tokenizer.kind,
+            tokenizer.fingerprint,
+            tokenizer.vocab_size,
+        )
+        assert loaded.sentinel_ids == tokenizer.sentinel_ids
+        for text in HOSTILE.values():
+            assert loaded.encode(text) == tokenizer.encode(text)
+
+
+def test_fingerprint_does_not_depend_on_layout(tmp_path: Path) -> None:
+    BPE.save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")), indent=4), encoding="utf-8")
+    assert Tokenizer.load(file).fingerprint == BPE.fingerprint
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1]", '{"model": {"type": "BPE"}}', "\udcff"])
+def test_what_is_no_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CheckpointError, match="not a tokenizer") as caught:
+        Tokenizer.load(file)
+    assert len(caught.value.lines()) <= 3
+
+
+def test_a_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import models
+
+    Inner(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="special tokens"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_pieces_are_readable() -> None:
+    ids = BPE.encode("the\n\té\x00")
+    pieces = [BPE.piece(i) for i in ids]
+    assert "".join(pieces).startswith("the\\n\\t")
+    assert all(piece.isprintable() for piece in pieces)

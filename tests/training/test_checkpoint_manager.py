@@ -1,0 +1,27 @@
+"""What the writer of a run does when the processes that share a model cannot save together."""
+
+import pytest
+
+from lmtool.compute.processes import PeerEnded
+from lmtool.errors import ResourceError
+from lmtool.recipe.spec.training import Checkpointing
+from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
+from tests.model import tiny
+
+
+class Ended:
+    """The other process has ended."""
+
+    rank, size = 1, 2
+
+    def texts(self, text: str) -> list[str]:
+        raise PeerEnded("another process has ended")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
+    """Training cannot go on without it, as it does without a checkpoint."""
+    with CheckpointManager(None, Checkpointing(background=background), peers=Ended()) as manager:
+        told = (event for step in (1, 2) for event in manager.save(step, tiny.model(), {}, TrainingState()))
+        with pytest.raises(ResourceError):
+            list(told)

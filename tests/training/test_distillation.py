@@ -1,0 +1,148 @@
+"""Runs that learn from a teacher: they are resumed exactly, and refuse a teacher that cannot teach them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool.compute.device import CPU
+from lmtool.errors import CheckpointError, RecipeError, UsageError
+from lmtool.inference.load import load_run
+from lmtool.recipe.load import load
+from lmtool.recipe.spec.training import Distillation
+from lmtool.run.checkpoint import verify
+from lmtool.run.directory import Run
+from lmtool.training.start import to_continue
+from tests.training.tiny import Work, after, ended, lasting, metrics, words
+
+ENCODER = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 32, dropout: 0.1}"
+SOFT = ("distillation.temperature=3", "distillation.cosine=0.5")
+
+
+@pytest.fixture
+def teacher(work: Work) -> Path:
+    """Of the same tokenizer as any other run on the same text."""
+    work.pretrain("model.n_layers=2", "training.steps=4", name="teacher")
+    return work.run("teacher")
+
+
+@pytest.fixture
+def classifier(work: Work) -> Path:
+    work.pretrain(ENCODER, "objective.kind=masked", "training.steps=2", name="body")
+    work.finetune("training.steps=3", source=work.run("body"), name="classifier")
+    return work.run("classifier")
+
+
+def test_a_resumed_student_is_the_unbroken_one(work: Work, teacher: Path) -> None:
+    work.pretrain(*SOFT, teacher=teacher, name="whole")
+    work.pretrain(*SOFT, teacher=teacher, stop=after(7))
+    assert ended(work.resume()).reason == "finished"
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_so_is_a_student_of_labels(work: Work, classifier: Path) -> None:
+    body = work.run("body")
+    work.finetune(*SOFT, source=body, teacher=classifier, name="whole")
+    work.finetune(*SOFT, source=body, teacher=classifier, stop=after(7))
+    work.resume(name="tuned")
+    assert lasting(work.run("tuned"), 12) == lasting(work.run("whole"), 12)
+
+
+def test_what_is_validated_is_the_loss_of_the_targets(work: Work, teacher: Path) -> None:
+    """The first step's training loss differs from that without a teacher; the weights before it do not."""
+    work.pretrain("model.dropout=0", name="alone")
+    work.pretrain("model.dropout=0", "distillation.weight=1.0", teacher=teacher)
+    alone, taught = metrics(work.run("alone")), metrics(work.run())
+    assert taught[0]["loss"] != pytest.approx(alone[0]["loss"], rel=0.1)
+    assert taught[3]["valid_loss"] == pytest.approx(alone[3]["valid_loss"], rel=0.1)
+
+
+def test_the_teacher_is_named_and_stays(work: Work, teacher: Path) -> None:
+    before = verify(teacher / "checkpoints" / "step-000004").model()
+    work.pretrain(teacher=teacher)
+    after_all = verify(teacher / "checkpoints" / "step-000004").model()
+    assert all(torch.equal(before[name], after_all[name]) for name in before)
+    assert Run.open(work.run()).info.teacher.run == "teacher"
+    names = set(load_run(str(work.run()), CPU).model.state_dict())
+    assert not any("teacher" in name for name in names)
+
+
+def test_a_student_has_the_tokenizer_of_its_teacher(work: Work, teacher: Path) -> None:
+    work.text.write_text("Quite another text, of other letters: XYZ. " * 200, encoding="utf-8")
+    work.pretrain(teacher=teacher)
+    assert (work.run() / "tokenizer.json").read_bytes() == (teacher / "tokenizer.json").read_bytes()
+    with pytest.raises(UsageError, match="tokenizer of its teacher") as caught:
+        work.pretrain("tokenizer.sample_mb=7", teacher=teacher, name="other")
+    assert "tokenizer.sample_mb" in caught.value.where
+
+
+def test_resuming_finds_a_teacher_or_stops(work: Work, teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.pretrain(teacher=teacher, stop=after(3))
+    monkeypatch.setenv("LMTOOL_RUNS", str(work.folder / "runs"))
+    gone = work.folder / "gone"
+    teacher.rename(gone)
+    with pytest.raises(CheckpointError, match="learns from step-000004 of teacher"):
+        work.resume()
+    (work.folder / "runs").mkdir(exist_ok=True)
+    shutil.copytree(gone, work.folder / "runs" / "teacher")
+    assert ended(work.resume()).reason == "finished"
+
+
+def test_one_that_was_trained_on_is_another(work: Work, teacher: Path) -> None:
+    work.pretrain(teacher=teacher, stop=after(3))
+    shutil.rmtree(teacher)
+    work.pretrain("model.n_layers=2", "training.steps=4", "seed=9", name="teacher")
+    with pytest.raises(CheckpointError, match="has changed since"):
+        work.resume()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ((ENCODER, "objective.kind=masked"), "objective causal, but the student has masked"),
+        (("model.context=17",), "up to 17 positions, but its teacher has 16"),
+        (("model.d_model=8", "distillation.cosine=1"), "16 wide, 8 wide"),
+    ],
+)
+def test_a_run_that_cannot_teach_is_refused_before_anything_is_made(
+    work: Work, teacher: Path, overrides: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        work.pretrain(*overrides, teacher=teacher)
+    assert not work.run().exists()
+
+
+def test_a_student_from_a_run_needs_its_tokenizer(work: Work, teacher: Path) -> None:
+    work.text.write_text("Quite another text, of other letters: XYZ. " * 200, encoding="utf-8")
+    work.pretrain("training.steps=2", name="other")
+    with pytest.raises(UsageError, match="different tokenizers: teacher and other"):
+        work.pretrain(source=work.run("other"), teacher=teacher)
+
+
+def test_other_labels_are_refused(work: Work, classifier: Path) -> None:
+    table = work.folder / "other.csv"
+    rows = (f"the cat {words(i % 7, i)},{'xy'[i % 2]}" for i in range(40))
+    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="predicts a, b, but the table has x, y"):
+        work.finetune(source=work.run("body"), table=table, teacher=classifier)
+
+
+def test_settings_without_a_teacher_are_refused(work: Work) -> None:
+    with pytest.raises(UsageError, match="none is named"):
+        work.pretrain("distillation.weight=0.9")
+
+
+def test_training_goes_on_without_the_teacher(work: Work, teacher: Path) -> None:
+    work.pretrain(teacher=teacher)
+    resolved, _ = to_continue(str(work.run()), None, ())
+    assert resolved.recipe.distillation == Distillation()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("training.carry_state=true", "model={kind: recurrent, d_model: 8, context: 8}"), ("training.compile=true",)],
+)
+def test_what_a_student_cannot_have(overrides: tuple[str, ...]) -> None:
+    with pytest.raises(RecipeError, match=r"distillation\.teacher"):
+        load("tiny", (*overrides, "distillation.teacher=last"))

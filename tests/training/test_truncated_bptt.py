@@ -1,0 +1,182 @@
+"""Carried states: the losses of one long row, gradients truncated at the step, and bitwise resumed runs."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
+from lmtool.model import DecodeState, build
+from lmtool.objective import CausalObjective
+from lmtool.recipe.load import load
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.training import truncated_bptt as carry
+from lmtool.training.fit import Start, Step, Trainable, fit
+from lmtool.training.optimizer import Optimizers
+from lmtool.training.start import checked
+from lmtool.training.windows import Windows
+from tests.training.tiny import MemoryStore, Work, lasting
+
+VOCAB, BOS, ROWS, CONTEXT = 11, 1, 4, 6
+CPU = Compute(torch.device("cpu"), "float32")
+RNN = "model={kind: recurrent, cell: lstm, n_layers: 2, d_model: 12, context: 8, dropout: 0.1}"
+
+
+class Trainer:
+    """All that `fit` needs to train an LSTM, in float64, on a text of four lanes and a little more."""
+
+    def __init__(self, n_windows: int = 4 * 5 + 3, lr: float = 0.1, dropout: float = 0.0, **training: Any) -> None:
+        torch.manual_seed(0)
+        model = {"kind": "recurrent", "n_layers": 2, "d_model": 5, "context": CONTEXT, "dropout": dropout}
+        self.recipe = Recipe.model_validate(
+            {
+                "model": model,
+                "training": {"steps": 5, "batch_size": ROWS, "carry_state": True, **training},
+                "optimizer": {"kind": "sgd", "lr": lr},
+                "schedule": {"kind": "constant"},
+            }
+        )
+        self.model = build(self.recipe.model, VOCAB).double()
+        rng = np.random.default_rng(0)
+        self.store = MemoryStore([[BOS, *rng.integers(2, VOCAB, (n_windows + 1) * CONTEXT - 1).tolist()]])
+        self.objective = CausalObjective(Causal(), BOS, False)
+        self.examples = Windows(self.store, self.objective.cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
+        self.optimizers = Optimizers(self.recipe.optimizer, self.model, CPU)
+
+    def steps(self, start: Start = Start(), **options: Any) -> Any:  # noqa: B008 - it is frozen
+        trainable = Trainable(self.model, self.objective, self.optimizers)
+        return fit(trainable, self.examples, self.recipe, CPU, start, **options)
+
+    def train(self, *start: Start, **options: Any) -> list[Step]:
+        return list(self.steps(*start, **options))
+
+    def rows(self, n_steps: int) -> Tensor:
+        """The tokens of each lane in so many steps, and its last target."""
+        read = [
+            np.stack([example.tokens for example in self.examples.read(np.arange(ROWS) + ROWS * step)])
+            for step in range(n_steps)
+        ]
+        for before, after in pairwise(read):
+            assert (before[:, -1] == after[:, 0]).all()
+        return torch.from_numpy(np.concatenate([*(tokens[:, :-1] for tokens in read), read[-1][:, -1:]], 1))
+
+
+def test_steps_of_a_model_that_stays_as_it_is_are_one_long_row() -> None:
+    trainer = Trainer(lr=1e-30)
+    rows = trainer.rows(5)
+    logits = trainer.model.logits(trainer.model(Batch(rows[:, :-1])).hidden_BTD)
+    nats = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
+    for step, part in zip(trainer.train(), nats.split(CONTEXT, 1), strict=True):
+        assert step.loss == pytest.approx(float(part.detach().mean()), rel=1e-6)
+
+
+def test_gradients_end_where_the_step_begins() -> None:
+    """The second step by hand: its initial state is that of the first, detached."""
+    trainer, by_hand = Trainer(lr=1e-30), Trainer()
+    steps = trainer.steps()
+    next(steps)
+    second = next(steps)
+    rows = by_hand.rows(2)
+    with torch.no_grad():
+        start = by_hand.model.start(Batch(rows))
+        _, state = by_hand.model.advance(rows[:, :CONTEXT], start)
+    hidden, _ = by_hand.model.advance(rows[:, CONTEXT:-1], state)
+    logits = by_hand.model.logits(hidden)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, CONTEXT + 1 :].flatten()).backward()
+    norm = torch.stack([p.grad.norm() for p in by_hand.model.parameters() if p.grad is not None]).norm()
+    assert second.grad_norm == pytest.approx(float(norm), rel=1e-9)
+    assert second.carried is not None
+    assert not any(tensor.requires_grad for layer in second.carried.layers for tensor in layer)
+
+
+def test_rows_start_anew_with_each_epoch() -> None:
+    trainer = Trainer(lr=1e-30, steps=6)
+    last = trainer.train()[-1]
+    rows = torch.from_numpy(np.stack([e.tokens for e in trainer.examples.read(np.arange(20, 24))]))
+    logits = trainer.model.logits(trainer.model(Batch(rows[:, :-1])).hidden_BTD)
+    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    assert trainer.examples.restarts(5)
+    assert not trainer.examples.restarts(4)
+    assert last.loss == pytest.approx(float(nats.detach()), rel=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_any_split_of_a_batch_is_the_same(micro_batch: int) -> None:
+    whole, split = Trainer(steps=7), Trainer(steps=7, micro_batch=micro_batch)
+    for one, other in zip(whole.train(), split.train(), strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-6)
+        assert one.carried is not None
+        assert other.carried is not None
+        for layer, same in zip(one.carried.layers, other.carried.layers, strict=True):
+            torch.testing.assert_close(layer, same, rtol=1e-9, atol=1e-9)
+    for one, other in zip(whole.model.parameters(), split.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_a_step_follows_from_the_state_before_it() -> None:
+    whole, parts = Trainer(dropout=0.3), Trainer(dropout=0.3)
+    losses = [step.loss for step in whole.train()]
+    steps = parts.steps()
+    assert [next(steps).loss, (last := next(steps)).loss] == losses[:2]
+    steps.close()
+    assert [step.loss for step in parts.train(Start(2, carried=last.carried))] == losses[2:]
+
+
+def test_a_state_comes_back_from_its_tensors() -> None:
+    (*_, last) = Trainer().train()
+    assert last.carried is not None
+    like = carry.fresh(Trainer().model, ROWS, torch.device("cpu"))
+    tensors = carry.to_tensors(last.carried)
+    back = carry.from_tensors(tensors, like, "here")
+    assert isinstance(back, DecodeState)
+    for layer, other in zip(last.carried.layers, back.layers, strict=True):
+        assert all(torch.equal(one, two) for one, two in zip(layer, other, strict=True))
+    del tensors["carried/1/0"]
+    with pytest.raises(CheckpointError, match="carried/1/0"):
+        carry.from_tensors(tensors, like, "here")
+    with pytest.raises(CheckpointError, match="another shape"):
+        carry.from_tensors(carry.to_tensors(last.carried), carry.fresh(Trainer().model, 3, torch.device("cpu")), "")
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(work: Work) -> None:
+    asked = iter(range(1, 100))
+    work.pretrain(RNN, "training.carry_state=true", name="whole")
+    work.pretrain(RNN, "training.carry_state=true", stop=lambda: next(asked) == 5)
+    work.resume()
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    work.pretrain(RNN, name="apart")
+    assert lasting(work.run("apart"), 12)["model"] != lasting(work.run(), 12)["model"]
+
+
+def test_a_text_with_fewer_windows_than_rows_is_refused(work: Work) -> None:
+    with pytest.raises(DataError, match="rows of a batch need one each"):
+        work.pretrain(RNN, "training.carry_state=true", "training.batch_size=2000")
+
+
+def test_several_processes_are_refused() -> None:
+    recipe = load("tiny", [RNN, "training.carry_state=true"]).recipe
+    with pytest.raises(UsageError, match="one process only"):
+        checked(recipe, replace(CPU, world=World(0, 2)), {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model={kind: recurrent, d_model: 8, context: 8, attention: {}}"], "all past states"),
+        ([RNN, "data.isolate_documents=true"], "across documents"),
+        ([RNN, "objective.kind=classification"], "objective classification reads rows"),
+        ([RNN, "objective.kind=seq2seq"], "objective seq2seq reads rows"),
+        (["model.n_layers=1"], "for a recurrent decoder"),
+    ],
+)
+def test_where_nothing_can_be_carried_it_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load("tiny", [*overrides, "training.carry_state=true"])
