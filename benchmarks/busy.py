@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from lmtool.compute.device import choose_compute
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Sample
 from lmtool.inference.generator import decoding_threads
 from lmtool.model import LanguageModel, build
@@ -75,7 +75,7 @@ def written(model: LanguageModel, n_rows: int = 1) -> Iterator[int]:
     settings = Sample(seed=1, max_new_tokens=200)
     while True:
         prompts = [Prompt(tuple(range(100, 108)))] * n_rows
-        for number, _ in enumerate(Generation(model, prompts, settings, max_rows=n_rows), 1):
+        for number, _ in enumerate(generate(model, prompts, settings, max_rows=n_rows), 1):
             if number % n_rows == 0:
                 yield n_rows
 

@@ -36,7 +36,7 @@ from training import same_weights
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from lmtool.compute.device import choose_compute
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.inference.load import load_packed
 from lmtool.model import DecodeState, LanguageModel, build
@@ -121,7 +121,7 @@ def lmtool_writes(task: Task, precision: str, alone: bool = False) -> Write:
         asked = [Prompt((START,), tuple(ids)) if task.answers else Prompt(tuple(ids)) for ids in prompts]
         texts: list[list[int]] = [[] for _ in prompts]
         with torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else contextlib.nullcontext():
-            for event in Generation(model, asked, settings, end_ids={task.end}, max_rows=rows):
+            for event in generate(model, asked, settings, end_ids={task.end}, max_rows=rows):
                 texts[event.prompt].append(event.token)
         return texts
 

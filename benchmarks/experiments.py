@@ -22,7 +22,7 @@ from word2vec import K, quality
 from lmtool import load
 from lmtool.analysis.neighbors import neighbors
 from lmtool.batch import Batch
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Greedy
 from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel, build
@@ -225,7 +225,7 @@ def with_cache(model: LanguageModel, n: int, new: int = 16) -> float:
     """CPU seconds of a token after n others, whose keys and values are kept."""
     model.eval()
     ends = []
-    for _ in Generation(model, [torch.randint(1, 256, (n - new,)).tolist()], Greedy(max_new_tokens=new)):
+    for _ in generate(model, [torch.randint(1, 256, (n - new,)).tolist()], Greedy(max_new_tokens=new)):
         ends.append(time.process_time())
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 

@@ -30,7 +30,7 @@ from transformers import GPT2Config
 from lmtool.batch import Batch, Mask
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.cost.footprint import Ledger
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Greedy
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import Attend
@@ -267,7 +267,7 @@ def decoding(bench: Bench) -> None:
 
         def lmtool_writes(ids: Tensor = ids) -> None:
             with bench.compute.autocast():
-                for _ in Generation(own, ids.tolist(), Greedy(max_new_tokens=n)):
+                for _ in generate(own, ids.tolist(), Greedy(max_new_tokens=n)):
                     pass
 
         def transformers_writes(ids: Tensor = ids) -> None:

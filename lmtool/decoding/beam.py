@@ -6,46 +6,26 @@ Shapes: B rows, V vocabulary, L live hypotheses of one group.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from lmtool.decoding.request import (
-    BeamNode,
-    Finish,
-    Hypothesis,
-    Request,
-    Strategy,
-    TokenEvent,
-    check_finite,
-    chosen,
-    nothing_left,
-)
+from lmtool.decoding.request import BeamNode, Finish, Hypothesis, Request, Strategy, TokenEvent, chosen, nothing_left
 from lmtool.decoding.settings import Beam
 
 
 @dataclass(frozen=True)
-class _LiveHypothesis(Hypothesis):
-    """A live hypothesis. total: the sum of its log-probabilities, after filters. node: its index in the tree."""
+class _BeamHypothesis(Hypothesis):
+    """A hypothesis with the sum of its log-probabilities, after filters; finish, score: of a finished one.
+
+    node: its index in the tree.
+    """
 
     events: tuple[TokenEvent, ...] = ()
     total: float = 0.0
     node: int | None = None
-
-    def followed(self, event: TokenEvent, total: float) -> Self:
-        """The hypothesis extended by the token of an event."""
-        return replace(self.plus(event.token), events=(*self.events, event), total=total)
-
-
-@dataclass(frozen=True)
-class _FinishedHypothesis:
-    """A finished hypothesis. node: as in `_LiveHypothesis`."""
-
-    events: tuple[TokenEvent, ...]
-    score: float
-    finish: Finish
-    node: int | None
+    finish: Finish | None = None
+    score: float = 0.0
 
 
 @dataclass
@@ -53,7 +33,15 @@ class _Group:
     """n_live: number of the request's live hypotheses in this group. finished: the best finished ones."""
 
     n_live: int = 1
-    finished: list[_FinishedHypothesis] = field(default_factory=list)
+    finished: list[_BeamHypothesis] = field(default_factory=list)
+
+
+@dataclass
+class _Search:
+    """The search of a request. tree: all hypotheses, if details are requested."""
+
+    groups: list[_Group]
+    tree: list[BeamNode] = field(default_factory=list)
 
 
 class BeamSearch(Strategy):
@@ -75,21 +63,17 @@ class BeamSearch(Strategy):
         super().__init__(settings, end_ids, banned, n_alternatives)
         self._settings = settings
         self._ends = ends
-        self._groups: dict[tuple[int, int], list[_Group]] = {}
-        self._trees: dict[tuple[int, int], list[BeamNode]] = {}
+        self._searches: dict[tuple[int, int], _Search] = {}
         self._width = settings.num_beams // settings.groups
         self.n_hypotheses = settings.num_beams
 
     def begin(self, request: Request) -> None:
-        first = _LiveHypothesis(request.start, request.start.text)
         groups = [_Group() for _ in range(self._settings.groups)]
-        self._groups[request.prompt, request.sample] = groups
-        self._trees[request.prompt, request.sample] = []
-        request.hypotheses = [first] * len(groups)
+        self._searches[request.prompt, request.sample] = _Search(groups)
+        request.hypotheses = [_BeamHypothesis(request.start, request.start.text)] * len(groups)
 
     @torch.inference_mode()
     def step(self, logits_BV: Tensor, requests: Sequence[Request]) -> tuple[list[list[int]], list[TokenEvent]]:
-        check_finite(logits_BV)
         logprobs_BV = logits_BV.log_softmax(-1)
         steered_BV = self._steered(logprobs_BV, [one for request in requests for one in request.hypotheses])
         parents, events, first = [], [], 0
@@ -103,17 +87,15 @@ class BeamSearch(Strategy):
 
     def _advance(self, request: Request, logprobs_LV: Tensor, steered_LV: Tensor) -> list[int]:
         """One step of all groups; sets the request's new hypotheses, and returns the parent of each."""
-        late = request.is_late(self._settings.max_time)
         request.n_steps += 1
-        cut: Finish | None = "time" if late else None
-        if request.n_steps == self._settings.max_new_tokens:
-            cut = "length"
-        extended: list[tuple[int, _LiveHypothesis]] = []
+        cut = self._cut(request)
+        search = self._searches[request.prompt, request.sample]
+        extended: list[tuple[int, _BeamHypothesis]] = []
         chosen_V = steered_LV.new_zeros(steered_LV.shape[-1], dtype=torch.float64)
         first = 0
-        for group in self._groups[request.prompt, request.sample]:
+        for group in search.groups:
             rows = slice(first, first + group.n_live)
-            live = [one for one in request.hypotheses[rows] if isinstance(one, _LiveHypothesis)]
+            live = [one for one in request.hypotheses[rows] if isinstance(one, _BeamHypothesis)]
             if not live:
                 continue
             totals = torch.tensor([one.total for one in live], dtype=torch.float64, device=steered_LV.device)
@@ -122,7 +104,7 @@ class BeamSearch(Strategy):
             if not best and not group.finished:
                 raise nothing_left()
             candidates = self._candidates(request, live, best, logprobs_LV[rows], totals_LV)
-            kept = self._keep(request, group, candidates, cut)
+            kept = self._keep(search, group, candidates, cut)
             for row, hypothesis in kept:
                 chosen_V[hypothesis.text[-1]] += 1
                 extended.append((first + row, hypothesis))
@@ -134,52 +116,45 @@ class BeamSearch(Strategy):
     def _candidates(
         self,
         request: Request,
-        live: Sequence[_LiveHypothesis],
+        live: Sequence[_BeamHypothesis],
         best: Sequence[tuple[int, int]],
         logprobs_LV: Tensor,
         totals_LV: Tensor,
-    ) -> list[tuple[int, _LiveHypothesis]]:
+    ) -> list[tuple[int, _BeamHypothesis]]:
         """Live hypotheses extended by the best (row, token), and the row of each. Their node is still the parent's."""
         if not best:
             return []
         rows, ids = torch.tensor(best, device=logprobs_LV.device).T
         # excluded tokens have a total of -inf
         choices = chosen(logprobs_LV[rows], totals_LV[rows], ids, self.n_alternatives)
-        totals = totals_LV[rows, ids].tolist()
-        return [
-            (row, live[row].followed(request.event(choice), total))
-            for (row, _), choice, total in zip(best, choices, totals, strict=True)
-        ]
+        candidates = []
+        for (row, token), choice, total in zip(best, choices, totals_LV[rows, ids].tolist(), strict=True):
+            one = replace(live[row].plus(token), events=(*live[row].events, request.event(choice)), total=total)
+            candidates.append((row, replace(one, finish=self._finish(request, one))))
+        return candidates
 
     def _keep(
-        self,
-        request: Request,
-        group: _Group,
-        candidates: Sequence[tuple[int, _LiveHypothesis]],
-        cut: Finish | None,
-    ) -> list[tuple[int, _LiveHypothesis]]:
+        self, search: _Search, group: _Group, candidates: Sequence[tuple[int, _BeamHypothesis]], cut: Finish | None
+    ) -> list[tuple[int, _BeamHypothesis]]:
         """The candidates that stay live, none when the group is done; those that end are finished."""
-        live: list[tuple[int, _LiveHypothesis]] = []
-        tree = self._trees[request.prompt, request.sample]
+        live: list[tuple[int, _BeamHypothesis]] = []
         for rank, (row, one) in enumerate(candidates):
-            finish = self._finish(request, one, cut)
-            node = BeamNode(one.node, one.text[-1], one.total)
-            if finish is None:
-                if len(live) < self._width:
-                    live.append((row, replace(one, node=self._record(tree, node))))
-            elif rank < self._width:
+            finish = one.finish or cut
+            if finish is None and len(live) < self._width:
+                live.append((row, self._recorded(search, one)))
+            elif finish is not None and rank < self._width:
                 score = one.total / one.n_written**self._settings.length_penalty
-                number = self._record(tree, replace(node, finish=finish, score=score))
-                group.finished.append(_FinishedHypothesis(one.events, score, finish, number))
+                group.finished.append(self._recorded(search, replace(one, finish=finish, score=score)))
         group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._width]
         return [] if self._is_done(group, [one for _, one in live]) else live
 
-    def _record(self, tree: list[BeamNode], node: BeamNode) -> int | None:
-        """The index of a new node in the tree; None without details, which keep no tree."""
+    def _recorded(self, search: _Search, one: _BeamHypothesis) -> _BeamHypothesis:
+        """The hypothesis, whose node is still its parent's, with a node of the tree; without details there is none."""
         if not self.n_alternatives:
-            return None
-        tree.append(node)
-        return len(tree) - 1
+            return one
+        score = None if one.finish is None else one.score
+        search.tree.append(BeamNode(one.node, one.text[-1], one.total, one.finish, score))
+        return replace(one, node=len(search.tree) - 1)
 
     def _best(self, totals_LV: Tensor) -> list[tuple[int, int]]:
         """(row, token) of the best candidates, enough to fill a group; ties in order."""
@@ -190,15 +165,14 @@ class BeamSearch(Strategy):
         order = flat[candidates].sort(descending=True, stable=True).indices[:n]
         return [divmod(index, totals_LV.shape[-1]) for index in candidates[order].tolist()]
 
-    def _finish(self, request: Request, hypothesis: _LiveHypothesis, cut: Finish | None) -> Finish | None:
+    def _finish(self, request: Request, hypothesis: _BeamHypothesis) -> Finish | None:
         text = hypothesis.text
         if text[-1] in self._end_ids:
             return "end"
-        if self._ends is not None and self._ends(request.prompt, text[len(text) - hypothesis.n_written :]):
-            return "stop"
-        return cut
+        stops = self._ends is not None and self._ends(request.prompt, text[len(text) - hypothesis.n_written :])
+        return "stop" if stops else None
 
-    def _is_done(self, group: _Group, live: list[_LiveHypothesis]) -> bool:
+    def _is_done(self, group: _Group, live: list[_BeamHypothesis]) -> bool:
         """Whether the search is done; see `Beam.early_stopping`."""
         if not live:
             return True
@@ -217,16 +191,14 @@ class BeamSearch(Strategy):
 
     def _results(self, request: Request) -> list[TokenEvent]:
         """The events of the best hypotheses of all groups."""
-        groups = self._groups.pop((request.prompt, request.sample))
-        tree = self._trees.pop((request.prompt, request.sample))
-        finished = sorted((one for group in groups for one in group.finished), key=attrgetter("score"), reverse=True)
+        search = self._searches.pop((request.prompt, request.sample))
+        finished = [one for group in search.groups for one in group.finished]
+        returned = sorted(finished, key=attrgetter("score"), reverse=True)[: self._settings.num_return]
+        ranks = {one.node: rank for rank, one in enumerate(returned)}
+        tree = tuple(replace(node, rank=ranks.get(i)) for i, node in enumerate(search.tree)) or None
         events = []
-        returned = finished[: self._settings.num_return]
-        for rank, one in enumerate(returned):
-            if one.node is not None:
-                tree[one.node] = replace(tree[one.node], rank=rank)
         for rank, one in enumerate(returned):
             events += [replace(event, sample=rank, draw=0) for event in one.events]
-            kept = tuple(tree) if self.n_alternatives and not rank else None
-            events[-1] = replace(events[-1], finish=one.finish, score=one.score, steps=request.n_steps, tree=kept)
+            last = replace(events[-1], finish=one.finish, score=one.score, steps=request.n_steps)
+            events[-1] = last if rank else replace(last, tree=tree)
         return events

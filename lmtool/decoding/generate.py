@@ -1,6 +1,6 @@
 """Token ids in, one event per generated token out: requests in a running batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import filterfalse, islice
 from typing import Any
@@ -15,12 +15,19 @@ from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import TOKEN_OPTIONS, Beam, Greedy, Sample, TokenOptions, refuse_draft
 from lmtool.decoding.speculative import Draft, SpeculativeBatch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import LanguageModel
+from lmtool.model.language_model import LanguageModel, evaluating
 from lmtool.tokenization.prompt_format import Prompt
 
 
-class Generation(Iterator[TokenEvent]):
-    """Continues prompts; an iterator of events in the order of generation, interleaved over requests.
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Prompt | Sequence[int]],
+    settings: Greedy | Sample | Beam,
+    options: TokenOptions = TOKEN_OPTIONS,
+    draft: Draft | None = None,
+    **changes: Any,
+) -> Iterator[TokenEvent]:
+    """Continue prompts; the events are in the order of generation, interleaved over requests.
 
     The tokens of a request are a function of the model, the settings, the prompt and the sample number. Other requests,
     their order and `max_rows`, the maximum batch size, affect only the rounding of sums; with `max_rows` 1 not even
@@ -30,82 +37,60 @@ class Generation(Iterator[TokenEvent]):
     The input is at most `model.context` tokens. When prompt and generated tokens exceed it, the oldest are dropped and
     the last half of the context is prefilled again, so that text can be of any length.
 
-    The model is in evaluation mode while the iterator runs. Iterating raises NumericalError when the model's logits are
-    not finite, and UsageError when the filters exclude all tokens.
+    prompts: ids alone are a prompt without a source.
+    draft: proposes tokens, which the model verifies several at once: speculative decoding. Requests are then computed
+        one at a time. What is sampled is a function of the draft too, if it is a model.
+    changes: fields of `TokenOptions`.
+
+    Raises UsageError when the model has no next token, when the draft cannot propose tokens for it or for the settings,
+    and as `ModelRunner.fit` does. The model is in evaluation mode while the iterator runs. Iterating raises
+    NumericalError when the model's logits are not finite, and UsageError when the filters exclude all tokens.
     """
+    options = replace(options, **changes)
+    if model.reads == "both":
+        raise UsageError(
+            f"a bidirectional model has no next token, which {settings.name} needs",
+            fix="fill masks with --strategy mask-predict",
+        )
+    if draft is not None:
+        refuse_draft(settings)
+        draft.check(model, 1 + max(set(range(model.vocab_size)) - set(options.banned_ids), default=-1))
+    runner = ModelRunner(model)
+    names = [f"prompt {i} of {len(prompts)}" if len(prompts) > 1 else "" for i in range(1, len(prompts) + 1)]
+    fitting = [
+        runner.fit(prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt)), options.overflow, name)
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
+    banned = torch.tensor(sorted(options.banned_ids), dtype=torch.long, device=runner.device)
+    common = options.end_ids, banned, ALTERNATIVES if options.details else 0
+    strategy: Strategy = Sampler(settings, *common)
+    if isinstance(settings, Beam):
+        strategy = BeamSearch(settings, *common, options.ends)
+    batch = RunningBatch(runner) if draft is None else SpeculativeBatch(runner, draft)
+    requests = requests_of(fitting, strategy, settings.seed, settings.max_new_tokens, options.n, options.first)
+    at_once = max(1, options.max_rows // strategy.n_hypotheses) if draft is None else 1
+    return _run(model, batch, requests, at_once, options.stopped)
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        prompts: Sequence[Prompt | Sequence[int]],
-        settings: Greedy | Sample | Beam,
-        options: TokenOptions = TOKEN_OPTIONS,
-        draft: Draft | None = None,
-        **changes: Any,
-    ) -> None:
-        """prompts: ids alone are a prompt without a source.
 
-        draft: proposes tokens, which the model verifies several at once: speculative decoding. Requests are then
-            computed one at a time. What is sampled is a function of the draft too, if it is a model.
-        changes: fields of `TokenOptions`.
+def _run(
+    model: LanguageModel,
+    batch: RunningBatch | SpeculativeBatch,
+    waiting: Iterator[Request],
+    at_once: int,
+    stopped: Container[tuple[int, int]],
+) -> Iterator[TokenEvent]:
+    def is_stopped(request: Request | TokenEvent) -> bool:
+        return (request.prompt, request.sample) in stopped
 
-        Raises UsageError when the model has no next token, when the draft cannot propose tokens for it or for the
-        settings, and as `ModelRunner.fit` does.
-        """
-        options = replace(options, **changes)
-        if model.reads == "both":
-            raise UsageError(
-                f"a bidirectional model has no next token, which {settings.name} needs",
-                fix="fill masks with --strategy mask-predict",
-            )
-        if options.max_rows < 1:
-            what = f"{options.n} samples of each prompt, {options.max_rows} at once"
-            raise UsageError(what, fix="ask for at least 1 of each")
-        if draft is not None:
-            refuse_draft(settings)
-            draft.check(model, 1 + max(set(range(model.vocab_size)) - set(options.banned_ids), default=-1))
-        runner = ModelRunner(model)
-        names = [f"prompt {i} of {len(prompts)}" if len(prompts) > 1 else "" for i in range(1, len(prompts) + 1)]
-        fitting = [
-            runner.fit(prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt)), options.overflow, name)
-            for prompt, name in zip(prompts, names, strict=True)
-        ]
-        banned = torch.tensor(sorted(options.banned_ids), dtype=torch.long, device=runner.device)
-        common = options.end_ids, banned, ALTERNATIVES if options.details else 0
-        strategy: Strategy = Sampler(settings, *common)
-        if isinstance(settings, Beam):
-            strategy = BeamSearch(settings, *common, options.ends)
-        self._model = model
-        self._batch = RunningBatch(runner) if draft is None else SpeculativeBatch(runner, draft)
-        self._stopped: set[tuple[int, int]] = set()
-        requests = requests_of(fitting, strategy, settings.seed, settings.max_new_tokens, options.n, options.first)
-        self._events = self._run(requests, max(1, options.max_rows // strategy.n_hypotheses) if draft is None else 1)
-
-    def __next__(self) -> TokenEvent:
-        return next(self._events)
-
-    def stop(self, prompt: int, sample: int) -> None:
-        """Cancel a request: no more events of it follow. Its last event was just returned, or it has not started."""
-        self._stopped.add((prompt, sample))
-
-    def _is_stopped(self, request: Request | TokenEvent) -> bool:
-        return (request.prompt, request.sample) in self._stopped
-
-    def _run(self, waiting: Iterator[Request], at_once: int) -> Iterator[TokenEvent]:
-        was_training = self._model.training
-        self._model.eval()
-        try:
-            while True:
-                n_free = at_once - len(self._batch.requests)
-                for request in islice(filterfalse(self._is_stopped, waiting), n_free):
-                    self._batch.join(request)
-                if not self._batch.requests:
-                    return
-                yield from filterfalse(self._is_stopped, self._batch.step())
-                for request in filter(self._is_stopped, self._batch.requests):
-                    self._batch.leave(request)
-        finally:
-            self._model.train(was_training)
+    with evaluating(model):
+        while True:
+            for request in islice(filterfalse(is_stopped, waiting), at_once - len(batch.requests)):
+                batch.join(request)
+            if not batch.requests:
+                return
+            yield from filterfalse(is_stopped, batch.step())
+            for request in filter(is_stopped, batch.requests):
+                batch.leave(request)
 
 
 def requests_of(

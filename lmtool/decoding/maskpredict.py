@@ -16,7 +16,7 @@ from lmtool.decoding import filters
 from lmtool.decoding.request import ALTERNATIVES, Choice, check_finite, chosen, draws, nothing_left, random_key, uniform
 from lmtool.decoding.settings import TOKEN_OPTIONS, MaskPredict, TokenOptions
 from lmtool.errors import UsageError
-from lmtool.model.language_model import LanguageModel
+from lmtool.model.language_model import LanguageModel, evaluating
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def fill(
 ) -> Iterator[Filled]:
     """Fill the masks of each text; results in order of completion.
 
-    A result is a function of the model, the settings, the text and the sample number, as in `Generation`. Texts are
+    A result is a function of the model, the settings, the text and the sample number, as in `generate`. Texts are
     batched by length, without padding.
 
     changes: fields of `TokenOptions`. [MASK] is never predicted.
@@ -81,9 +81,9 @@ def fill(
 
 @dataclass
 class _Work:
-    prompt: int
-    sample: int
-    draw: int
+    """A text that is being filled. request: its prompt, sample and draw."""
+
+    request: tuple[int, int, int]
     search: _Search
     ids: list[int]
     wanted: list[int]
@@ -94,14 +94,12 @@ def _run(
     model: LanguageModel, filler: "_Filler", texts: Sequence[tuple[int, ...]], options: TokenOptions
 ) -> Iterator[Filled]:
     waiting = (
-        _Work(i, sample, draw, search, *next(search))
+        _Work((i, sample, draw), search, *next(search))
         for i, sample, draw in draws(texts, options.n, options.first)
         for search in [filler.search(texts[i], draw)]
     )
-    was_training = model.training
-    model.eval()
-    try:
-        working: list[_Work] = []
+    working: list[_Work] = []
+    with evaluating(model):
         while working := working + list(islice(waiting, options.max_rows - len(working))):
             unfinished = []
             for _, equal in groupby(sorted(working, key=lambda work: len(work.ids)), key=lambda work: len(work.ids)):
@@ -112,10 +110,8 @@ def _run(
                         work.ids, work.wanted = work.search.send(logits_NV)
                         unfinished.append(work)
                     except StopIteration as done:
-                        yield Filled(work.prompt, work.sample, work.draw, tuple(done.value), work.steps)
+                        yield Filled(*work.request, tuple(done.value), work.steps)
             working = unfinished
-    finally:
-        model.train(was_training)
 
 
 @torch.inference_mode()

@@ -140,10 +140,6 @@ class Request:
     n_steps: int = 0
     began: float = 0.0
 
-    def is_late(self, max_time: float | None) -> bool:
-        """Whether the time limit of this request has passed."""
-        return max_time is not None and time.perf_counter() - self.began >= max_time
-
     def event(self, choice: Choice, finish: Finish | None = None) -> TokenEvent:
         """The event of one more token."""
         indices: dict[str, Any] = {"prompt": self.prompt, "sample": self.sample, "draw": self.draw}
@@ -197,10 +193,21 @@ class Strategy(ABC):
         """
 
     def _steered(self, scores_BV: Tensor, hypotheses: Sequence[Hypothesis]) -> Tensor:
-        """Scores after the filters shared by all strategies, -inf at excluded tokens."""
+        """Scores after the filters shared by all strategies, -inf at excluded tokens.
+
+        Raises NumericalError when they are not finite.
+        """
+        check_finite(scores_BV)
         scores_BV = scores_BV.index_fill(-1, self._banned.to(scores_BV.device), -torch.inf)
         texts, n_written = [one.text for one in hypotheses], [one.n_written for one in hypotheses]
         return filters.steer(scores_BV, self._limits, texts, n_written, self._end_ids)
+
+    def _cut(self, request: Request) -> Finish | None:
+        """Why a request ends after this step whatever its tokens are."""
+        if request.n_steps == request.max_new_tokens:
+            return "length"
+        limit = self._limits.max_time
+        return "time" if limit is not None and time.perf_counter() - request.began >= limit else None
 
 
 def check_finite(logits_BV: Tensor) -> None:

@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtool.decoding import filters
-from lmtool.decoding.request import (
-    Finish,
-    Hypothesis,
-    Request,
-    Strategy,
-    TokenEvent,
-    check_finite,
-    chosen,
-    nothing_left,
-    uniform,
-)
+from lmtool.decoding.request import Hypothesis, Request, Strategy, TokenEvent, chosen, nothing_left, uniform
 from lmtool.decoding.settings import Sample
 
 
@@ -45,7 +35,6 @@ class Sampler(Strategy):
 
         Raises NumericalError when they are not finite, and UsageError when the filters exclude all tokens.
         """
-        check_finite(logits_BV)
         filtered_BV = self._steered(logits_BV, hypotheses)
         if (filtered_BV.amax(-1) == -torch.inf).any():
             raise nothing_left()
@@ -67,7 +56,7 @@ class Sampler(Strategy):
         events = []
         for request, choice in zip(requests, choices, strict=True):
             request.n_steps += 1
-            finish = self._finish(request, choice.token)
+            finish = "end" if self.ends(choice.token) else self._cut(request)
             request.hypotheses = [] if finish else [request.hypotheses[0].plus(choice.token)]
             events.append(request.event(choice, finish))
         return events
@@ -75,10 +64,3 @@ class Sampler(Strategy):
     def ends(self, token: int) -> bool:
         """Whether the text ends with this token."""
         return token in self._end_ids
-
-    def _finish(self, request: Request, token: int) -> Finish | None:
-        if self.ends(token):
-            return "end"
-        if request.n_steps == request.max_new_tokens:
-            return "length"
-        return "time" if request.is_late(self._limits.max_time) else None

@@ -6,7 +6,7 @@ which strategy takes which of them are derived from the fields.
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -296,8 +296,9 @@ class Options:
     def __post_init__(self) -> None:
         if not all(self.stop):
             raise UsageError("a stop string is empty", fix="give it at least one character")
-        if self.length < 0 or self.n < 1:
-            raise UsageError(f"length is {self.length}, n is {self.n}", fix="ask for at least 1 of each")
+        if self.length < 0 or min(self.n, self.max_rows) < 1:
+            what = f"length is {self.length}, n is {self.n}, max_rows is {self.max_rows}"
+            raise UsageError(what, fix="ask for at least 1 of each")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,11 +308,14 @@ class TokenOptions(Options):
     end_ids: tokens that end a request; they are events too.
     banned_ids: tokens that are never generated.
     ends: of a beam search, the stopping criterion, given the prompt's index and the generated ids.
+    stopped: (prompt, sample) of cancelled requests, no more events of which follow; the caller adds to them, where the
+        last event was just returned or the request has not begun.
     """
 
     end_ids: Collection[int] = ()
     banned_ids: Collection[int] = ()
     ends: Callable[[int, Sequence[int]], bool] | None = None
+    stopped: Container[tuple[int, int]] = ()
 
 
 TOKEN_OPTIONS = TokenOptions()

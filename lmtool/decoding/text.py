@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, Self
 
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.maskpredict import Filled, fill
 from lmtool.decoding.request import Alternative, BeamNode, Choice, TokenEvent
 from lmtool.decoding.settings import Beam, MaskPredict, Options, Settings, TokenOptions, refuse_draft
@@ -86,9 +86,9 @@ def write(
     Pieces hold whole characters, and never part of a possible stop string. Special tokens other than end tokens are
     never generated, nor ids that the tokenizer does not have. Beam search and mask-predict return whole texts.
 
-    prompts: texts; or inputs built by `prompt_format`, whose text is not in completions. draft: as in `Generation`.
+    prompts: texts; or inputs built by `prompt_format`, whose text is not in completions. draft: as in `generate`.
 
-    Raises UsageError as `Generation` and `fill` do, and when options contradict the strategy.
+    Raises UsageError as `generate` and `fill` do, and when options contradict the strategy.
     """
     options = options or Options()
     if draft is not None:
@@ -101,7 +101,7 @@ def write(
             fix="omit --mask and --length, or choose --strategy mask-predict",
         )
     inputs = [p if isinstance(p, Prompt) else prompt_format.prompt(p, options.prefix) for p in prompts]
-    end_ids = prompt_format.end_ids
+    end_ids, stopped = prompt_format.end_ids, set[tuple[int, int]]()
 
     def ends(prompt: int, generated: Sequence[int]) -> bool:
         stream, stop = _stream_after(prompt_format, inputs[prompt]), StopStrings(options.stop)
@@ -114,19 +114,20 @@ def write(
         end_ids=end_ids,
         banned_ids=without_text(prompt_format, model.vocab_size) - end_ids,
         ends=ends if options.stop else None,
+        stopped=stopped,
     )
-    generation = Generation(model, inputs, settings, token_options, draft)
+    events = generate(model, inputs, settings, token_options, draft)
 
     def pieces() -> Iterator[Piece]:
         n, texts = settings.num_return if isinstance(settings, Beam) else options.n, dict[int, GeneratedText]()
-        for event in generation:
+        for event in events:
             request = event.prompt * n + event.sample
             if request not in texts:
                 text = GeneratedText.of(prompt_format, inputs[event.prompt], settings.seed, options.stop)
                 texts[request] = replace(text, prompt=_text_of(prompts[event.prompt]), prefix=options.prefix)
             shown, completion = texts[request].push(event), texts[request].completion()
             if completion is not None:
-                generation.stop(event.prompt, event.sample)
+                stopped.add((event.prompt, event.sample))
                 del texts[request]
             yield Piece(request, shown, completion)
 

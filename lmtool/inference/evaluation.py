@@ -16,6 +16,7 @@ from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.data.survey import Report
 from lmtool.model import LanguageModel
+from lmtool.model.language_model import evaluating
 from lmtool.objective import Loss
 
 BATCH_TOKENS = 16_384
@@ -119,8 +120,6 @@ def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Repor
 
     The model is in evaluation mode, and computes in the precision of `compute`.
     """
-    was_training = model.training
-    model.eval()
     groups, n_idle = items.groups(compute.world)
     total = torch.zeros((), dtype=compute.sum_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
@@ -129,7 +128,7 @@ def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Repor
     done, whole = 0, sum(map(items.size, groups))
     # weights that processes share are gathered in here, and tensors of inference mode would stay useless for training
     mode = torch.no_grad if compute.world.in_step else torch.inference_mode
-    try:
+    with evaluating(model):
         for group in groups:
             with mode(), compute.autocast():
                 loss, new = items.read(group)
@@ -145,8 +144,6 @@ def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Repor
         for _ in range(n_idle):
             with mode(), compute.autocast():
                 items.read(groups[0][:1] if groups else [0])
-    finally:
-        model.train(was_training)
     local = (float(total), float(count), float(bool(arrays)), *parts.flatten().tolist())
     nats, n_targets, n_with_arrays, *others = compute.world.sum(local)
     pairs = zip(items.metrics, others[::2], others[1::2], strict=True)

@@ -13,7 +13,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.features import ScalarMix
-from lmtool.model.language_model import LanguageModel, Output, Wrapper
+from lmtool.model.language_model import LanguageModel, Output, Wrapper, evaluating
 from lmtool.model.layers.crf import LinearChain
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.norms import build_norm
@@ -106,11 +106,8 @@ class HeadedModel(Wrapper):
     def _freeze_beside_states(self) -> None:
         """Freeze the body's parameters that do not affect the hidden states: those of its own head."""
         parameters = list(self.body.parameters())
-        was_training = self.training
-        self.eval()
-        with torch.enable_grad():
+        with evaluating(self), torch.enable_grad():
             grads = torch.autograd.grad(self.states(_probe(self.body)).hidden_BTD.sum(), parameters, allow_unused=True)
-        self.train(was_training)
         for parameter, grad in zip(parameters, grads, strict=True):
             if grad is None:
                 parameter.requires_grad_(False)

@@ -4,7 +4,8 @@ Shapes: B rows, T new positions, D model width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,17 @@ def summed(auxiliaries: Iterable[Tensor | None]) -> Tensor | None:
     """The sum of the auxiliary losses that are not None (B,); None if all are."""
     losses = [auxiliary_B for auxiliary_B in auxiliaries if auxiliary_B is not None]
     return torch.stack(losses).sum(0) if losses else None
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A context in which a model is in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 Parts = list[Sequence[nn.Module | None]]

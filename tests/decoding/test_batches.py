@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.maskpredict import fill
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample
 from lmtool.model import NGramModel, build
@@ -68,7 +68,7 @@ def prompts_of(model, count, seed=1):
 
 
 def tokens_of(model, prompts, settings, max_rows):
-    results = collect(Generation(model, prompts, settings, end_ids={2}, max_rows=max_rows))
+    results = collect(generate(model, prompts, settings, end_ids={2}, max_rows=max_rows))
     return {request: tokens for request, (tokens, _) in results.items()}
 
 

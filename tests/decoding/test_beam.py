@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.errors import UsageError
 from tests.decoding.models import HistoryModel, TableModel
@@ -19,7 +19,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
 def search(model, prompts, settings, **options):
     """(score, tokens) of the hypotheses of each prompt, best first."""
     tokens, found = defaultdict(list), [[] for _ in prompts]
-    for event in Generation(model, prompts, settings, **options):
+    for event in generate(model, prompts, settings, **options):
         tokens[event.prompt, event.sample].append(event.token)
         if event.finish:
             assert event.sample == len(found[event.prompt])
@@ -104,7 +104,7 @@ def test_a_wide_beam_is_an_exhaustive_search(length_penalty):
 
 def test_one_beam_is_greedy():
     model = HistoryModel(context=9)
-    greedy = collect(Generation(model, PROMPTS, Greedy(max_new_tokens=30), end_ids={0}))
+    greedy = collect(generate(model, PROMPTS, Greedy(max_new_tokens=30), end_ids={0}))
     beam = search(model, PROMPTS, Beam(num_beams=1, max_new_tokens=30, early_stopping="yes"), end_ids={0})
     assert [tokens for ((_, tokens),) in beam] == [greedy[i, 0][0] for i in range(len(PROMPTS))]
 
@@ -112,7 +112,7 @@ def test_one_beam_is_greedy():
 def test_a_better_beginning_that_ends_badly_is_found_out():
     """Token 1 is best greedily; continuations of 2 have a higher total. Token 0 ends."""
     model = TableModel([[1.0, 0.0, 0.0, 0.0], [0.3, 0.1, 0.3, 0.3], [0.9, 0.04, 0.03, 0.03], [0.0, 0.6, 0.4, 0.0]])
-    assert collect(Generation(model, [[3]], Greedy(max_new_tokens=3), end_ids={0}))[0, 0][0][0] == 1
+    assert collect(generate(model, [[3]], Greedy(max_new_tokens=3), end_ids={0}))[0, 0][0][0] == 1
     (((score, tokens),),) = search(model, [[3]], Beam(num_beams=2, length_penalty=0.0, max_new_tokens=3), end_ids={0})
     assert tokens == [2, 0]
     assert score == pytest.approx(math.log(0.4 * 0.9))
@@ -193,7 +193,7 @@ def test_hypotheses_may_end_for_a_reason_of_the_caller():
     found = search(model, PROMPTS, settings, end_ids={0}, ends=lambda _, written: ends(written))
     for prompt, texts in zip(PROMPTS, found, strict=True):
         assert_equal(texts, plain(model, prompt, settings, end_ids={0}, ends=ends))
-    reasons = {event.finish for event in Generation(model, PROMPTS, settings, ends=lambda _, w: ends(w), end_ids={0})}
+    reasons = {event.finish for event in generate(model, PROMPTS, settings, ends=lambda _, w: ends(w), end_ids={0})}
     assert {"stop", "end"} < reasons
 
 
@@ -206,7 +206,7 @@ def test_a_tiny_vocabulary_gives_as_many_texts_as_it_has():
 def test_details_of_the_tokens_are_those_of_the_model():
     model = TableModel([[0.5, 0.3, 0.2]] * 3)
     settings = Beam(num_beams=2, num_return=2, max_new_tokens=2)
-    for event in Generation(model, [[1]], settings, banned_ids={0}, details=True):
+    for event in generate(model, [[1]], settings, banned_ids={0}, details=True):
         assert math.exp(event.logprob) == pytest.approx([0.5, 0.3, 0.2][event.token])
         assert event.rank == event.token + 1
         assert event.removed == pytest.approx(0.5)
@@ -231,7 +231,7 @@ def test_the_tree_of_a_search(groups):
         length_penalty=0.7,
         early_stopping="no",
     )
-    events = list(Generation(model, [[1, 2]], settings, end_ids=[0], details=True))
+    events = list(generate(model, [[1, 2]], settings, end_ids=[0], details=True))
     assert all(event.tree is None for event in events if event.finish is None or event.sample)
     (tree,) = [event.tree for event in events if event.tree]
 
@@ -254,5 +254,5 @@ def test_the_tree_of_a_search(groups):
 
 
 def test_without_details_there_is_no_tree():
-    events = Generation(HistoryModel(), [[1]], Beam(num_beams=3, max_new_tokens=4))
+    events = generate(HistoryModel(), [[1]], Beam(num_beams=3, max_new_tokens=4))
     assert all(event.tree is None and event.alternatives is None for event in events)

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.errors import NumericalError, UsageError
 from lmtool.model import build
@@ -64,7 +64,7 @@ STRATEGIES = [
 def test_each_strategy_equals_the_plain_reference(settings, context, max_rows):
     model = HistoryModel(context=context)
     n = 1 if isinstance(settings, Greedy) else 3
-    results = collect(Generation(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=max_rows))
+    results = collect(generate(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=max_rows))
     assert len(results) == len(PROMPTS) * n
     for (prompt, sample), (tokens, logprobs) in results.items():
         expected, expected_logprobs = plain(model, PROMPTS[prompt], settings, end_ids={0}, sample=sample)
@@ -76,14 +76,14 @@ def test_each_strategy_equals_the_plain_reference(settings, context, max_rows):
 def test_the_smallest_contexts_slide_too(context):
     model = HistoryModel(context=context)
     settings = Greedy(max_new_tokens=10)
-    results = collect(Generation(model, [[3], [4]], settings))
+    results = collect(generate(model, [[3], [4]], settings))
     for (prompt, _), (tokens, _) in results.items():
         assert tokens == plain(model, [[3], [4]][prompt], settings)[0]
 
 
 def test_temperature_0_and_top_k_1_are_greedy():
     model = HistoryModel(context=10)
-    greedy = collect(Generation(model, PROMPTS, Greedy(max_new_tokens=30)))
+    greedy = collect(generate(model, PROMPTS, Greedy(max_new_tokens=30)))
     for settings in (
         Sample(max_new_tokens=30, temperature=0),
         Sample(max_new_tokens=30, temperature=0, top_k=5, top_p=0.5),
@@ -91,26 +91,26 @@ def test_temperature_0_and_top_k_1_are_greedy():
         Sample(max_new_tokens=30, temperature=1e-30),
         Sample(max_new_tokens=30, top_p=1e-9),
     ):
-        assert collect(Generation(model, PROMPTS, settings)) == greedy
+        assert collect(generate(model, PROMPTS, settings)) == greedy
 
 
 def test_top_p_1_and_top_k_of_the_vocabulary_are_plain_sampling():
     model = HistoryModel()
-    plainly = collect(Generation(model, PROMPTS, Sample(max_new_tokens=30, temperature=1.0)))
+    plainly = collect(generate(model, PROMPTS, Sample(max_new_tokens=30, temperature=1.0)))
     settings = Sample(max_new_tokens=30, temperature=1.0, top_k=11, top_p=1.0)
-    assert collect(Generation(model, PROMPTS, settings)) == plainly
+    assert collect(generate(model, PROMPTS, settings)) == plainly
 
 
 def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order():
     model = HistoryModel(context=9)
     settings = Sample(max_new_tokens=25, temperature=1.0, seed=3)
     alone = {
-        tuple(prompt): [collect(Generation(model, [prompt], settings, n=4))[0, sample] for sample in range(4)]
+        tuple(prompt): [collect(generate(model, [prompt], settings, n=4))[0, sample] for sample in range(4)]
         for prompt in PROMPTS
     }
     for seed in range(5):
         order = random.Random(seed).sample(PROMPTS, len(PROMPTS))
-        results = collect(Generation(model, order, settings, n=seed + 1 if seed < 4 else 1, max_rows=1 + 2 * seed))
+        results = collect(generate(model, order, settings, n=seed + 1 if seed < 4 else 1, max_rows=1 + 2 * seed))
         for (prompt, sample), result in results.items():
             assert result == alone[tuple(order[prompt])][sample]
 
@@ -118,8 +118,8 @@ def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order():
 def test_a_repeated_prompt_goes_on_with_further_samples():
     model = HistoryModel()
     settings = Sample(max_new_tokens=10)
-    samples = collect(Generation(model, [[1, 2]], settings, n=4))
-    repeated = collect(Generation(model, [[1, 2], [3], [1, 2]], settings, n=2))
+    samples = collect(generate(model, [[1, 2]], settings, n=4))
+    repeated = collect(generate(model, [[1, 2], [3], [1, 2]], settings, n=2))
     assert [repeated[0, 0], repeated[0, 1], repeated[2, 0], repeated[2, 1]] == [samples[0, i] for i in range(4)]
 
 
@@ -127,7 +127,7 @@ def test_seeds_prompts_and_samples_draw_different_numbers():
     model = TableModel([[0.5, 0.5], [0.5, 0.5]])
     texts = set()
     for seed in range(3):
-        results = collect(Generation(model, [[0], [1], [0, 1]], Sample(max_new_tokens=64, seed=seed), n=3))
+        results = collect(generate(model, [[0], [1], [0, 1]], Sample(max_new_tokens=64, seed=seed), n=3))
         texts |= {tuple(tokens) for tokens, _ in results.values()}
     assert len(texts) == 27
 
@@ -148,7 +148,7 @@ def test_sampled_frequencies_fit_the_distribution():
     ]
     critical = {5: 18.47, 3: 13.82, 1: 1e-9}  # the 99.9th percentile for one degree of freedom less
     for settings, weights in cases:
-        counts = Counter(event.token for event in Generation(model, [[0]], settings, n=count // 100))
+        counts = Counter(event.token for event in generate(model, [[0]], settings, n=count // 100))
         expected = [count * w / sum(weights) for w in weights]
         assert sum(counts[i] for i in range(len(weights))) == count
         assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < critical[len(weights)]
@@ -156,7 +156,7 @@ def test_sampled_frequencies_fit_the_distribution():
 
 def test_consecutive_tokens_are_independent():
     model = TableModel([[0.5, 0.5], [0.5, 0.5]])
-    texts = collect(Generation(model, [[0]], Sample(max_new_tokens=1000, temperature=1.0), n=8)).values()
+    texts = collect(generate(model, [[0]], Sample(max_new_tokens=1000, temperature=1.0), n=8)).values()
     pairs = Counter(pair for tokens, _ in texts for pair in zip(tokens[::2], tokens[1::2], strict=True))
     assert sum((pairs[a, b] - 1000) ** 2 / 1000 for a in (0, 1) for b in (0, 1)) < 16.27
 
@@ -164,14 +164,14 @@ def test_consecutive_tokens_are_independent():
 def test_the_cache_is_used_and_shared():
     model = HistoryModel()
     prompt = [1] * 50
-    collect(Generation(model, [prompt], Sample(max_new_tokens=10), n=8))
+    collect(generate(model, [prompt], Sample(max_new_tokens=10), n=8))
     assert model.read == 50 + 8 * 9
 
 
 def test_rows_that_end_are_not_stepped_any_more():
     model = HistoryModel()
     settings = Sample(max_new_tokens=200, temperature=1.0)
-    results = collect(Generation(model, PROMPTS, settings, n=3, end_ids={0}, max_rows=18))
+    results = collect(generate(model, PROMPTS, settings, n=3, end_ids={0}, max_rows=18))
     written = sum(len(tokens) for tokens, _ in results.values())
     assert model.read == sum(map(len, PROMPTS)) + written - len(results)
     assert all(0 not in tokens[:-1] for tokens, _ in results.values())
@@ -186,7 +186,7 @@ def test_at_most_max_rows_are_in_work():
             return super().advance(tokens_BT, state)
 
     model = Counting()
-    collect(Generation(model, [[i % 11] for i in range(50)], Sample(max_new_tokens=5), end_ids={1, 2}, max_rows=4))
+    collect(generate(model, [[i % 11] for i in range(50)], Sample(max_new_tokens=5), end_ids={1, 2}, max_rows=4))
     assert model.most == 4
 
 
@@ -200,33 +200,31 @@ def test_the_state_keeps_no_positions_that_nobody_needs():
 
     model = Watching(context=12)
     prompts = [[i] * (1 + i) for i in range(11)]
-    collect(Generation(model, prompts, Sample(max_new_tokens=200), max_rows=5))
+    collect(generate(model, prompts, Sample(max_new_tokens=200), max_rows=5))
     assert model.longest < model.context
 
 
 def test_finish_reasons():
     model = TableModel([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-    events = list(Generation(model, [[0]], Greedy(max_new_tokens=5), end_ids={2}))
+    events = list(generate(model, [[0]], Greedy(max_new_tokens=5), end_ids={2}))
     assert [(e.token, e.finish) for e in events] == [(1, None), (2, "end")]
-    events = list(Generation(model, [[0]], Greedy(max_new_tokens=5)))
+    events = list(generate(model, [[0]], Greedy(max_new_tokens=5)))
     assert [(e.token, e.finish) for e in events] == [(1, None), (2, None), (0, None), (1, None), (2, "length")]
-    events = list(Generation(model, [[0]], Greedy(max_new_tokens=2), end_ids={2}))
+    events = list(generate(model, [[0]], Greedy(max_new_tokens=2), end_ids={2}))
     assert [(e.token, e.finish) for e in events] == [(1, None), (2, "end")]
 
 
 def test_stopped_requests_write_no_more_and_others_go_on():
     model = HistoryModel()
     settings = Sample(max_new_tokens=12)
-    whole = collect(Generation(model, PROMPTS, settings))
-    generation = Generation(model, PROMPTS, settings, max_rows=4)
-    generation.stop(5, 0)
+    whole = collect(generate(model, PROMPTS, settings))
+    stopped = {(5, 0)}
     counts = Counter()
-    for event in generation:
+    for event in generate(model, PROMPTS, settings, max_rows=4, stopped=stopped):
         counts[event.prompt] += 1
         assert event.token == whole[event.prompt, 0][0][counts[event.prompt] - 1]
         if event.prompt == 3 and counts[3] == 4:
-            generation.stop(3, 0)
-            generation.stop(0, 0)
+            stopped |= {(3, 0), (0, 0)}
     assert counts == {0: 4, 1: 12, 2: 12, 3: 4, 4: 12}
 
 
@@ -234,7 +232,7 @@ def test_banned_tokens_are_never_chosen_but_keep_their_probability():
     table = [[0.7, 0.2, 0.1]] * 3
     model = TableModel(table)
     for settings in (Greedy(max_new_tokens=50), Sample(max_new_tokens=50)):
-        events = list(Generation(model, [[1]], settings, banned_ids={0}))
+        events = list(generate(model, [[1]], settings, banned_ids={0}))
         assert 0 not in {event.token for event in events}
         assert all(event.logprob == pytest.approx(model.logits_VV[0, event.token].item()) for event in events)
 
@@ -242,23 +240,23 @@ def test_banned_tokens_are_never_chosen_but_keep_their_probability():
 def test_prompts_that_the_model_cannot_read_are_refused_before_any_work():
     model = HistoryModel(context=5)
     with pytest.raises(UsageError, match="7 tokens, but the model's context is 5"):
-        Generation(model, PROMPTS, Greedy())
+        generate(model, PROMPTS, Greedy())
     with pytest.raises(UsageError, match="no tokens"):
-        Generation(model, [[1], []], Greedy())
+        generate(model, [[1], []], Greedy())
     with pytest.raises(UsageError) as error:
-        Generation(model, [[1] * 6], Greedy())
+        generate(model, [[1] * 6], Greedy())
     assert error.value.where == ""
     for ids in ([1, 11], [-1]):
         with pytest.raises(UsageError, match=r"outside 0\.\.10"):
-            Generation(model, [ids], Greedy())
+            generate(model, [ids], Greedy())
     assert model.read == 0
 
 
 def test_truncate_keeps_the_end_of_the_prompt():
     model = HistoryModel(context=5)
     settings = Sample(max_new_tokens=9)
-    cut = collect(Generation(model, PROMPTS, settings, overflow="cut"))
-    assert cut[2, 0] == collect(Generation(model, [PROMPTS[2][-5:]], settings))[0, 0]
+    cut = collect(generate(model, PROMPTS, settings, overflow="cut"))
+    assert cut[2, 0] == collect(generate(model, [PROMPTS[2][-5:]], settings))[0, 0]
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
@@ -267,7 +265,7 @@ def test_logits_that_are_not_finite_are_an_error(settings, wrong):
     model = TableModel([[0.5, 0.5], [0.5, 0.5]])
     model.logits_VV[1, 0] = wrong
     with pytest.raises(NumericalError):
-        list(Generation(model, [[0, 0], [1]], settings))
+        list(generate(model, [[0, 0], [1]], settings))
 
 
 def test_the_model_is_in_evaluation_mode_meanwhile():
@@ -278,17 +276,17 @@ def test_the_model_is_in_evaluation_mode_meanwhile():
             return super().advance(tokens_BT, state)
 
     model = Watching().train()
-    for _ in Generation(model, [[1]], Greedy(max_new_tokens=3)):
+    for _ in generate(model, [[1]], Greedy(max_new_tokens=3)):
         assert not torch.is_inference_mode_enabled()
     assert model.training
 
 
 def test_no_prompts_give_no_events():
-    assert list(Generation(HistoryModel(), [], Greedy())) == []
+    assert list(generate(HistoryModel(), [], Greedy())) == []
 
 
 @pytest.mark.parametrize("settings", [Greedy(), Beam()])
 def test_vectors_of_words_write_no_text(settings):
     with pytest.raises(UsageError, match="a skip-gram model has no next token") as error:
-        next(Generation(build(SkipGram(kind="skipgram"), 11), [[1, 2]], settings))
+        next(generate(build(SkipGram(kind="skipgram"), 11), [[1, 2]], settings))
     assert "lmtool neighbors" in error.value.fix

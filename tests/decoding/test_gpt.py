@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from lmtool.batch import Batch
 from lmtool.decoding import filters
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.model import build
 from lmtool.recipe.spec.position import NoPosition, SinusoidalPosition
@@ -79,7 +79,7 @@ def without_cache(model):
 def test_greedy_equals_transformers():
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
-    results = collect(Generation(model, PROMPTS, Greedy(max_new_tokens=40)))
+    results = collect(generate(model, PROMPTS, Greedy(max_new_tokens=40)))
     for i, prompt in enumerate(PROMPTS):
         output = peer.generate(
             torch.tensor([prompt]),
@@ -151,7 +151,7 @@ def test_greedy_with_filters_equals_transformers():
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
     settings = Greedy(max_new_tokens=30, min_new_tokens=9, repetition_penalty=1.5, no_repeat_ngram=3)
-    results = collect(Generation(model, PROMPTS, settings, end_ids=ENDS))
+    results = collect(generate(model, PROMPTS, settings, end_ids=ENDS))
     options = {"min_new_tokens": 9, "repetition_penalty": 1.5, "no_repeat_ngram_size": 3}
     for i, prompt in enumerate(PROMPTS):
         output = of_the_peer(peer, prompt, max_new_tokens=30, do_sample=False, **options)
@@ -219,7 +219,7 @@ def test_cached_batches_equal_each_request_alone_without_a_cache(options, settin
     model = gpt(**options)
     n = 1 if isinstance(settings, Greedy) else 2
     strategy = {"greedy": True} if n == 1 else {"t": settings.temperature, "k": 9, "p": 0.95}
-    results = collect(Generation(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=5))
+    results = collect(generate(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=5))
     for (prompt, sample), (tokens, logprobs) in results.items():
         expected, expected_logprobs = reference.continuation(
             without_cache(model),
@@ -245,7 +245,7 @@ def test_logits_stay_float32_under_autocast(monkeypatch):
 
     monkeypatch.setattr(model, "logits", watched)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        list(Generation(model, PROMPTS, Sample(max_new_tokens=20)))
+        list(generate(model, PROMPTS, Sample(max_new_tokens=20)))
     assert types == {torch.float32}
 
 
@@ -254,8 +254,8 @@ def test_logits_stay_float32_under_autocast(monkeypatch):
     "settings", [Greedy(max_new_tokens=40), Sample(max_new_tokens=40, top_k=9, top_p=0.95)], ids=str
 )
 def test_a_gpu_gives_the_tokens_of_the_cpu(settings):
-    on_cpu = collect(Generation(gpt(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
-    on_gpu = collect(Generation(gpt().cuda(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
+    on_cpu = collect(generate(gpt(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
+    on_gpu = collect(generate(gpt().cuda(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
     assert {request: tokens for request, (tokens, _) in on_gpu.items()} == {
         request: tokens for request, (tokens, _) in on_cpu.items()
     }

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.maskpredict import fill
 from lmtool.decoding.request import random_key
 from lmtool.decoding.settings import Greedy, MaskPredict, Options
@@ -107,7 +107,7 @@ def test_models_and_strategies_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="bidirectional"):
         fill(HistoryModel(), [[MASK]], MASK, MaskPredict())
     with pytest.raises(UsageError, match="no next token"):
-        Generation(SidesModel(), [[1]], Greedy())
+        generate(SidesModel(), [[1]], Greedy())
 
 
 def test_logits_that_are_not_finite_are_an_error():

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter
 
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Options, Sample
 from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
@@ -54,29 +54,29 @@ def plain(model, prompt, settings):
 )
 @pytest.mark.parametrize("max_rows", [1, 3, 64])
 def test_answers_equal_the_plain_reference(model, prompts, settings, max_rows):
-    results = collect(Generation(model, prompts, settings, end_ids={0}, max_rows=max_rows))
+    results = collect(generate(model, prompts, settings, end_ids={0}, max_rows=max_rows))
     for i, prompt in enumerate(prompts):
         assert results[i, 0][0] == plain(model, prompt, settings)
 
 
 def test_an_answer_longer_than_the_context_slides_and_keeps_its_source():
     model = AnswerModel(context=6)
-    (tokens, _) = collect(Generation(model, [ANSWERS[0]], Greedy(max_new_tokens=20)))[0, 0]
+    (tokens, _) = collect(generate(model, [ANSWERS[0]], Greedy(max_new_tokens=20)))[0, 0]
     logits_after = after(model, ANSWERS[0])
     assert tokens == reference.continuation(logits_after, [1], max_new_tokens=20, context=6, greedy=True)[0]
 
 
 def test_a_source_that_takes_up_the_context_leaves_the_rest_to_the_answer():
     model = PrefixModel(context=9)
-    (tokens, _) = collect(Generation(model, [ANSWERS[0]], Greedy(max_new_tokens=20)))[0, 0]
+    (tokens, _) = collect(generate(model, [ANSWERS[0]], Greedy(max_new_tokens=20)))[0, 0]
     logits_after = after(model, ANSWERS[0])
     assert tokens == reference.continuation(logits_after, [1], max_new_tokens=20, context=6, greedy=True)[0]
 
 
 def test_a_text_cut_in_two_slides_like_any_other():
     settings = Greedy(max_new_tokens=20)
-    joined = collect(Generation(PrefixModel(context=7), JOINED, settings))
-    whole = collect(Generation(HistoryModel(context=7), [prompt.text for prompt in JOINED], settings))
+    joined = collect(generate(PrefixModel(context=7), JOINED, settings))
+    whole = collect(generate(HistoryModel(context=7), [prompt.text for prompt in JOINED], settings))
     assert joined == whole
 
 
@@ -93,27 +93,27 @@ def test_beams_answer_each_with_its_own_source():
 def test_sources_longer_than_the_context_are_refused_or_lose_their_end(model):
     long = Prompt((1,), (4, 5, 6, 7, 8))
     with pytest.raises(UsageError, match="6 tokens, but the model's context is 4"):
-        Generation(model, [long], Greedy())
+        generate(model, [long], Greedy())
     n_left = 4 if isinstance(model, AnswerModel) else 3
     settings = Greedy(max_new_tokens=1)
     for overflow in ("cut", "slide"):
-        cut = collect(Generation(model, [long], settings, overflow=overflow))
-        assert cut == collect(Generation(model, [Prompt((1,), long.source[:n_left])], settings))
+        cut = collect(generate(model, [long], settings, overflow=overflow))
+        assert cut == collect(generate(model, [Prompt((1,), long.source[:n_left])], settings))
 
 
 def test_a_joined_text_longer_than_the_context_loses_its_beginning():
     settings = Greedy(max_new_tokens=3)
     long = Prompt((9,), (1, 2, 3, 4, 5, 6, 7, 8), joined=True)
     for overflow, n in (("cut", 6), ("slide", 3)):
-        cut = collect(Generation(PrefixModel(context=6), [long], settings, overflow=overflow))
-        assert cut == collect(Generation(HistoryModel(context=6), [long.text[-n:]], settings))
+        cut = collect(generate(PrefixModel(context=6), [long], settings, overflow=overflow))
+        assert cut == collect(generate(HistoryModel(context=6), [long.text[-n:]], settings))
 
 
 def test_no_room_for_an_answer_is_an_error():
     with pytest.raises(UsageError, match="target begins with 5 tokens"):
-        Generation(PrefixModel(context=4), [Prompt((1, 2, 3, 4, 5), (6,))], Greedy(), overflow="cut")
+        generate(PrefixModel(context=4), [Prompt((1, 2, 3, 4, 5), (6,))], Greedy(), overflow="cut")
     with pytest.raises(UsageError, match="no tokens"):
-        Generation(AnswerModel(), [Prompt((1,), ())], Greedy())
+        generate(AnswerModel(), [Prompt((1,), ())], Greedy())
 
 
 def ids(text):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Options, Sample
 from lmtool.decoding.speculative import ModelDraft, NGramDraft, verify
 from lmtool.decoding.text import complete, write
@@ -60,7 +60,7 @@ def transformer(seed=2, dtype=torch.float64, vocab_size=17, **changes):
 def texts(model, prompts, settings, end_ids=(2,), **options):
     """(tokens, log-probabilities, proposed, accepted) of each request."""
     found = {}
-    for event in Generation(model, prompts, settings, end_ids=end_ids, **options):
+    for event in generate(model, prompts, settings, end_ids=end_ids, **options):
         tokens, logprobs, _, _ = found.get((event.prompt, event.sample), ((), (), 0, 0))
         counts = (event.proposed, event.accepted)
         found[event.prompt, event.sample] = ((*tokens, event.token), (*logprobs, event.logprob), *counts)
@@ -287,7 +287,7 @@ def test_tokens_of_a_pass_are_as_many_as_the_paper_says():
 def test_a_draft_that_is_the_model_is_always_right():
     model = transformer(context=64)
     settings = Sample(max_new_tokens=25, temperature=1.0, top_p=0.9)
-    found = list(Generation(model, [[1], [5, 6]], settings, n=3, draft=ModelDraft(model, 4)))
+    found = list(generate(model, [[1], [5, 6]], settings, n=3, draft=ModelDraft(model, 4)))
     assert [(e.proposed, e.accepted) for e in found if e.finish] == [(20, 20)] * 6
 
 
@@ -300,7 +300,7 @@ def test_the_model_reads_once_what_is_proposed():
             return super().advance(tokens_BT, state)
 
     model = Passing()
-    events = list(Generation(model, [[0, 1, 2, 0, 1]], Greedy(max_new_tokens=50), draft=NGramDraft(4)))
+    events = list(generate(model, [[0, 1, 2, 0, 1]], Greedy(max_new_tokens=50), draft=NGramDraft(4)))
     assert [event.token for event in events] == [(2 + i) % 3 for i in range(50)]
     assert (events[-1].proposed, events[-1].accepted) == (40, 40)
     assert model.passes == 1 + 10
@@ -310,7 +310,7 @@ def test_the_model_reads_once_what_is_proposed():
 def test_a_prompt_is_read_once_for_all_samples():
     model, draft = HistoryModel(), Leaning()
     settings = Sample(max_new_tokens=2, temperature=1.0)
-    list(Generation(model, [[1] * 50], settings, n=8, draft=ModelDraft(draft, 3)))
+    list(generate(model, [[1] * 50], settings, n=8, draft=ModelDraft(draft, 3)))
     assert model.read == 50 + 8 * 4
     assert draft.read == 50 + 8 * 3
 
@@ -336,7 +336,7 @@ def test_what_stood_before_is_proposed():
         for end_ids in ((), (1,)):
             draft = Noting(5)
             settings = Sample(max_new_tokens=40, temperature=1.0)
-            for _ in Generation(model, [prompt], settings, end_ids=end_ids, draft=draft):
+            for _ in generate(model, [prompt], settings, end_ids=end_ids, draft=draft):
                 pass
             assert draft.proposed
             for text, n, tokens in draft.proposed:
@@ -364,7 +364,7 @@ def test_a_source_is_looked_up_too():
     model = transformer(shape="encoder-decoder")
     draft = Noting(3)
     settings = Greedy(max_new_tokens=2, logit_bias=(((9,), 1e4),))
-    events = list(Generation(model, [Prompt((8,), (7, 8, 9, 10, 11))], settings, draft=draft))
+    events = list(generate(model, [Prompt((8,), (7, 8, 9, 10, 11))], settings, draft=draft))
     assert [event.token for event in events] == [9, 9]
     assert draft.proposed == [([8, 9], 3, [10, 11, 8])]
 
@@ -372,27 +372,26 @@ def test_a_source_is_looked_up_too():
 def test_details_and_limits_are_those_without_a_draft():
     model = Repeating()
     settings = Greedy(max_new_tokens=10)
-    plainly = list(Generation(model, [[0, 1, 2, 0]], settings, details=True))
-    drafted = list(Generation(model, [[0, 1, 2, 0]], settings, details=True, draft=NGramDraft(4)))
+    plainly = list(generate(model, [[0, 1, 2, 0]], settings, details=True))
+    drafted = list(generate(model, [[0, 1, 2, 0]], settings, details=True, draft=NGramDraft(4)))
     for one, other in zip(drafted, plainly, strict=True):
         assert (one.token, one.rank, one.finish, one.steps) == (other.token, other.rank, other.finish, other.steps)
         assert [choice.token for choice in one.alternatives] == [choice.token for choice in other.alternatives]
         assert one.removed == pytest.approx(other.removed)
-    late = list(Generation(model, [[0, 1, 2, 0]], Greedy(max_new_tokens=10, max_time=1e-9), draft=NGramDraft(4)))
+    late = list(generate(model, [[0, 1, 2, 0]], Greedy(max_new_tokens=10, max_time=1e-9), draft=NGramDraft(4)))
     assert [event.finish for event in late] == ["time"]
-    ended = list(Generation(model, [[0, 1, 2, 0]], settings, end_ids={2}, draft=NGramDraft(4)))
+    ended = list(generate(model, [[0, 1, 2, 0]], settings, end_ids={2}, draft=NGramDraft(4)))
     assert [(event.token, event.finish) for event in ended] == [(1, None), (2, "end")]
     assert ended[-1].proposed == 1
 
 
 def test_requests_that_are_stopped_amid_a_proposal():
     model = Repeating()
-    generation = Generation(model, [[0, 1, 2, 0], [1, 2, 0, 1]], Greedy(max_new_tokens=10), draft=NGramDraft(4))
-    tokens = []
-    for event in generation:
+    tokens, stopped, prompts = [], set(), [[0, 1, 2, 0], [1, 2, 0, 1]]
+    for event in generate(model, prompts, Greedy(max_new_tokens=10), draft=NGramDraft(4), stopped=stopped):
         tokens.append((event.prompt, event.token))
         if tokens[-2:] == [(0, 1), (0, 2)]:
-            generation.stop(0, 0)
+            stopped.add((0, 0))
     assert tokens == [(0, 1), (0, 2), *((1, (2 + i) % 3) for i in range(10))]
 
 
@@ -426,8 +425,8 @@ def test_a_padded_vocabulary_and_a_draft_without_a_next_token():
 def test_filters_that_leave_nothing_are_an_error_only_where_the_text_arrives():
     model = TableModel([[0.6, 0.4], [0.4, 0.6]])
     with pytest.raises(UsageError, match="exclude every token"):
-        list(Generation(model, [[0]], Greedy(max_new_tokens=9, no_repeat_ngram=1), draft=ModelDraft(model, 3)))
-    events = list(Generation(model, [[0]], Greedy(max_new_tokens=1, no_repeat_ngram=1), draft=ModelDraft(model, 3)))
+        list(generate(model, [[0]], Greedy(max_new_tokens=9, no_repeat_ngram=1), draft=ModelDraft(model, 3)))
+    events = list(generate(model, [[0]], Greedy(max_new_tokens=1, no_repeat_ngram=1), draft=ModelDraft(model, 3)))
     assert [event.token for event in events] == [1]
 
 
@@ -436,13 +435,13 @@ def test_refusals():
     lstm = model_of("lstm", torch.float64)
     for settings in (Beam(), Beam(num_beams=1)):
         with pytest.raises(UsageError, match="beam contradicts draft"):
-            Generation(model, [[1]], settings, draft=NGramDraft())
+            generate(model, [[1]], settings, draft=NGramDraft())
     for other in (lstm, model_of("3-gram", torch.float64), model_of("gru-attention", torch.float64)):
         with pytest.raises(UsageError, match="go back"):
-            Generation(other, [[1]], Greedy(), draft=NGramDraft())
+            generate(other, [[1]], Greedy(), draft=NGramDraft())
     with pytest.raises(UsageError, match="one reads source, the other past"):
-        Generation(model, [[1]], Greedy(), draft=ModelDraft(transformer(shape="encoder-decoder")))
+        generate(model, [[1]], Greedy(), draft=ModelDraft(transformer(shape="encoder-decoder")))
     with pytest.raises(UsageError, match="the draft has 12 tokens, and the model 17"):
-        Generation(model, [[1]], Greedy(), draft=ModelDraft(transformer(vocab_size=12)))
+        generate(model, [[1]], Greedy(), draft=ModelDraft(transformer(vocab_size=12)))
     with pytest.raises(UsageError, match="draft_tokens is 0"):
         NGramDraft(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtool.decoding import steps as module
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.decoding.steps import CapturedStep, Steps
 from lmtool.model import LanguageModel, fixed
@@ -63,7 +63,7 @@ def prompts_for(model: LanguageModel, lengths: Sequence[int]) -> list[Prompt]:
 
 def events(model: LanguageModel, settings: Any, lengths: Sequence[int] = (3, 6, 2), **more: Any) -> dict[Any, Any]:
     found: dict[Any, list[tuple[int, float]]] = {}
-    for event in Generation(model, prompts_for(model, lengths), settings, **more):
+    for event in generate(model, prompts_for(model, lengths), settings, **more):
         found.setdefault((event.prompt, event.sample), []).append((event.token, event.logprob))
     return found
 
@@ -163,7 +163,7 @@ def test_captured_steps_under_autocast(taken: list[int]) -> None:
 
     def written() -> dict[Any, Any]:
         found: dict[Any, list[tuple[int, float]]] = {}
-        iterator = Generation(model, prompts_for(model, [3, 5]), Greedy(max_new_tokens=15))
+        iterator = generate(model, prompts_for(model, [3, 5]), Greedy(max_new_tokens=15))
         while True:
             with torch.autocast("cuda", torch.bfloat16):
                 event = next(iterator, None)

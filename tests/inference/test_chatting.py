@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 import lmtool
 from lmtool.compute.device import CPU
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.errors import ResourceError, UsageError
 from lmtool.inference.chatting import Conversation
@@ -51,7 +51,7 @@ def generated(
 ) -> tuple[int, ...]:
     """What a new generation writes after these ids."""
     banned = set(loaded.tokenizer.special_ids) - ends
-    events = Generation(loaded.model, [Prompt(tuple(ids))], settings, end_ids=ends, banned_ids=banned, first=first)
+    events = generate(loaded.model, [Prompt(tuple(ids))], settings, end_ids=ends, banned_ids=banned, first=first)
     return tuple(event.token for event in events)
 
 

@@ -6,7 +6,7 @@ from math import log
 
 import pytest
 
-from lmtool.decoding.generate import Generation
+from lmtool.decoding.generate import generate
 from lmtool.decoding.request import Alternative, BeamNode
 from lmtool.decoding.settings import Greedy, MaskPredict, Sample
 from lmtool.decoding.text import Completion
@@ -47,11 +47,11 @@ def completion(**changes):
 
 
 def test_alternatives_are_the_most_probable_tokens():
-    (event,) = Generation(TableModel(TABLE), [[0]], Sample(max_new_tokens=1, top_k=2, seed=3), details=True)
+    (event,) = generate(TableModel(TABLE), [[0]], Sample(max_new_tokens=1, top_k=2, seed=3), details=True)
     assert [other.token for other in event.alternatives] == [0, 1, 2, 3]
     assert [other.logprob for other in event.alternatives] == pytest.approx([log(p) for p in TABLE[0]], abs=1e-5)
     assert [other.kept for other in event.alternatives] == [True, True, False, False]
-    (event,) = Generation(HistoryModel(), [[1]], Greedy(max_new_tokens=1), banned_ids=range(5), details=True)
+    (event,) = generate(HistoryModel(), [[1]], Greedy(max_new_tokens=1), banned_ids=range(5), details=True)
     assert len(event.alternatives) == 5
     assert all(other.kept == (other.token >= 5) for other in event.alternatives)
 
