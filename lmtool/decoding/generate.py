@@ -9,7 +9,7 @@ import torch
 
 from lmtool.decoding.beam import BeamSearch
 from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.request import ALTERNATIVES, Request, Strategy, TokenEvent, draws, random_key
+from lmtool.decoding.request import ALTERNATIVES, Request, RequestBatch, Strategy, TokenEvent, draws, random_key
 from lmtool.decoding.running import RunningBatch
 from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import TOKEN_OPTIONS, Beam, Greedy, Sample, TokenOptions, refuse_draft
@@ -66,7 +66,7 @@ def generate(
     strategy: Strategy = Sampler(settings, *common)
     if isinstance(settings, Beam):
         strategy = BeamSearch(settings, *common, options.ends)
-    batch = RunningBatch(runner) if draft is None else SpeculativeBatch(runner, draft)
+    batch: RequestBatch = RunningBatch(runner) if draft is None else SpeculativeBatch(runner, draft)
     requests = requests_of(fitting, strategy, settings.seed, settings.max_new_tokens, options.n, options.first)
     at_once = max(1, options.max_rows // strategy.n_hypotheses) if draft is None else 1
     return _run(model, batch, requests, at_once, options.stopped)
@@ -74,7 +74,7 @@ def generate(
 
 def _run(
     model: LanguageModel,
-    batch: RunningBatch | SpeculativeBatch,
+    batch: RequestBatch,
     waiting: Iterator[Request],
     at_once: int,
     stopped: Container[tuple[int, int]],

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal, Self
 
 import torch
@@ -159,10 +160,41 @@ def draws(texts: Sequence[tuple[int, ...]], n: int, first: int) -> Iterator[tupl
         seen[ids] += n
 
 
+def n_shared(*texts: Sequence[int]) -> int:
+    """Length of their longest common prefix."""
+    return len(list(takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False))))
+
+
 def uniform(key: bytes, number: int) -> float:
     """Counter-based random number in [0, 1): 53 bits of SHA-256(key, number)."""
     digest = hashlib.sha256(key + number.to_bytes(8, "big")).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53
+
+
+class RequestBatch(ABC):
+    """Requests that are decoded together, which join and leave between tokens."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Request] = []
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests in it."""
+        return [request for request in self._waiting if request.hypotheses]
+
+    def join(self, request: Request) -> None:
+        """Add a request, after those in it."""
+        request.began = time.perf_counter()
+        request.strategy.begin(request)
+        self._waiting.append(request)
+
+    def leave(self, request: Request) -> None:
+        """Cancel a request of the batch: no more events of it follow."""
+        request.hypotheses = ()
+
+    @abstractmethod
+    def step(self) -> list[TokenEvent]:
+        """Generate one token or more of some requests. Returns the events."""
 
 
 class Strategy(ABC):

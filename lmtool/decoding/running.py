@@ -4,7 +4,6 @@ Shapes: B rows, T positions of a chunk, D model width, V vocabulary.
 """
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.request import Choice, Request, Strategy, TokenEvent, chosen
+from lmtool.decoding.request import Choice, Request, RequestBatch, Strategy, TokenEvent, chosen
 from lmtool.model.language_model import DecodeState
 from lmtool.tokenization.prompt_format import Prompt
 
@@ -38,7 +37,7 @@ class _Reading:
         return len(self.windows[0].tokens) - self.n_read
 
 
-class RunningBatch:
+class RunningBatch(RequestBatch):
     """Requests that are decoded together: continuous batching (Yu et al. 2022).
 
     Each step generates one token of each request whose prompt is read. Hypotheses are rows of one decoding state, to
@@ -51,10 +50,10 @@ class RunningBatch:
     """
 
     def __init__(self, runner: ModelRunner, chunk: int | None = None, *, isolates: bool = False) -> None:
+        super().__init__()
         self._runner = runner
         self._chunk = chunk
         self._isolates = isolates
-        self._unread: list[Request] = []
         self._readings: list[_Reading] = []
         self._running: list[tuple[Request, list[int]]] = []  # with its rows, numbered through all of `_states`
         self._states: list[DecodeState] = []
@@ -62,20 +61,13 @@ class RunningBatch:
 
     @property
     def requests(self) -> list[Request]:
-        """The requests in it."""
-        reading = [request for one in self._readings for request in one.requests]
-        every = [*(request for request, _ in self._running), *reading, *self._unread]
-        return [request for request in every if request.hypotheses]
-
-    def join(self, request: Request) -> None:
-        """Add a request, which is read from the next step on."""
-        request.began = time.perf_counter()
-        request.strategy.begin(request)
-        self._unread.append(request)
+        """The requests in it, running ones first."""
+        every = [*(request for request, _ in self._running), *(one for part in self._readings for one in part.requests)]
+        return [*(request for request in every if request.hypotheses), *super().requests]
 
     def leave(self, request: Request) -> None:
-        """Cancel a request of the batch: no more events of it follow, and its rows are free."""
-        request.hypotheses = ()
+        """As of any batch; the rows of the last one are free then."""
+        super().leave(request)
         if not self.requests:
             self._states = []
 
@@ -86,8 +78,10 @@ class RunningBatch:
         raises; a batch that isolates only where memory is short for all together.
         """
         state = self._settled()
-        self._begin_reading()
-        running = [request for request, _ in self._running]
+        for _, equal in groupby(sorted(self._waiting, key=_lengths), key=_lengths):
+            same = list(equal)
+            self._readings.append(_Reading(same, _windows(same)))
+        running, self._waiting = [request for request, _ in self._running], []
         requests: list[Request] = []
         logits: list[Tensor] = []
         self._running, self._states, self.failures = [], [], []
@@ -136,7 +130,7 @@ class RunningBatch:
 
     def _settled(self) -> DecodeState | None:
         """The state of the rows that still run, in order; texts that reached the context slide, to be read again."""
-        self._unread = [request for request in self._unread if request.hypotheses]
+        self._waiting = super().requests
         for reading in self._readings:
             reading.requests = [request for request in reading.requests if request.hypotheses]
         self._readings = [reading for reading in self._readings if reading.requests]
@@ -153,14 +147,8 @@ class RunningBatch:
                 request.hypotheses = [
                     replace(one, window=window) for one, window in zip(request.hypotheses, windows, strict=True)
                 ]
-                self._unread.append(request)
+                self._waiting.append(request)
         return _picked(self._states, kept)
-
-    def _begin_reading(self) -> None:
-        for _, equal in groupby(sorted(self._unread, key=_lengths), key=_lengths):
-            requests = list(equal)
-            self._readings.append(_Reading(requests, _windows(requests)))
-        self._unread = []
 
     def _read(self, reading: _Reading, n: int, requests: Sequence[Request]) -> tuple[Tensor, DecodeState]:
         """Read n more tokens of each window for these requests. Returns hidden states (B, T, D) and the new state."""

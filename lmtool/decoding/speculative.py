@@ -4,7 +4,6 @@ Shapes: N proposed tokens, T positions of a chunk, D model width, V vocabulary.
 """
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from lmtool.decoding import filters
 from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.request import Hypothesis, Request, TokenEvent, uniform
+from lmtool.decoding.request import Hypothesis, Request, RequestBatch, TokenEvent, n_shared, uniform
 from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import NumericalError, UsageError
@@ -39,6 +38,15 @@ class Proposal:
 
 class Proposer(ABC):
     """A draft beside one request."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._n_written = 0
+
+    def _new(self, hypothesis: Hypothesis) -> tuple[int, ...]:
+        """The tokens that the hypothesis has more than at the call before."""
+        n_new, self._n_written = hypothesis.n_written - self._n_written, hypothesis.n_written
+        return hypothesis.text[len(hypothesis.text) - n_new :]
 
     @abstractmethod
     def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
@@ -80,10 +88,9 @@ class NGramDraft(Draft):
 
 class _LookUp(Proposer):
     def __init__(self, start: Prompt, sampler: Sampler) -> None:
-        self._sampler = sampler
+        super().__init__(sampler)
         self._text: list[int] = []
         self._following: dict[tuple[int, ...], int] = {}  # by n-gram: where the token after it stood last
-        self._n_written = 0
         self._read((*(start.source or ()), *start.tokens))
 
     def _read(self, tokens: tuple[int, ...]) -> None:
@@ -93,8 +100,7 @@ class _LookUp(Proposer):
             self._text.append(token)
 
     def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
-        n_new, self._n_written = hypothesis.n_written - self._n_written, hypothesis.n_written
-        self._read(hypothesis.text[len(hypothesis.text) - n_new :])
+        self._read(self._new(hypothesis))
         suffixes = (tuple(self._text[-order:]) for order in reversed(ORDERS))
         at = next((self._following[suffix] for suffix in suffixes if suffix in self._following), None)
         tokens: list[int] = []
@@ -144,21 +150,19 @@ class _Follower(Proposer):
     def __init__(
         self, runner: ModelRunner, prompts: "_Prompts", request: Request, sampler: Sampler, vocab_size: int
     ) -> None:
-        self._runner, self._prompts, self._sampler = runner, prompts, sampler
+        super().__init__(sampler)
+        self._runner, self._prompts = runner, prompts
         self._n_more = vocab_size - runner.vocab_size
         self._key = derived(request.key, "draft")
         self._window = runner.fit(request.start, "slide", "the draft")
-        self._n_written = 0
         self._states: list[DecodeState] = []
         self._n_read = 0
         self._proposed: list[int] = []
 
     def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
-        n_new, self._n_written = hypothesis.n_written - self._n_written, hypothesis.n_written
-        new = hypothesis.text[len(hypothesis.text) - n_new :]
         if not self._states:
             self._begin()
-        self._window = replace(self._window, tokens=(*self._window.tokens, *new))
+        self._window = replace(self._window, tokens=(*self._window.tokens, *self._new(hypothesis)))
         slides = not self._runner.has_room(self._window)
         if slides:
             window = hypothesis.window
@@ -196,8 +200,7 @@ class _Follower(Proposer):
     def _read_on(self) -> tuple[Tensor, DecodeState]:
         """Read what the window has more, at least its last token: hidden states (1, T, D), T >= 1, and the state."""
         unread = self._window.tokens[self._n_read :]
-        pairs = zip(self._proposed, unread[:-1], strict=False)
-        n_kept = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._proposed), len(unread) - 1))
+        n_kept = n_shared(self._proposed, unread[:-1])
         hidden_1TD, state = self._runner.advance([unread[n_kept:]], self._states[n_kept].reclaimed())
         self._states, self._n_read, self._proposed = [state], len(self._window.tokens), []
         return hidden_1TD, state
@@ -219,15 +222,20 @@ class _Prompts:
 
 @dataclass
 class _Active:
-    """The request that is decoded. state: after all but the last token of its window; None before that is read."""
+    """The request that is decoded. state: after all but the last token of its window; None before that is read.
+
+    proposed, accepted: as in `TokenEvent`.
+    """
 
     request: Request
     sampler: Sampler
     proposer: Proposer
     state: DecodeState | None = None
+    proposed: int = 0
+    accepted: int = 0
 
 
-class SpeculativeBatch:
+class SpeculativeBatch(RequestBatch):
     """Requests that are decoded one after the other, with a draft; in place of a `RunningBatch`.
 
     Where the draft is certain, the model chooses each token as without a draft, and a proposed token is accepted if it
@@ -236,26 +244,10 @@ class SpeculativeBatch:
     """
 
     def __init__(self, runner: ModelRunner, draft: Draft) -> None:
+        super().__init__()
         self._runner, self._draft = runner, draft
         self._prompts = _Prompts(runner)
-        self._joined: list[Request] = []
         self._active: _Active | None = None
-        self._n_proposed = self._n_accepted = 0  # of the active request
-
-    @property
-    def requests(self) -> list[Request]:
-        """The requests in it."""
-        return [request for request in self._joined if request.hypotheses]
-
-    def join(self, request: Request) -> None:
-        """Add a request, after those in it."""
-        request.began = time.perf_counter()
-        request.strategy.begin(request)
-        self._joined.append(request)
-
-    def leave(self, request: Request) -> None:
-        """Cancel a request of the batch: no more events of it follow."""
-        request.hypotheses = ()
 
     @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
@@ -263,15 +255,15 @@ class SpeculativeBatch:
 
         Raises as `RunningBatch.step` does.
         """
-        self._joined = self.requests
-        if not self._joined:
+        self._waiting = self.requests
+        if not self._waiting:
             return []
-        active = self._activated(self._joined[0])
+        active = self._activated(self._waiting[0])
         request, sampler = active.request, active.sampler
         hidden_1TD, state, proposal = self._read(active)
         n = len(proposal.tokens)
         logits_TV = self._runner.logits(hidden_1TD[0, -n - 1 :])
-        self._n_proposed += n
+        active.proposed += n
         events: list[TokenEvent] = []
         for i in range(n + 1):
             filtered_1V = sampler.filtered(logits_TV[i : i + 1], request.hypotheses)
@@ -283,9 +275,9 @@ class SpeculativeBatch:
                 p_V = filtered_1V[0].softmax(-1, dtype=torch.float64)
                 numbers = uniform(derived(request.key, "accept"), request.n_steps), number
                 token, accepted = verify(p_V, proposal.p_NV[i], proposal.tokens[i], *numbers)
-            self._n_accepted += accepted
+            active.accepted += accepted
             (event,) = sampler.extend([request], [token], logits_TV[i : i + 1], filtered_1V)
-            events.append(replace(event, proposed=self._n_proposed, accepted=self._n_accepted))
+            events.append(replace(event, proposed=active.proposed, accepted=active.accepted))
             if not accepted or event.finish:
                 break
         kept = state.upto(state.length - (n + 1 - len(events)))
@@ -298,7 +290,6 @@ class SpeculativeBatch:
             assert isinstance(request.strategy, Sampler)
             proposer = self._draft.beside(request, request.strategy, self._runner.vocab_size)
             self._active = _Active(request, request.strategy, proposer)
-            self._n_proposed = self._n_accepted = 0
         return self._active
 
     def _read(self, active: _Active) -> tuple[Tensor, DecodeState, Proposal]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from lmtool.decoding.request import n_shared
 from lmtool.decoding.settings import Greedy, Options, Sample, Settings
 from lmtool.decoding.text import Completion, Piece, write
 from lmtool.durable import refusing, write_new
@@ -212,7 +213,7 @@ class _Remembering(Wrapper):
             if state.length:
                 before = known
             else:
-                same = _n_shared(known, ids[:-1])
+                same = n_shared(known, ids[:-1])
                 kept = read.upto(same)
                 if kept is not None:
                     before, state = known[:same], kept
@@ -220,12 +221,6 @@ class _Remembering(Wrapper):
         hidden_BTD, after = self.body.advance(tokens_BT, state)
         self._read = ([*before, *ids], after)
         return hidden_BTD, after
-
-
-def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
 
 
 def format_of(loaded: Loaded) -> ChatFormat:

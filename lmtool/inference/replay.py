@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 import lmtool
 from lmtool.compute.device import InferenceName
+from lmtool.decoding.request import n_shared
 from lmtool.decoding.settings import Options, Settings, from_record, options_from_record, to_record, within
 from lmtool.decoding.text import Completion
 from lmtool.errors import CheckpointError, DataError, UsageError
@@ -178,7 +179,9 @@ def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:
     completion = completions[record["sample"] if settings.name == "beam" else 0]
     now = {"version": lmtool.__version__, "torch": torch.__version__}
     changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
-    return Replayed(record, completion.text, _first_difference(record["tokens"], completion.tokens), changed)
+    before, tokens = record["tokens"], list(completion.tokens)
+    differs_at = None if before == tokens else n_shared(before, tokens)
+    return Replayed(record, completion.text, differs_at, changed)
 
 
 def _asked(record: Mapping[str, Any]) -> tuple[Settings, Options]:
@@ -186,10 +189,3 @@ def _asked(record: Mapping[str, Any]) -> tuple[Settings, Options]:
     kept = {name: value for name, value in record["options"].items() if name in _OPTIONS}
     options = options_from_record({**kept, "first": record["draw"], "max_rows": 1, "novel": False})
     return within(from_record(record["settings"]), record["steps"]), options
-
-
-def _first_difference(before: Sequence[int], now: Sequence[int]) -> int | None:
-    if list(before) == list(now):
-        return None
-    same = (a == b for a, b in zip(before, now, strict=False))
-    return next((i for i, equal in enumerate(same) if not equal), min(len(before), len(now)))

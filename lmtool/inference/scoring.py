@@ -5,13 +5,13 @@ Shapes: B rows, T positions, V vocabulary, P prompts, A answers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 import numpy as np
 import torch
 
 from lmtool.batch import Batch, padded
 from lmtool.data.survey import Report
+from lmtool.decoding.request import n_shared
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Items, evaluate, not_reported
 from lmtool.inference.load import Loaded
@@ -151,8 +151,7 @@ def _answer_rows(loaded: Loaded, prompt: str, answers: Sequence[str]) -> list[_R
         shared = len(begun)
     else:
         wholes = [list(prompt_format.prompt(stem + gap + answer).text) for answer in answers]
-        columns = zip(prompt_format.prompt(stem).text, *wholes, strict=False)
-        shared = len(list(takewhile(lambda ids: len(set(ids)) == 1, columns)))
+        shared = n_shared(prompt_format.prompt(stem).text, *wholes)
         if not shared:
             wholes, shared = [[tokenizer.bos_id, *whole] for whole in wholes], 1
     rows = [_row(loaded, source, whole, shared) for whole in wholes]
