@@ -238,7 +238,7 @@ def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
 
 def _inattentive(loaded: Loaded) -> UsageError:
     fix = "name a Transformer, or a recurrent model with `attention` in its recipe"
-    what = f"this model has no attention: {loaded.model.describe()}"
+    what = f"this model has no attention: {loaded.model.description}"
     return UsageError(what, where=str(loaded.run_path), fix=fix)
 
 

@@ -70,7 +70,7 @@ class Draft(ABC):
         if not ModelRunner(model).goes_back:
             raise UsageError(
                 f"a draft needs a model that can go back over tokens it rejects, and this one cannot: "
-                f"{model.describe()}",
+                f"{model.description}",
                 fix="leave out draft, or name the run of a Transformer",
             )
 

@@ -229,7 +229,7 @@ def format_of(loaded: Loaded) -> ChatFormat:
     if prompt_format.reads != "past":
         answers = prompt_format.reads == "source"
         raise UsageError(
-            f"only decoders hold conversations, and this model is not one: {loaded.model.describe()}",
+            f"only decoders hold conversations, and this model is not one: {loaded.model.description}",
             where=where,
             fix="answer single texts with lmtool generate" if answers else "name the run of a decoder",
         )

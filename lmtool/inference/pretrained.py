@@ -175,7 +175,7 @@ class FeatureSource:
         name = plain(features.run)
         where = "beside" if features.beside else "in place of"
         return (
-            f"features: {name}, {self.model.describe()}, {features.mixed_layers} layers of {features.width}, frozen, "
+            f"features: {name}, {self.model.description}, {features.mixed_layers} layers of {features.width}, frozen, "
             f"{where} the embeddings; with its tokenizer"
         )
 

@@ -115,6 +115,7 @@ class AveragingModel(WithoutNextToken):
         mean_width = spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
         self.width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
+        self.description = "linear in words" if spec.one_hot else f"mean of words, {spec.n_layers} x {self.width}"
         widths = (mean_width, *(spec.d_model,) * spec.n_layers)
         self.dense = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.activation = torch.relu if spec.activation == "relu" else torch.tanh
@@ -235,17 +236,11 @@ class AveragingModel(WithoutNextToken):
     def logits(self, hidden: Tensor) -> Tensor:
         raise self.refusal()
 
-    def head_parameters(self) -> tuple[Tensor, ...]:
-        return ()
-
     def refusal(self) -> UsageError:
         return UsageError("an averaging model does not generate text", fix="classify texts with lmtool predict")
 
     def parts(self) -> Parts:
         return [(self.embedding,), *zip(self.dense)]
-
-    def describe(self) -> str:
-        return "linear in words" if self.embedding is None else f"mean of words, {len(self.dense)} x {self.width}"
 
 
 def _kept(batch: Batch) -> Tensor:

@@ -65,6 +65,7 @@ class LanguageModel(nn.Module, ABC):
     recurrent: each position is computed from the one before, so token-by-token decoding costs no more.
     step_threads: fastest number of threads for a training step, if steps are small; None for all threads.
     any_length: names of tensors whose length depends on the training data; all others have a fixed shape.
+    description: for lists: family, layers and width.
     counts_V: count of each id in the training text, for models that keep it; zeros until it is known.
     """
 
@@ -75,6 +76,7 @@ class LanguageModel(nn.Module, ABC):
     recurrent: bool = False
     step_threads: int | None = None
     any_length: frozenset[str] = frozenset()
+    description: str
     counts_V: Tensor | None
 
     def __init__(self) -> None:
@@ -89,9 +91,9 @@ class LanguageModel(nn.Module, ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of the next token for hidden states (..., D)."""
 
-    @abstractmethod
     def head_parameters(self) -> tuple[Tensor, ...]:
         """The parameters that `logits` uses."""
+        return ()
 
     def token_vectors(self) -> Tensor:
         """The context-independent embedding of each token (V, D). Raises UsageError where a model has none."""
@@ -122,12 +124,12 @@ class LanguageModel(nn.Module, ABC):
         Equals the same positions of `forward` on all tokens at once, for any split into calls.
         """
 
-    @abstractmethod
     def parts(self) -> Parts:
         """Embeddings and positions, then each layer from the bottom up, without heads.
 
-        The layers of a decoder come after those of its encoder.
+        The layers of a decoder come after those of its encoder. A model without layers is all embeddings.
         """
+        return [(self,)]
 
     def depths(self) -> dict[nn.Parameter, int]:
         """0 for embeddings and positions, 1 to L for the layers from the bottom up, L + 1 for heads.
@@ -139,10 +141,6 @@ class LanguageModel(nn.Module, ABC):
         for depth, group in enumerate(parts):
             depth_of |= {p: depth for part in group if part is not None for p in part.parameters()}
         return depth_of
-
-    @abstractmethod
-    def describe(self) -> str:
-        """A short description for lists: family, layers and width."""
 
 
 class WithoutNextToken(LanguageModel):
@@ -198,7 +196,7 @@ class Wrapper(LanguageModel):
         super().__init__()
         self.body = body
         self.vocab_size, self.context, self.longest = body.vocab_size, body.context, body.longest
-        self.reads, self.recurrent = body.reads, body.recurrent
+        self.reads, self.recurrent, self.description = body.reads, body.recurrent, body.description
 
     def forward(self, batch: Batch) -> Output:
         output: Output = self.body(batch)
@@ -227,9 +225,6 @@ class Wrapper(LanguageModel):
 
     def parts(self) -> Parts:
         return self.body.parts()
-
-    def describe(self) -> str:
-        return self.body.describe()
 
 
 def topped(layers: Iterable[Sequence[nn.Module | None]], *above: nn.Module | None) -> Parts:

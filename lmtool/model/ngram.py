@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model.language_model import CountingModel, DecodeState, Output, Parts
+from lmtool.model.language_model import CountingModel, DecodeState, Output
 from lmtool.recipe.spec.words import NGram
 
 NONE = -1
@@ -76,6 +76,7 @@ class NGramModel(CountingModel):
         self.context = None
         self.order = spec.order
         self.width = spec.d_model
+        self.description = f"{spec.order}-gram"
         self.register_buffer("grams_GN", torch.empty(0, spec.order, dtype=torch.int32))
         self.register_buffer("counts_G", torch.empty(0, dtype=torch.int64))
         self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))
@@ -145,9 +146,6 @@ class NGramModel(CountingModel):
             mass_M = order.mass_G[gram_M].where(has_M, 0)
             p_M = torch.where(seen_M, mass_M + order.backoff_X[index_M] * p_M, p_M)
         return p_M.log().view(targets.shape)
-
-    def head_parameters(self) -> tuple[Tensor, ...]:
-        return ()
 
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, ((batch.tokens_BT.new_full((len(batch.tokens_BT), self.width), NONE),),))
@@ -256,12 +254,6 @@ class NGramModel(CountingModel):
         p_V: NDArray[np.float64] = (counts_V - discount_V + discount_V.sum() / len(counts_V)) / counts_V.sum()
         return p_V
 
-    def parts(self) -> Parts:
-        return [(self,)]
-
-    def describe(self) -> str:
-        return f"{self.order}-gram"
-
 
 class PlainNGramModel(NGramModel):
     """Relative frequencies, p(w | h) = (c(hw) + k) / (c(h.) + k V); of add-k (Lidstone 1920), or plain ones with k 0.
@@ -275,6 +267,7 @@ class PlainNGramModel(NGramModel):
     def __init__(self, spec: NGram, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
         self.k = spec.k if spec.smoothing == "add-k" else 0.0
+        self.description += f", add-{self.k:g}" if self.k else ", relative frequencies"
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normalised log p of every token, -inf for probability 0. float64, where the device has it."""
@@ -318,9 +311,6 @@ class PlainNGramModel(NGramModel):
 
     def _unigrams(self, counts_V: IntArray) -> NDArray[np.float64]:
         return counts_V.astype(np.float64)
-
-    def describe(self) -> str:
-        return f"{super().describe()}, {f'add-{self.k:g}' if self.k else 'relative frequencies'}"
 
 
 def discounts(counts: IntArray) -> NDArray[np.float64]:

@@ -91,7 +91,7 @@ class RecurrentModel(LanguageModel):
         self.head = None if spec.tie_embeddings else nn.Linear(self.width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         self.features = None if spec.features is None else FrozenFeatures(spec.features)
-        self._description = f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}"
+        self.description = f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}"
 
     def forward(self, batch: Batch) -> Output:
         return Output(self._read(batch, self.start(batch))[0])
@@ -135,9 +135,6 @@ class RecurrentModel(LanguageModel):
     @abstractmethod
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         """Hidden states, and the layers' new states."""
-
-    def describe(self) -> str:
-        return self._description
 
 
 class RecurrentDecoder(RecurrentModel):

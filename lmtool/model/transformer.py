@@ -46,8 +46,8 @@ class TransformerModel(LanguageModel):
         if spec.ngram_embedding is not None:
             self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
         self.head = Head(spec, vocab_size, self.inputs.tokens)
-        self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
-        self._description += " shared" if spec.share_layers else ""
+        self.description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
+        self.description += " shared" if spec.share_layers else ""
 
     def forward(self, batch: Batch) -> Output:
         return self._read(self.stacks()[0], batch)
@@ -129,9 +129,6 @@ class TransformerModel(LanguageModel):
         inputs = dict.fromkeys(self.inputs_of(stack) for stack in stacks)
         below = (*inputs, self.ngrams, *(stack.position for stack in stacks))
         return [below, *(layer for stack in stacks for layer in stack.parts())]
-
-    def describe(self) -> str:
-        return self._description
 
 
 class TransformerDecoder(TransformerModel):

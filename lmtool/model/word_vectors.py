@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import CountingModel, Output, Parts, WithoutNextToken
+from lmtool.model.language_model import CountingModel, Output, WithoutNextToken
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 
@@ -46,9 +46,6 @@ class WordVectorModel(WithoutNextToken):
     def refusal(self) -> UsageError:
         return UsageError(f"a {self.title} model has no next token", fix="list nearest words with lmtool neighbors")
 
-    def parts(self) -> Parts:
-        return [(self,)]
-
 
 class SkipGramModel(WordVectorModel):
     """p(o | c) = softmax over the vocabulary of u_o . v_c (Mikolov et al. 2013).
@@ -62,6 +59,7 @@ class SkipGramModel(WordVectorModel):
 
     def __init__(self, spec: SkipGram | Glove, vocab_size: int) -> None:
         super().__init__(vocab_size)
+        self.description = f"{spec.kind}, {spec.d_model} wide"
         self.centres = nn.Embedding(vocab_size, spec.d_model)
         self.neighbours = nn.Embedding(vocab_size, spec.d_model)
         for table in (self.centres, self.neighbours):
@@ -80,9 +78,6 @@ class SkipGramModel(WordVectorModel):
 
     def token_vectors(self) -> Tensor:
         return self.centres.weight
-
-    def describe(self) -> str:
-        return f"skipgram, {self.centres.embedding_dim} wide"
 
 
 class GloveModel(SkipGramModel):
@@ -117,9 +112,6 @@ class GloveModel(SkipGramModel):
     def layers(self, batch: Batch) -> list[Tensor]:
         """The vectors w + u: there is no other layer."""
         return [self.token_vectors()[batch.tokens_BT]]
-
-    def describe(self) -> str:
-        return f"glove, {self.centres.embedding_dim} wide"
 
 
 class PairCounts:
@@ -187,6 +179,7 @@ class PpmiModel(WordVectorModel, CountingModel):
     def __init__(self, spec: Ppmi, vocab_size: int) -> None:
         super().__init__(vocab_size)
         self.width = spec.window
+        self.description = f"ppmi, window {spec.window}, {spec.d_model} wide"
         self.register_buffer("keys_P", torch.empty(0, dtype=torch.int64))
         self.register_buffer("sums_P", torch.empty(0, dtype=torch.float64))
         self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))
@@ -233,14 +226,8 @@ class PpmiModel(WordVectorModel, CountingModel):
     def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return self.logits(hidden).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
 
-    def head_parameters(self) -> tuple[Tensor, ...]:
-        return ()
-
     def token_vectors(self) -> Tensor:
         return self.words_VD
-
-    def describe(self) -> str:
-        return f"ppmi, window {self.width}, {self.words_VD.shape[1]} wide"
 
 
 def positive_pmi(rows_P: IntArray, columns_P: IntArray, sums_P: FloatArray) -> FloatArray:

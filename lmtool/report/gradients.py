@@ -32,7 +32,7 @@ def _lines(flow: GradientFlow) -> list[Line]:
 
 
 def _title(flow: GradientFlow) -> str:
-    model = flow.loaded.model.describe()
+    model = flow.loaded.model.description
     return f"{model}: gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats"
 
 

@@ -97,7 +97,7 @@ class Service:
             "created": 0,
             "owned_by": "lmtool",
             "context": model.context,
-            "description": model.describe(),
+            "description": model.description,
             "completions": self.generator.writes,
             "chat": None if self.chat is None else self.chat.name,
             "classifies": isinstance(spec, Classification),
@@ -157,7 +157,7 @@ class Service:
     def _check_generates(self) -> None:
         self.generator.check_generates()
         if not self.generator.writes:
-            raise UsageError(f"this model has no next token: {self.loaded.model.describe()}")
+            raise UsageError(f"this model has no next token: {self.loaded.model.description}")
 
     def _prompt(self, text: str | list[int]) -> Prompt:
         prompt_format = self.loaded.prompt_format

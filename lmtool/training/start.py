@@ -239,7 +239,7 @@ def summary(recipe: Recipe) -> str:
     lm = outline(recipe.model, recipe.model.vocab_size or 0)
     count = sum(parameter.numel() for parameter in lm.parameters())
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
-    return f"{lm.describe()}, {size} parameters" if count else lm.describe()
+    return f"{lm.description}, {size} parameters" if count else lm.description
 
 
 def _refuse_other_positions(spec: Model, base: Model) -> None:

@@ -17,6 +17,8 @@ class HistoryModel(LanguageModel):
     positions processed.
     """
 
+    description = "a table of histories"
+
     def __init__(self, vocab_size=11, context=None):
         super().__init__()
         self.vocab_size = vocab_size
@@ -38,15 +40,6 @@ class HistoryModel(LanguageModel):
 
     def logits(self, hidden):
         return hidden
-
-    def head_parameters(self):
-        return ()
-
-    def parts(self):
-        return [(self,)]
-
-    def describe(self):
-        return "a table of histories"
 
     def start(self, batch):
         nothing = torch.zeros(len(batch.tokens_BT), 1, 0, 1)

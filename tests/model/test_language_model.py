@@ -32,7 +32,7 @@ AVERAGING = {"kind": "averaging", "d_model": 6, "n_layers": 2}
     ],
 )
 def test_each_family_has_its_line(of: dict[str, Any], line: str) -> None:
-    assert build(tiny.any_spec(**of), tiny.VOCAB).describe() == line
+    assert build(tiny.any_spec(**of), tiny.VOCAB).description == line
 
 
 @pytest.mark.parametrize("of", [*tiny.FAMILIES.values(), AVERAGING], ids=[*tiny.FAMILIES, "averaging"])
@@ -50,7 +50,7 @@ def test_a_head_leaves_its_body_the_model_that_it_was() -> None:
     model = Classifier(body, Classification(kind="classification", labels=("a", "b")), spec)
     for name in ("vocab_size", "context", "longest", "reads", "recurrent"):
         assert getattr(model, name) == getattr(body, name)
-    assert model.describe() == body.describe()
+    assert model.description == body.description
     assert model.parts() == body.parts()
 
 
