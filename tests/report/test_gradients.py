@@ -10,7 +10,7 @@ FLOW = GradientFlow(
     ["</script><img src=x onerror=alert(1)>", "\u202eevil", "b"],
     "<b>\x1b",
     GradientNorms(1.5, {"layer 1": [1.0, 0.1, 0.01], "layer 2": [2.0, 0.0, None]}),
-    SimpleNamespace(model=SimpleNamespace(describe=lambda: "rnn"), run_path=Path("<i>"), step=3),
+    SimpleNamespace(model=SimpleNamespace(description="rnn"), run_path=Path("<i>"), step=3),
 )
 
 
