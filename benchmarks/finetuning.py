@@ -56,6 +56,7 @@ from lmtool.training.events import Ended, Plan, Stepped
 from lmtool.training.finetuning import FineTuning, plan_finetuning
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.start import Invocation
 
 
 class Peer(nn.Module):
@@ -245,7 +246,7 @@ def from_published(given: argparse.Namespace) -> None:
     flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
     plan = plan_finetuning(run_of(str(given.source)), None, settings_of([f"seed={given.seed}"], flags))
     with tempfile.TemporaryDirectory() as folder:
-        events = plan.run(output=Path(folder) / "run", command=[], report=not_reported, stop=lambda: False)
+        events = plan.run(Invocation([], not_reported, lambda: False, Path(folder) / "run"))
         began = time.perf_counter()
         n_ours = next(event.steps for event in events if isinstance(event, Plan))
         ours = time.perf_counter() - began

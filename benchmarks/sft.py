@@ -41,9 +41,9 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Lora
 from lmtool.tables.data import TableData, read_tables
 from lmtool.tables.rows import EncodedRow
+from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.start import plan_finetuning
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
 

@@ -66,7 +66,7 @@ def anonymous() -> float:
 def train(folder: Path, seconds: float, began: float) -> None:
     """Train, and print when the first step was done, and tokens/s while blocks are tokenized and after that."""
     from lmtool.data.blocks import BlockStores
-    from lmtool.recipe.load import load
+    from lmtool.recipe.load import settings_of
     from lmtool.training import start
     from lmtool.training.events import Stepped
 
@@ -84,9 +84,8 @@ def train(folder: Path, seconds: float, began: float) -> None:
     recipe = folder.parent / "recipe.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
     first, steps = 0.0, []
-    events = start.pretrain(
-        load(recipe, [f"data.train={folder}", "data.stream=true"]),
-        None,
+    session = start.Pretraining(str(recipe), settings_of([f"data.train={folder}", "data.stream=true"]))
+    events = session.run(
         start.Invocation(
             command=["benchmark"],
             report=lambda stage, done, total: None,

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, choose_compute, device_memory
-from lmtool.compute.processes import World
 from lmtool.cost.footprint import Devices, Footprint, Rows, footprint
 from lmtool.cost.summary import model_summary
-from lmtool.data.prepare import default_cache
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Report, resolve_recipe
+from lmtool.data.survey import Report
 from lmtool.errors import RecipeError, UsageError
 from lmtool.inference.base import Base
 from lmtool.inference.load import Initialization, build_for_training
@@ -26,18 +24,15 @@ from lmtool.model import build
 from lmtool.model.size import BEYOND, held_in_training, size_of
 from lmtool.objective import Objective, Vocabulary, build_objective
 from lmtool.objective import build as objective_of
-from lmtool.recipe.load import Resolved
-from lmtool.recipe.pretraining import DefaultRecipe
 from lmtool.recipe.spec.objective import HeadSpec, Masked, ReplacedTokens, SkipGramWindow
 from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.data import TableData
 from lmtool.tokenization.tokenizer import vocabulary_of
-from lmtool.training.data import TextData, read_text
-from lmtool.training.distillation import tokenizer_of, with_teacher
+from lmtool.training.data import TextData
 from lmtool.training.finetuning import FineTuning
 from lmtool.training.length import SECONDS, VALIDATIONS, Trial, steps_of_epochs, steps_of_tokens
-from lmtool.training.start import is_for_tables
+from lmtool.training.start import Pretraining, is_for_tables
 from lmtool.training.windows import ExampleSource, Windows
 
 UTILISATION = 0.4
@@ -129,14 +124,12 @@ class Forecast:
         return asdict(self)
 
 
-Planned = Resolved | DefaultRecipe | FineTuning
+Planned = Pretraining | FineTuning
 """What `lmtool pretrain` or `lmtool finetune` would train."""
 
 
-def forecast_of(
-    planned: Planned, base: Base | None, *, n_devices: int, kind: str | None, utilisation: float, report: Report
-) -> Forecast:
-    """What a training takes; the data that it names, if any, are read as for training. base: the run that it is on.
+def forecast_of(planned: Planned, *, n_devices: int, kind: str | None, utilisation: float, report: Report) -> Forecast:
+    """What a training takes; the data that it names, if any, are read as for training.
 
     Raises UsageError for what cannot be planned, and the errors of reading data.
     """
@@ -144,19 +137,10 @@ def forecast_of(
         raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
     if not 0 < utilisation <= 1:
         raise UsageError(f"a utilization of {utilisation:g} is no share of a peak", fix="for example 0.4")
-    data: TextData | TableData | None = None
-    choice = ""
-    if isinstance(planned, FineTuning):
-        report("reading", 0, 0)
-        data, choice = planned.rows(), planned.choice
-        recipe = data.recipe
-    else:
-        resolved, teacher = with_teacher(resolve_recipe(planned, cache=default_cache(), report=report)[0], base)
-        recipe = resolved.recipe
-        if recipe.data.sources:
-            data = read_text(recipe, tokenizer_of(base, teacher), World(), report)
+    recipe, data = planned.data(report)
     report("measuring", 0, 0)
-    plan = forecast(recipe, data, base, n_devices=n_devices, kind=kind, utilisation=utilisation)
+    plan = forecast(recipe, data, planned.base, n_devices=n_devices, kind=kind, utilisation=utilisation)
+    choice = planned.choice if isinstance(planned, FineTuning) else ""
     return replace(plan, notes=(*plan.notes, choice)) if choice else plan
 
 

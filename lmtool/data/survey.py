@@ -17,8 +17,9 @@ from lmtool.data.corpus import Chunk, Corpus, open_corpus
 from lmtool.data.files import content_hash, display
 from lmtool.data.streaming import StreamedText, TextHead, streams
 from lmtool.errors import DataError
-from lmtool.recipe.load import Resolved
-from lmtool.recipe.pretraining import DefaultRecipe, TextShape
+from lmtool.recipe.load import Resolved, Setting
+from lmtool.recipe.pretraining import TextShape
+from lmtool.recipe.resolve import is_default, resolve
 from lmtool.recipe.spec.text import Data
 from lmtool.records import FileModel
 
@@ -97,14 +98,13 @@ def divide(data: Data, *, cache: Path, seed: int, report: Report) -> tuple[Surve
     return text, data.with_values({"documents": text.corpus.documents, "split": split})
 
 
-def resolve_recipe(
-    recipe: Resolved | DefaultRecipe, *, cache: Path, report: Report
-) -> tuple[Resolved, tuple[str, ...]]:
-    """The recipe for a text, and a line for each setting that follows from the text; see `DefaultRecipe.resolve`."""
-    if isinstance(recipe, Resolved):
-        return recipe, ()
-    text, _ = divide(recipe.recipe.text, cache=cache, seed=recipe.recipe.seed, report=report)
-    return recipe.resolve(text.shape)
+def resolve_for_text(recipe: str | None, settings: Sequence[Setting], *, cache: Path, report: Report) -> Resolved:
+    """`resolve`, with the shape of the text where the recipe is the default one and names one. Raises as `divide`."""
+    resolved = resolve(recipe, settings)
+    if not is_default(recipe) or not resolved.recipe.data.sources:
+        return resolved
+    text, _ = divide(resolved.recipe.text, cache=cache, seed=resolved.recipe.seed, report=report)
+    return resolve(recipe, settings, text.shape)
 
 
 def read_corpus(sources: Sequence[str], data: Data, *, cache: Path, report: Report) -> SurveyedText:

@@ -10,6 +10,7 @@ from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.interop.reference import find
 from lmtool.printable import plain
 from lmtool.recipe.changes import changes, unchangeable
+from lmtool.recipe.finetuning import Parent
 from lmtool.recipe.load import load_of_run
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.checkpoint import Checkpoint, verify
@@ -42,6 +43,11 @@ class Base:
     def is_published(self) -> bool:
         """Whether the weights are those of a published model, or were trained further from these."""
         return self.run.origin is not None or (self.run.info.base is not None and self.run.info.base.is_published)
+
+    @property
+    def parent(self) -> Parent:
+        """What the recipe of a run that begins with it depends on."""
+        return Parent(self.recipe, self.run.name, self.is_published)
 
     def record(self) -> dict[str, object]:
         """Its path and the SHA-256 of its weights, by which `base_of` finds it."""

@@ -3,19 +3,15 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar, cast
 
 from lmtool.errors import CheckpointError
 from lmtool.interop.names import HUB, is_published, known_run
 from lmtool.recipe.grammar import value_at
-from lmtool.recipe.load import Resolved, Setting, lay_over
-from lmtool.recipe.pretraining import DefaultRecipe
+from lmtool.recipe.load import Resolved
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import TOKENIZER
 from lmtool.run.find import Found
 from lmtool.run.find import find as find_run
-
-AnyRecipe = TypeVar("AnyRecipe", bound=Resolved | DefaultRecipe)
 
 
 def run_of(reference: str) -> str:
@@ -53,22 +49,17 @@ def tokenizer_path(reference: str) -> str:
         raise CheckpointError(f"there is no tokenizer: {error.what}", where=error.where, fix=fix) from error
 
 
-def with_runs(recipe: AnyRecipe, base: Recipe | None = None) -> AnyRecipe:
+def with_runs(resolved: Resolved, base: Recipe | None = None) -> Resolved:
     """A recipe whose keys that name a model name its run, as `run_of` says.
 
     base: the recipe of the run that it continues, in which names are those of that run.
     Raises CheckpointError for a model that cannot be imported.
     """
-    named = _named_models(recipe.recipe)
+    named = _named_models(resolved.recipe)
     if base is not None:
         named = dict(named.items() - _named_models(base).items())
-    settings = [Setting(key, RESOLVED[key](value), f"-s {key}={value}") for key, value in named.items()]
-    if all(setting.value == named[setting.key] for setting in settings):
-        return recipe
-    if isinstance(recipe, DefaultRecipe):
-        return cast(AnyRecipe, DefaultRecipe.of([*recipe.settings, *settings]))
-    laid = lay_over(recipe.recipe, recipe.name, recipe.name, settings)
-    return cast(AnyRecipe, replace(recipe, recipe=laid.recipe))
+    runs = {key: RESOLVED[key](value) for key, value in named.items()}
+    return replace(resolved, recipe=resolved.recipe.with_values(runs)) if runs != named else resolved
 
 
 def _named_models(recipe: Recipe) -> dict[str, str]:

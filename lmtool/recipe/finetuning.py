@@ -1,9 +1,12 @@
 """Recipes for fine-tuning on tables, and for continued training on another text."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from lmtool.errors import UsageError
+from lmtool.recipe.load import Resolved, Setting, lay_over
 from lmtool.recipe.spec.objective import (
     Classification,
     Embedding,
@@ -16,7 +19,7 @@ from lmtool.recipe.spec.objective import (
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import BpeTokenizer, Data
-from lmtool.recipe.spec.training import AdamW, Checkpointing, Evaluation, Linear, Training, Tuning
+from lmtool.recipe.spec.training import AdamW, Checkpointing, Distillation, Evaluation, Linear, Training, Tuning
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
 
@@ -85,31 +88,62 @@ HeadKind = Literal["classification", "tagging", "question-answering"]
 """Kinds of objectives that put a head on a model."""
 
 
-def recipe_for_tables(
-    base: Recipe, name: str, n_rows: int, writes: bool, published: bool, head: HeadKind = "classification"
-) -> Recipe:
-    """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
+@dataclass(frozen=True)
+class TableShape:
+    """What recipes for tables depend on.
 
-    `with_choices` sets those that depend on others.
-
-    base: the run's own recipe.
-    name: the run's.
-    n_rows: of the tables.
+    n_rows: of the tables of all tasks.
     writes: the targets are text, not labels; always so for a model with a source.
-    published: the weights are those of a published model, maybe fine-tuned.
-    head: what labels train. ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An
-        averaging model is trained as it was before.
+    head: what labels train.
+    has_words: words recur in its texts.
+    """
+
+    n_rows: int
+    writes: bool = False
+    head: HeadKind = "classification"
+    has_words: bool = True
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The run that another one begins with: its recipe and its name.
+
+    is_published: the weights are those of a published model, maybe fine-tuned.
+    """
+
+    recipe: Recipe
+    name: str
+    is_published: bool = False
+
+
+def fine_tuned(parent: Parent, shape: TableShape, settings: Sequence[Setting]) -> Resolved:
+    """The recipe that fine-tunes a run on tables: usual settings, and a person's over them, on which others depend.
+
     Raises UsageError for a model that cannot generate targets.
     """
+    recipe = recipe_for_tables(parent, shape)
+    source, name = f"fine-tuning of {parent.name}", f"finetune-{parent.name}"
+    chosen = lay_over(recipe, source, name, settings).recipe
+    return lay_over(with_choices(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings)
+
+
+def recipe_for_tables(parent: Parent, shape: TableShape) -> Recipe:
+    """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
+
+    `with_choices` sets those that depend on others. ELMo is frozen, and a task learns its scalar mix of layers (Peters
+    et al. 2018). An averaging model is trained as it was before.
+    Raises UsageError for a model that cannot generate targets.
+    """
+    base, n_rows, published = parent.recipe, shape.n_rows, parent.is_published
     model = base.model
     epochs, batch_size, data = passes(n_rows, published), BATCH_ROWS, Data()
-    if writes and n_rows < FEW:
+    if shape.writes and n_rows < FEW:
         epochs, batch_size, data = passes_of_few(n_rows, published), FEW_BATCH, Data(valid_fraction=0)
     recipe = Recipe(
-        description=f"fine-tuned from {name}",
+        description=f"fine-tuned from {parent.name}",
         seed=base.seed,
         model=model,
-        objective=_objective(base, writes, head),
+        objective=_objective(base, shape.writes, shape.head),
         tokenizer=base.tokenizer,
         data=data,
         training=Training(
@@ -169,12 +203,19 @@ def _micro_tokens(model: Model) -> int:
     return max(1, min(MICRO_TOKENS, ACTIVATION_BYTES // max(1, model.activation_bytes)))
 
 
-def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
-    """The recipe for continued training of a run on another text: its model and tokenizer, all else from `other`."""
-    tokenizer = base.tokenizer
+def continued(parent: Parent, other: Recipe | None, settings: Sequence[Setting]) -> Resolved:
+    """The recipe for continued training of a run on another text: its model and tokenizer.
+
+    other: the recipe of all the rest; the run's own, without its teacher and its text, when None.
+    """
+    base, tokenizer = parent.recipe, parent.recipe.tokenizer
+    if other is None:
+        kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
+        other = base.with_values({"distillation": Distillation(), "data": Data(**base.data.model_dump(include=kept))})
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer = tokenizer.with_values({"dropout": 0.0})  # for pairs only
-    return other.with_values({"model": base.model, "tokenizer": tokenizer})
+    recipe = other.with_values({"model": base.model, "tokenizer": tokenizer})
+    return lay_over(recipe, f"recipe of {parent.name}", f"from-{parent.name}", settings)
 
 
 def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq:

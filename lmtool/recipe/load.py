@@ -51,11 +51,13 @@ class Resolved:
 
     name: the recipe's name, for naming runs.
     origins: for each dotted key "default", "FILE:LINE", or the argument of the command line.
+    inferred: a line for each choice that follows from the data.
     """
 
     recipe: Recipe
     name: str
     origins: Mapping[str, str]
+    inferred: tuple[str, ...] = ()
 
 
 def shipped() -> dict[str, Path]:

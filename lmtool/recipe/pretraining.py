@@ -4,11 +4,10 @@ All rules are here; docs/pretrain.md has them as a table.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmtool.recipe.load import Resolved, Setting, load
 from lmtool.recipe.spec.objective import Causal, HeadSpec, Seq2Seq
-from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 
 NAME = "default"
@@ -118,41 +117,32 @@ def _overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-@dataclass(frozen=True)
-class DefaultRecipe:
-    """The default recipe before the text is read, with what a person has set.
+def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) -> Resolved:
+    """The default recipe for a text, with what a person has set, and a line for each choice that the text made.
 
-    recipe: so far, with the sizes of a usual text.
+    shape: of the text; None before it is read: the sizes are then those of a usual text.
+    Raises RecipeError for settings that are mistakes whatever the text.
     """
-
-    settings: Sequence[Setting]
-    recipe: Recipe
-
-    @classmethod
-    def of(cls, settings: Sequence[Setting]) -> "DefaultRecipe":
-        """Raises RecipeError for settings that are mistakes whatever the text."""
-        layers = _of_width(_width_in(settings) or USUAL_WIDTH)
-        return cls(settings, load(NAME, settings, chosen=_settings([layers], _keys(settings))).recipe)
-
-    def resolve(self, shape: TextShape) -> tuple[Resolved, tuple[str, ...]]:
-        """The recipe for a text, and a line for each setting that follows from it, without those that a person made."""
-        model, objective = self.recipe.model, self.recipe.objective
-        keys = _keys(self.settings)
-        if model.counts or isinstance(objective, HeadSpec | Seq2Seq):
-            keys += LENGTHS
-        if shape.is_closed:
-            reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"
-            told: tuple[str, ...] = (f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)",)
-            name, settings = CLOSED, []
-        else:
-            is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
-            choices = infer(shape, _width_in(self.settings), is_decoder)
-            inferred = [choice for choice in choices if not choice.is_made(keys)]
-            told = tuple(str(one) for one in inferred if one.reason)
-            name, settings = NAME, _settings(inferred, keys)
-        if isinstance(objective, Causal) and not model.counts and COMPARISON not in keys:
-            settings = [*settings, Setting(COMPARISON, True, INFERRED)]
-        return load(name, self.settings, chosen=settings), told
+    width, keys = _width_in(settings), _keys(settings)
+    layers = _of_width(width or USUAL_WIDTH)
+    usual = load(NAME, settings, chosen=_settings([layers], keys))
+    if shape is None:
+        return usual
+    model, objective = usual.recipe.model, usual.recipe.objective
+    if model.counts or isinstance(objective, HeadSpec | Seq2Seq):
+        keys += LENGTHS
+    if shape.is_closed:
+        reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"
+        told: tuple[str, ...] = (f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)",)
+        name, chosen = CLOSED, []
+    else:
+        is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
+        inferred = [choice for choice in infer(shape, width, is_decoder) if not choice.is_made(keys)]
+        told = tuple(str(one) for one in inferred if one.reason)
+        name, chosen = NAME, _settings(inferred, keys)
+    if isinstance(objective, Causal) and not model.counts and COMPARISON not in keys:
+        chosen = [*chosen, Setting(COMPARISON, True, INFERRED)]
+    return replace(load(name, settings, chosen=chosen), inferred=told)
 
 
 def infer(shape: TextShape, width: int | None = None, is_decoder: bool = True) -> list[Inferred]:

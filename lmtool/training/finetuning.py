@@ -4,13 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lmtool.compute.device import Compute
+from lmtool.data.survey import Report
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.pretrained import open_features
 from lmtool.interop.reference import with_runs
-from lmtool.recipe.finetuning import HeadKind, recipe_for_tables, with_choices
-from lmtool.recipe.load import Resolved, Setting, lay_over, load
+from lmtool.recipe.finetuning import HeadKind, TableShape
+from lmtool.recipe.load import Resolved, Setting
+from lmtool.recipe.resolve import LINEAR, resolve
 from lmtool.recipe.spec.objective import Classification, HeadSpec
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import Data
 from lmtool.recipe.spec.transformer import Transformer
@@ -28,9 +31,6 @@ from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
 from lmtool.training.events import Event
 from lmtool.training.start import Invocation, Sources, begin, is_for_tables, refuse_adapters_alone
-
-CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
-"""Settings of the recipe `linear` for texts whose words do not recur."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,16 @@ class FineTuning:
         recipe = self.resolved.recipe.with_values({"seed": seed})
         return replace(self, resolved=replace(self.resolved, recipe=recipe))
 
-    def rows(self) -> TableData:
-        """The rows of the tables, as training reads them without a teacher."""
+    def data(self, report: Report) -> tuple[Recipe, TableData]:
+        """The recipe, and the rows of the tables, as training reads them without a teacher."""
+        report("reading", 0, 0)
         features = open_features(self.resolved.recipe, self.base)
         recipe, base = (self.resolved.recipe, self.base) if features is None else (features.recipe, features.base)
-        return read_tables(recipe, self.tables, tokenizer_of(base, None))
+        rows = read_tables(recipe, self.tables, tokenizer_of(base, None))
+        return rows.recipe, rows
 
     def run(self, invocation: Invocation) -> Iterator[Event]:
-        """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
+        """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `Pretraining`."""
         resolved, teacher = with_teacher(self.resolved, self.base)
         features = open_features(resolved.recipe, self.base)
         recipe = resolved.recipe if features is None else features.recipe
@@ -73,49 +75,49 @@ class FineTuning:
         yield from begin(replace(resolved, recipe=recipe), read, Sources(self.base, teacher, features), invocation)
 
 
-def plan_finetuning(source: str | None, scratch: Resolved | None, settings: Sequence[Setting]) -> FineTuning:
+def plan_finetuning(source: str | None, recipe: str | None, settings: Sequence[Setting]) -> FineTuning:
     """Open the tables that the command line names, and resolve the recipe.
 
-    source: the run that is fine-tuned. scratch: a recipe to train from scratch, instead of a run. Without both, the
-    last run is fine-tuned if it is a pretrained body, and else the recipe `linear` is trained.
+    source: the run that is fine-tuned. recipe: to train from scratch with, instead of a run. Without both, the last
+    run is fine-tuned if it is a pretrained body, and else the recipe `linear` is trained.
     Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
-    plan = _plan(source, scratch, settings)
+    if recipe is not None and source is not None:
+        raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
+    if recipe is not None:
+        plan = _plan_scratch(resolve(recipe, settings))
+    elif source is not None:
+        plan = _plan_tuning(open_base(source), settings)
+    else:
+        base, why = _last_body()
+        plan = _plan_linear(why, settings) if base is None else _plan_tuning(base, settings)
+        told = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
+        plan = replace(plan, choice=plan.choice or told)
     return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
-def _plan(source: str | None, scratch: Resolved | None, settings: Sequence[Setting]) -> FineTuning:
-    """The same, with the names of published models as they are in the recipe."""
-    if scratch is not None:
-        if not is_for_tables(scratch.recipe):
-            raise UsageError(
-                f"recipe {scratch.name} is not for tables: its objective is {scratch.recipe.objective.kind}",
-                fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
-            )
-        refuse_adapters_alone(scratch.recipe)
-        return FineTuning(
-            scratch, None, tuple(open_tables(scratch.recipe.data, kind_of_rows(scratch.recipe.objective)))
+def _plan_scratch(resolved: Resolved) -> FineTuning:
+    """A new model."""
+    recipe = resolved.recipe
+    if not is_for_tables(recipe):
+        raise UsageError(
+            f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}",
+            fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
         )
-    choice = ""
-    if source is None:
-        base, why = _last_body()
-        if base is None:
-            return _plan_linear(why, settings)
-        choice = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
-    else:
-        base = open_base(source)
-    name, label = base.run.name, f"fine-tuning of {base.run.name}"
+    refuse_adapters_alone(recipe)
+    return FineTuning(resolved, None, tuple(open_tables(recipe.data, kind_of_rows(recipe.objective))))
+
+
+def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
+    """A run's model."""
     # settings of the data come first: the rest depends on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
-    unread = base.recipe.with_values({"data": Data()})
-    tables = tuple(open_tables(lay_over(unread, label, name, about_data).recipe.data, named_kind(settings)))
-    writes = bool(tables[0].name) or tables[0].columns.writes
-    head = OF_ROWS[tables[0].columns.kind]
+    data = resolve(base.recipe.with_values({"data": Data()}), about_data).recipe.data
+    tables = tuple(open_tables(data, named_kind(settings)))
+    columns = tables[0].columns
     n_rows = sum(task.table.n_rows for task in tables)
-    recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published, head)
-    chosen = lay_over(recipe, label, f"finetune-{name}", settings).recipe
-    recipe = with_choices(recipe, chosen, n_rows, base.is_published)
-    return FineTuning(lay_over(recipe, label, f"finetune-{name}", settings), base, tables, choice)
+    shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind])
+    return FineTuning(resolve(None, settings, shape, base.parent), base, tables)
 
 
 OF_ROWS: Mapping[RowKind, HeadKind] = {
@@ -156,9 +158,8 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
     """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
-    kind = named_kind(settings)
-    data = load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
-    tables = tuple(open_tables(data, kind))
+    data = resolve(LINEAR, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
+    tables = tuple(open_tables(data, named_kind(settings)))
     if tables[0].columns.kind != "texts":
         what, recipe = "tagged words", "tagger"
         if tables[0].columns.kind == "questions":
@@ -172,8 +173,7 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
             f"a table of target texts needs a model that writes: {why}",
             fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny",
         )
-    words = has_words(sample_texts(tables[0], data.skip_bad_rows))
-    of = "words and word pairs" if words else "character n-grams"
-    resolved = load("linear", [*(() if words else CHARACTERS), *settings])
+    shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
+    of = "words and word pairs" if shape.has_words else "character n-grams"
     choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"
-    return FineTuning(resolved, None, tables, choice)
+    return FineTuning(resolve(None, settings, shape), None, tables, choice)

@@ -16,11 +16,12 @@ from lmtool.inference.load import Initialization, features_of
 from lmtool.interop.reference import find
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
 from lmtool.recipe.dump import dump
-from lmtool.recipe.load import Setting, lay_over
+from lmtool.recipe.load import Setting
+from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
-from lmtool.run.directory import RECIPE, RESULTS, SPLIT, Run
+from lmtool.run.directory import RESULTS, SPLIT, Run
 from lmtool.run.files import StreamMark, describe_environment
 from lmtool.run.find import find_resumable
 from lmtool.tables.data import (
@@ -62,7 +63,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             fix="train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN",
         )
     written, doubts = written_recipe(named)
-    recipe = _with_metric(lay_over(written, RECIPE, run.name, settings).recipe)
+    recipe = _with_metric(resolve(written, settings).recipe)
     with choose_compute(recipe.training.device, recipe.training.precision).joined() as compute:
         world = compute.world
         compute = checked(recipe, compute, {})

@@ -10,23 +10,21 @@ from pathlib import Path
 from lmtool.compute.device import Compute, choose_compute, device_memory
 from lmtool.compute.processes import World, local_size
 from lmtool.data.prepare import default_cache
-from lmtool.data.survey import Report, resolve_recipe
+from lmtool.data.survey import Report, resolve_for_text
 from lmtool.durable import write_file
 from lmtool.errors import UsageError
-from lmtool.inference.base import Base, open_base
+from lmtool.inference.base import Base
 from lmtool.inference.load import Initialization
 from lmtool.inference.pretrained import FeatureSource, open_vectors
 from lmtool.interop.reference import with_runs
 from lmtool.model.size import check_fits, outline, training_bytes
 from lmtool.recipe.dump import dump
-from lmtool.recipe.finetuning import recipe_for_text
-from lmtool.recipe.load import Resolved, Setting, lay_over
-from lmtool.recipe.pretraining import NAME, DefaultRecipe
+from lmtool.recipe.load import Resolved, Setting
+from lmtool.recipe.pretraining import NAME
+from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
-from lmtool.recipe.spec.text import Data
-from lmtool.recipe.spec.training import Distillation
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.records import encode
 from lmtool.run.creation import NewRun, check_folder, create_run
@@ -36,7 +34,7 @@ from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import (
     TableData,
 )
-from lmtool.training.data import TrainingData, read_text
+from lmtool.training.data import TextData, TrainingData, read_text
 from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher
 from lmtool.training.events import Event, Info, Started, Warn
 from lmtool.training.length import Speed, timed, with_length
@@ -81,20 +79,55 @@ class Sources:
         return tuple(warning for base in bases if base is not None for warning in base.warnings)
 
 
-def pretrain(resolved: Resolved | DefaultRecipe, base: Base | None, invocation: Invocation) -> Iterator[Event]:
-    """Prepare the text, create a run directory, and train.
+@dataclass(frozen=True)
+class Pretraining:
+    """A session on a text, before the text is read.
 
-    resolved: a recipe, or the default one, which the text resolves.
-    base: another run for the initial weights and the tokenizer; from scratch when None.
-    Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
+    recipe: its name or path; None for the default one, or for that of the base.
+    base: the run whose training goes on with another text; from scratch when None.
     """
-    check_folder(invocation.output, invocation.retry)
-    if not resolved.recipe.data.sources:
-        raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
-    resolved, inferred = resolve_recipe(resolved, cache=default_cache(), report=invocation.report)
-    resolved, teacher = with_teacher(resolved, base)
-    tokenizer = tokenizer_of(base, teacher)
+
+    recipe: str | None
+    settings: Sequence[Setting]
+    base: Base | None = None
+
+    def resolve(self, report: Report) -> Resolved:
+        """The recipe, for its text if it names one. Raises as `resolve_for_text` does."""
+        if self.base is None:
+            chosen = resolve_for_text(self.recipe, self.settings, cache=default_cache(), report=report)
+            return with_runs(chosen)
+        return with_runs(resolve(self.recipe, self.settings, parent=self.base.parent), self.base.recipe)
+
+    def data(self, report: Report) -> tuple[Recipe, TextData | None]:
+        """The recipe, and the text that it names, if any, as training reads them."""
+        resolved, teacher = with_teacher(self.resolve(report), self.base)
+        if not resolved.recipe.data.sources:
+            return resolved.recipe, None
+        data = read_text(resolved.recipe, tokenizer_of(self.base, teacher), World(), report)
+        return data.recipe, data
+
+    def run(self, invocation: Invocation) -> Iterator[Event]:
+        """Prepare the text, create a run directory, and train.
+
+        Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
+        """
+        check_folder(invocation.output, invocation.retry)
+        resolved = self.resolve(invocation.report)
+        _check_text(resolved)
+        resolved, teacher = with_teacher(resolved, self.base)
+        recipe, tokenizer = resolved.recipe, tokenizer_of(self.base, teacher)
+
+        def read(compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
+            return read_text(recipe, tokenizer, compute.world, invocation.report), resolved.inferred
+
+        yield from begin(resolved, read, Sources(self.base, teacher), invocation)
+
+
+def _check_text(resolved: Resolved) -> None:
+    """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
+    if not recipe.data.sources:
+        raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
     if recipe.data.split == "slice" and recipe.data.documents in ("line", "blank-line"):
         raise UsageError(
             f"data.documents {recipe.data.documents} divides the text, but data.split slice makes one text of it",
@@ -106,25 +139,6 @@ def pretrain(resolved: Resolved | DefaultRecipe, base: Base | None, invocation: 
             f"objective {recipe.objective.kind} is trained on a table, not on a text",
             fix="lmtool finetune TABLE" + ("" if resolved.name == NAME else f" --recipe {resolved.name}"),
         )
-
-    def read(compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
-        return read_text(recipe, tokenizer, compute.world, invocation.report), inferred
-
-    yield from begin(resolved, read, Sources(base, teacher), invocation)
-
-
-def to_continue(source: str, other: Resolved | None, settings: Sequence[Setting]) -> tuple[Resolved, Base]:
-    """The recipe with which `pretrain` continues training a run on another text, and the run's weights.
-
-    other: the recipe of all but model, tokenizer and data; the run's own recipe when None.
-    """
-    base = open_base(source)
-    kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
-    own_data = Data(**base.recipe.data.model_dump(include=kept))
-    continued = base.recipe.with_values({"distillation": Distillation(), "data": own_data})
-    recipe = recipe_for_text(base.recipe, continued if other is None else other.recipe)
-    name = base.run.name
-    return with_runs(lay_over(recipe, f"recipe of {name}", f"from-{name}", settings), base.recipe), base
 
 
 def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invocation) -> Iterator[Event]:

@@ -16,8 +16,11 @@ from lmtool.cli import app
 from lmtool.cost import planning
 from lmtool.data import survey
 from lmtool.data.prepare import default_cache
-from lmtool.training import finetuning, start
+from lmtool.data.survey import resolve_for_text
+from lmtool.training.finetuning import FineTuning
+from lmtool.training.start import Pretraining
 from tests.cli.conftest import SENTENCES, CommandLine
+from tests.training.tiny import no_report
 
 MODEL: dict[str, Any] = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 16}
 TEXT: dict[str, Any] = {
@@ -191,25 +194,28 @@ def files(home: Path, trained: Path) -> Path:
 def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The recipe that a command would run, for check what is read and of which kind; or its exit code."""
     found: list[Any] = []
-    resolve_recipe = survey.resolve_recipe
 
-    def keep(planned: Any, *given: Any, **more: Any) -> Iterator[Any]:
-        recipe = resolve_recipe(planned, cache=default_cache(), report=lambda stage, done, total: None)[0].recipe
-        found.append(recipe)
+    def keep(planned: Pretraining | FineTuning, *given: Any, **more: Any) -> Iterator[Any]:
+        resolved = planned.resolved if isinstance(planned, FineTuning) else planned.resolve(no_report)
+        found.append(resolved.recipe)
         return iter(())
 
     def settled(planned: Any, *given: Any, **more: Any) -> Any:
-        keep(planned.resolved if isinstance(planned, finetuning.FineTuning) else planned)
+        keep(planned)
+        raise SystemExit
+
+    def tokenized(recipe: Any, settings: Any, **more: Any) -> Any:
+        found.append(resolve_for_text(recipe, settings, cache=default_cache(), report=no_report).recipe)
         raise SystemExit
 
     def looked(data: Any, *given: Any, **more: Any) -> Any:
         found.append((data, *(one for one in given if isinstance(one, str))))
         raise SystemExit
 
-    monkeypatch.setattr(start, "pretrain", keep)
-    monkeypatch.setattr(finetuning.FineTuning, "run", lambda self, session: keep(self.resolved))
+    monkeypatch.setattr(Pretraining, "run", keep)
+    monkeypatch.setattr(FineTuning, "run", keep)
     monkeypatch.setattr(planning, "forecast_of", settled)
-    monkeypatch.setattr(survey, "resolve_recipe", settled)
+    monkeypatch.setattr(survey, "resolve_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled", looked)
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from lmtool.recipe.finetuning import passes, recipe_for_tables, with_choices
-from lmtool.recipe.load import lay_over, load, settings_of
+from lmtool.recipe.finetuning import Parent, TableShape, passes
+from lmtool.recipe.load import load, settings_of
+from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Tuning
@@ -17,9 +18,8 @@ def chosen(
     n_rows: int, *settings: str, source: Recipe | None = None, published: bool = True, writes: bool = False
 ) -> Recipe:
     """The recipe for a table, with a person's settings, as `lmtool finetune` resolves it."""
-    recipe = recipe_for_tables(source or base(), "run", n_rows, writes=writes, published=published)
-    first = lay_over(recipe, "", "", settings_of(settings)).recipe
-    return lay_over(with_choices(recipe, first, n_rows, published), "", "", settings_of(settings)).recipe
+    parent = Parent(source or base(), "run", published)
+    return resolve(None, settings_of(settings), TableShape(n_rows, writes), parent).recipe
 
 
 def rate(recipe: Recipe) -> float:

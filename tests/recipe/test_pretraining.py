@@ -6,7 +6,7 @@ import pytest
 
 from lmtool.errors import RecipeError
 from lmtool.recipe.load import Setting, load, settings_of
-from lmtool.recipe.pretraining import LENGTHS, DefaultRecipe, TextShape
+from lmtool.recipe.pretraining import LENGTHS, TextShape, default_recipe
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import CharTokenizer
@@ -31,8 +31,8 @@ TEXT = Setting("data.train", ["a.txt"], "TEXT")
 
 def settled(shape: TextShape, *overrides: str, **flags: object) -> tuple[Recipe, str]:
     given = [TEXT, *(Setting(f"training.{key}", value, f"--{key}") for key, value in flags.items())]
-    resolved, lines = DefaultRecipe.of(settings_of(overrides, given)).resolve(shape)
-    return resolved.recipe, "\n".join(lines)
+    resolved = default_recipe(settings_of(overrides, given), shape)
+    return resolved.recipe, "\n".join(resolved.inferred)
 
 
 def test_short_lines_are_read_by_characters_in_a_context_that_holds_the_longest() -> None:
@@ -157,4 +157,4 @@ def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
 def test_mistakes_are_told_before_a_text_is_read() -> None:
     for wrong in ("model.n_headss=2", "model.n_heads=7", "training.steps=0", "data.documents=page"):
         with pytest.raises(RecipeError):
-            DefaultRecipe.of(settings_of([wrong], [TEXT]))
+            default_recipe(settings_of([wrong], [TEXT]))

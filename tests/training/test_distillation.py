@@ -8,12 +8,13 @@ import torch
 
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, RecipeError, UsageError
+from lmtool.inference.base import open_base
 from lmtool.inference.load import load_run
 from lmtool.recipe.load import load
+from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.training import Distillation
 from lmtool.run.checkpoint import verify
 from lmtool.run.directory import Run
-from lmtool.training.start import to_continue
 from tests.training.tiny import Work, after, ended, lasting, metrics, words
 
 ENCODER = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 32, dropout: 0.1}"
@@ -135,7 +136,7 @@ def test_settings_without_a_teacher_are_refused(work: Work) -> None:
 
 def test_training_goes_on_without_the_teacher(work: Work, teacher: Path) -> None:
     work.pretrain(teacher=teacher)
-    resolved, _ = to_continue(str(work.run()), None, ())
+    resolved = resolve(None, (), parent=open_base(str(work.run())).parent)
     assert resolved.recipe.distillation == Distillation()
 
 

@@ -13,30 +13,35 @@ from lmtool.compute.processes import World
 from lmtool.data import streaming
 from lmtool.data.blocks import AHEAD, BlockStores
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
+from lmtool.inference.base import Base, open_base
 from lmtool.objective import build_objective
-from lmtool.recipe.load import Resolved, Setting, load
+from lmtool.recipe.load import Resolved, Setting, load, settings_of
+from lmtool.recipe.resolve import resolve
 from lmtool.run.files import StreamMark
-from lmtool.training import start
 from lmtool.training.data import TextData, read_text
+from lmtool.training.start import Pretraining
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from tests.training.tiny import Work, after, documents, lasting, metrics, no_report
 
 CPU = choose_compute("cpu", "float32")
 
 
-def mixed(work: Work, *overrides: str, web: float = 3, code: float = 1) -> Resolved:
-    """A recipe for small letters and capitals, in files of their own."""
+def mixture(work: Work, *overrides: str, web: float = 3, code: float = 1) -> list[Setting]:
+    """Settings for small letters and capitals, in files of their own."""
     (work.folder / "web.txt").write_text(documents(60), encoding="utf-8")
     (work.folder / "code").mkdir(exist_ok=True)
     for number in range(2):
         text = documents(30, number).upper()
         (work.folder / "code" / f"{number}.txt").write_text(text, encoding="utf-8")
-    mixture = f"data.mixture={{{work.folder}/web.txt: {web}, {work.folder}/code: {code}}}"
-    return load(work.recipe, [mixture, *overrides])
+    return settings_of([f"data.mixture={{{work.folder}/web.txt: {web}, {work.folder}/code: {code}}}", *overrides])
 
 
-def pretrained(work: Work, resolved: Resolved, name: str, **options: Any) -> list[Any]:
-    return list(start.pretrain(resolved, None, work.session(name, **options)))
+def mixed(work: Work, *overrides: str, **shares: float) -> Resolved:
+    return load(work.recipe, mixture(work, *overrides, **shares))
+
+
+def pretrained(work: Work, settings: list[Setting], name: str, base: Base | None = None, **options: Any) -> list[Any]:
+    return list(Pretraining(str(work.recipe), settings, base).run(work.session(name, **options)))
 
 
 def test_texts_have_their_shares(work: Work) -> None:
@@ -64,8 +69,8 @@ def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
 
 
 def test_stopping_and_resuming_changes_no_bit(work: Work) -> None:
-    pretrained(work, mixed(work), "whole")
-    pretrained(work, mixed(work), "cut", stop=after(5))
+    pretrained(work, mixture(work), "whole")
+    pretrained(work, mixture(work), "cut", stop=after(5))
     work.resume(name="cut")
     losses = [[record["loss"] for record in metrics(work.run(name))] for name in ("whole", "cut")]
     assert losses[0] == losses[1]
@@ -78,7 +83,7 @@ def test_tokens_do_not_depend_on_the_weights(work: Work, monkeypatch: pytest.Mon
 
 
 def test_other_weights_are_another_run(work: Work) -> None:
-    pretrained(work, mixed(work), "run", stop=after(5))
+    pretrained(work, mixture(work), "run", stop=after(5))
     with pytest.raises(Exception, match=r"data\.mixture"):
         work.resume("data.mixture={web.txt: 1}")
 
@@ -90,20 +95,18 @@ def test_what_is_no_mixture(work: Work) -> None:
         mixed(work, web=0)
     with pytest.raises(RecipeError, match="ngram"):
         mixed(work, "model={kind: ngram, order: 2}", "objective.kind=causal")
-    resolved = mixed(work, "model.context=4000")
     with pytest.raises(DataError, match="tokens"):
-        pretrained(work, resolved, "long")
+        pretrained(work, mixture(work, "model.context=4000"), "long")
     with pytest.raises(UsageError, match="no text"):
-        pretrained(work, load(work.recipe), "none")
+        pretrained(work, [], "none")
 
 
 def test_a_run_goes_on_with_a_mixture_and_then_with_one_text(work: Work) -> None:
     work.pretrain("training.steps=2", name="first")
-    continued, base = start.to_continue(str(work.run("first")), mixed(work, "training.steps=2"), ())
-    list(start.pretrain(continued, base, work.session("mixed")))
+    pretrained(work, mixture(work, "training.steps=2"), "mixed", open_base(str(work.run("first"))))
     assert list(load(work.run("mixed") / "recipe.yaml").recipe.data.mixture.values()) == [3, 1]
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
-    alone, _ = start.to_continue(str(work.run("mixed")), None, flags)
+    alone = resolve(None, flags, parent=open_base(str(work.run("mixed"))).parent)
     assert alone.recipe.data.mixture == {}
 
 
@@ -161,9 +164,9 @@ def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_stopping_and_resuming_a_streamed_mixture_changes_no_bit(work: Work) -> None:
-    resolved = mixed(work, "data.stream=true", "training.steps=40")
-    pretrained(work, resolved, "whole")
-    pretrained(work, resolved, "cut", stop=after(27))
+    settings = mixture(work, "data.stream=true", "training.steps=40")
+    pretrained(work, settings, "whole")
+    pretrained(work, settings, "cut", stop=after(27))
     work.resume(name="cut")
     assert lasting(work.run("cut"), 40) == lasting(work.run("whole"), 40)
 
@@ -246,7 +249,7 @@ def test_a_text_without_its_mark_is_refused(work: Work) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_changed_text_of_a_mixture_is_refused(work: Work) -> None:
-    pretrained(work, mixed(work, "data.stream=true", "training.steps=40"), "run", stop=after(27))
+    pretrained(work, mixture(work, "data.stream=true", "training.steps=40"), "run", stop=after(27))
     for path in (work.folder / "code").iterdir():
         path.write_text(path.read_text().replace("E", "F"), encoding="utf-8")
     with pytest.raises(CheckpointError, match="changed since"):

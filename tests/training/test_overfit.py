@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from lmtool.objective import Example
-from lmtool.recipe.load import Setting, load, shipped
+from lmtool.recipe.load import Setting, load, settings_of, shipped
 from lmtool.tables.rows import TableExamples
 from lmtool.training.pairs import CountedPairs
-from lmtool.training.start import pretrain
+from lmtool.training.start import Pretraining
 from lmtool.training.windows import Windows
 from tests.training.test_recipes import TABLES, kind_of_objective, small, table_for
 from tests.training.tiny import Work, metrics
@@ -74,7 +74,7 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
     if kind_of_objective(name) in TABLES:
         events = work.learn_table(name, table_for(name, work.folder), *settings, "training.epochs=null", stop=at_times)
     else:
-        given = load(name, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
-        events = list(pretrain(given, None, work.session(stop=at_times)))
+        session = Pretraining(name, settings_of(settings, [Setting("data.train", [str(work.text)], "TEXT")]))
+        events = list(session.run(work.session(stop=at_times)))
     assert events
     assert learned()

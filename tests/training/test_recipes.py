@@ -13,9 +13,9 @@ from lmtool.errors import UsageError
 from lmtool.inference import load as loading
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import LanguageModel
-from lmtool.recipe.load import Setting, load, shipped
+from lmtool.recipe.load import Setting, load, settings_of, shipped
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.start import pretrain
+from lmtool.training.start import Pretraining
 from tests.training.tiny import Work, ended, metrics
 
 SMALL = (
@@ -118,20 +118,20 @@ def test_a_shipped_recipe_for_tables_trains_and_answers(
 def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
-    resolved = load(name, [*small(name), Setting("data.train", [str(work.text)], "TEXT")])
-    events = list(pretrain(resolved, None, work.session()))
+    settings = settings_of(small(name), [Setting("data.train", [str(work.text)], "TEXT")])
+    events = list(Pretraining(name, settings).run(work.session()))
     assert ended(events).step == 2
     assert without_gradient == set()
     assert metrics(work.run())[-1]["valid_loss"] > 0
     model = assert_loads(work.run(), built[-1])
 
     measured = CliRunner().invoke(app, ["eval", str(work.run()), str(work.text), "--json"])
-    if resolved.recipe.objective.kind == "replaced-tokens":
+    if kind_of_objective(name) == "replaced-tokens":
         assert isinstance(measured.exception, UsageError)
         assert metrics(work.run())[-1]["detection-accuracy"] > 0
         return
     assert measured.exit_code == 0, measured.output
-    if resolved.recipe.model.reads == "words":  # has pairs instead of tokens, and neighbours instead of next tokens
+    if load(name).recipe.model.reads == "words":  # has pairs instead of tokens, and neighbours instead of next tokens
         assert list(json.loads(measured.stdout)) == ["loss", "pairs", "context"]
         near = CliRunner().invoke(app, ["neighbors", str(work.run()), "cat", "--json"])
         assert near.exit_code == 0, near.output
@@ -145,7 +145,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
         "context",
         "stride",
         "limit_bits_per_byte",
-        *(["unseen_ngrams"] if resolved.recipe.model.kind == "ngram" else []),
+        *(["unseen_ngrams"] if load(name).recipe.model.kind == "ngram" else []),
     ]
     # bidirectional models fill masks
     wanted = "--length" if model.reads == "both" else "--max-new-tokens"

@@ -12,7 +12,7 @@ import pytest
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.changes import RESUMING, changes
-from lmtool.recipe.load import load
+from lmtool.recipe.load import load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import listed
@@ -118,8 +118,7 @@ class Bases:
             classes = (*STEPS, *held_out, "objective.kind=classification")
             work.learn_table(work.recipe, work.folder / "train.csv", *classes, name=f"{name}-table", stop=after(stop))
             scratch = (*STEPS[:2], *tests, f"data.tasks=[a:{pairs}, b:{pairs}]", writer, "objective.kind=seq2seq")
-            resolved = load(work.recipe, scratch)
-            plan = finetuning.plan_finetuning(None, resolved, ())
+            plan = finetuning.plan_finetuning(None, str(work.recipe), settings_of(scratch))
             told = plan.run(work.session(f"{name}-tasks", after(stop)))
             assert list(told)
 

@@ -22,11 +22,13 @@ from lmtool.data.blocks import AHEAD, STREAMS, BlockFolder, BlockStores
 from lmtool.data.corpus import Chunk
 from lmtool.data.prepare import default_cache
 from lmtool.data.streaming import BlockStart
-from lmtool.data.survey import resolve_recipe
+from lmtool.data.survey import resolve_for_text
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
+from lmtool.inference.base import open_base
 from lmtool.objective import build_objective
+from lmtool.recipe.finetuning import continued
 from lmtool.recipe.load import Resolved, Setting, load, settings_of
-from lmtool.recipe.pretraining import DefaultRecipe
+from lmtool.recipe.resolve import resolve
 from lmtool.training import start
 from lmtool.training.data import TextData, read_text
 from lmtool.training.streamed import StreamedWindows
@@ -57,13 +59,17 @@ def folder(work: Work) -> Path:
     return folder
 
 
+def settings(work: Work, *overrides: str) -> list[Setting]:
+    return settings_of([f"data.train={work.folder}/corpus", "data.stream=true", *overrides])
+
+
 def streamed(work: Work, *overrides: str) -> Resolved:
-    source = f"data.train={work.folder}/corpus"
-    return load(work.recipe, [source, "data.stream=true", *overrides])
+    return load(work.recipe, settings(work, *overrides))
 
 
 def pretrained(work: Work, name: str, *overrides: str, **options: Any) -> list[Any]:
-    return list(start.pretrain(streamed(work, *overrides), None, work.session(name, **options)))
+    session = start.Pretraining(str(work.recipe), settings(work, *overrides))
+    return list(session.run(work.session(name, **options)))
 
 
 def examples_of(data: TextData) -> StreamedWindows:
@@ -307,8 +313,8 @@ def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeyp
 
 
 def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
-    planned = DefaultRecipe.of(settings_of([f"data.train={folder}", "data.stream=true"]))
-    recipe = resolve_recipe(planned, cache=default_cache(), report=no_report)[0].recipe
+    settings = settings_of([f"data.train={folder}", "data.stream=true"])
+    recipe = resolve_for_text(None, settings, cache=default_cache(), report=no_report).recipe
     assert recipe.training.minutes
     assert recipe.training.epochs is None
 
@@ -317,10 +323,9 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
     pretrained(work, "run", "training.steps=1")
     assert load(work.run() / "recipe.yaml").recipe.data.stream is True
     small = [Setting("data.train", [str(work.text)], "TEXT")]
-    continued, _ = start.to_continue(str(work.run()), None, small)
-    assert continued.recipe.data.stream == "auto"
-    continued, _ = start.to_continue(str(work.run()), streamed(work), small)
-    assert continued.recipe.data.stream is True
+    parent = open_base(str(work.run())).parent
+    assert resolve(None, small, parent=parent).recipe.data.stream == "auto"
+    assert continued(parent, streamed(work).recipe, small).recipe.data.stream is True
 
 
 @pytest.mark.parametrize(

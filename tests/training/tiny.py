@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtool.recipe.load import Setting, load, settings_of
+from lmtool.inference.base import open_base
+from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import inspect
 from lmtool.tables.tasks.results import Results
 from lmtool.training import events, finetuning, length, resuming, start
@@ -115,11 +116,9 @@ class Work:
         flags = [Setting("data.train", [str(self.text)], "TEXT"), *taught_by(teacher)]
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
-        if source is None:
-            resolved, base = load(self.recipe, settings_of(overrides, flags)), None
-        else:
-            resolved, base = start.to_continue(str(source), load(self.recipe), settings_of(overrides, flags))
-        return list(start.pretrain(resolved, base, self.session(name, stop)))
+        base = None if source is None else open_base(str(source))
+        session = start.Pretraining(str(self.recipe), settings_of(overrides, flags), base)
+        return list(session.run(self.session(name, stop)))
 
     def finetune(
         self,
@@ -147,8 +146,8 @@ class Work:
         self, recipe: str | Path, table: Path, *overrides: str, name: str = "run", stop: Stop = lambda: False
     ) -> list[Any]:
         """Train on a table from scratch."""
-        scratch = load(recipe, [*overrides, Setting("data.train", [str(table)], "TABLE")])
-        plan = finetuning.plan_finetuning("last", scratch, ())
+        settings = settings_of(overrides, [Setting("data.train", [str(table)], "TABLE")])
+        plan = finetuning.plan_finetuning(None, str(recipe), settings)
         return list(plan.run(self.session(name, stop)))
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:

@@ -72,7 +72,8 @@ def finetune(
     lmtool finetune pairs.csv --from last --source-column de --target-column en --lora-rank 8
     """
     from lmtool.errors import UsageError
-    from lmtool.recipe.load import load, settings_of
+    from lmtool.recipe.load import settings_of
+    from lmtool.recipe.resolve import resolve
 
     if start_or_resume and (merge or seeds > 1):
         fix = "lmtool runs merge merges its adapters" if merge else "start one for each seed: -s seed=N -o DIR"
@@ -103,13 +104,12 @@ def finetune(
     ]
     if table and task:
         raise UsageError("--task is used instead of TABLE", fix="give only one of them")
-    if recipe is not None and source is not None:
-        raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
         raise UsageError("--seeds trains one run after the other in one process", fix=fix)
     settings = settings_of(overrides or (), flags)
-    scratch = None if recipe is None else load(recipe, settings)
+    if recipe is not None:
+        resolve(recipe, settings)  # mistakes are told before anything heavy is imported
 
     from lmtool.cli.training import follow
     from lmtool.compute.processes import is_main
@@ -118,7 +118,7 @@ def finetune(
     from lmtool.tables.tasks.results import spread
     from lmtool.training.finetuning import plan_finetuning
 
-    plan = plan_finetuning(source, scratch, settings)
+    plan = plan_finetuning(source, recipe, settings)
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:

@@ -15,7 +15,6 @@ from lmtool.cli.settings import Column, Epochs, Minutes, Overrides, Tokens, Vali
 
 if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast, Planned
-    from lmtool.inference.base import Base
     from lmtool.recipe.load import Setting
 
 
@@ -57,13 +56,13 @@ def plan(
     if len(recipes) > 1:
         raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
     flags = pretrain.settings(sources, valid, column, minutes=minutes, epochs=epochs, tokens=tokens)
-    planned, base = _planned(recipes[0] if recipes else None, source, settings_of(overrides or (), flags))
+    planned = _planned(recipes[0] if recipes else None, source, settings_of(overrides or (), flags))
 
     from lmtool.cost.planning import forecast_of
 
     with Display(shown=True, quiet=quiet) as display:
         forecast = forecast_of(
-            planned, base, n_devices=devices, kind=device_kind, utilisation=utilization, report=display.report
+            planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=display.report
         )
     if as_json:
         typer.echo(json.dumps(forecast.record()))
@@ -84,22 +83,22 @@ def _is_recipe(name: str) -> bool:
     return not is_other and bool(near(name)) and not nearby(Path(name))
 
 
-def _planned(recipe: str | None, source: str | None, settings: "list[Setting]") -> "tuple[Planned, Base | None]":
-    """What `lmtool finetune` would train, where recipe or data are for it, or else `pretrain`; and the run it is on."""
+def _planned(recipe: str | None, source: str | None, settings: "list[Setting]") -> "Planned":
+    """What `lmtool finetune` would train, where recipe or data are for it, or else `pretrain`."""
     from lmtool.checks.check import subject_of
     from lmtool.errors import UsageError
-    from lmtool.interop.reference import with_runs
-    from lmtool.recipe.load import load
+    from lmtool.inference.base import open_base
+    from lmtool.recipe.resolve import LINEAR, resolve
     from lmtool.training.finetuning import plan_finetuning
-    from lmtool.training.start import is_for_tables
+    from lmtool.training.start import Pretraining, is_for_tables
 
-    scratch = None if recipe is None else load(recipe, settings)
-    if scratch is not None:
-        sources = [*scratch.recipe.data.sources, *scratch.recipe.data.tasks]
-        is_table = is_for_tables(scratch.recipe)
+    if recipe is not None:
+        scratch = resolve(recipe, settings).recipe
+        sources = [*scratch.data.sources, *scratch.data.tasks]
+        is_table = is_for_tables(scratch)
     else:
         about_data = [setting for setting in settings if setting.key.startswith("data.")]
-        data = load("linear", about_data).recipe.data
+        data = resolve(LINEAR, about_data).recipe.data
         sources = [*data.sources, *data.tasks]
         if not sources:
             raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
@@ -108,13 +107,8 @@ def _planned(recipe: str | None, source: str | None, settings: "list[Setting]") 
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
-        if scratch is not None and source is not None:
-            raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
-        tuning = plan_finetuning(source, scratch, settings)
-        return tuning, tuning.base
-    if scratch is not None and not sources:
-        return with_runs(scratch), None
-    return pretrain.resolve(recipe, source, settings)
+        return plan_finetuning(source, recipe, settings)
+    return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
 
 
 def _lines(forecast: "Forecast") -> list[str]:

@@ -1,16 +1,13 @@
 """`lmtool pretrain`: train a model on text."""
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume
 from lmtool.cli.help import argument, option
-from lmtool.cli.settings import DEFAULT_RECIPE, Column, Epochs, Minutes, Overrides, Tokens, Valid, recipe_name, stated
+from lmtool.cli.settings import Column, Epochs, Minutes, Overrides, Tokens, Valid, recipe_name, stated
 
 if TYPE_CHECKING:
-    from lmtool.inference.base import Base
-    from lmtool.recipe.load import Resolved, Setting
-    from lmtool.recipe.pretraining import DefaultRecipe
+    from lmtool.recipe.load import Setting
 
 
 def pretrain(
@@ -45,14 +42,19 @@ def pretrain(
         if continued(output, quiet):
             return
     from lmtool.recipe.load import settings_of
+    from lmtool.recipe.resolve import resolve
 
     flags = settings(text, valid, column, minutes=minutes, epochs=epochs, tokens=tokens, teacher=teacher)
-    resolved, base = resolve(recipe, source, settings_of(overrides or (), flags))
+    chosen = settings_of(overrides or (), flags)
+    if source is None:
+        resolve(recipe, chosen)  # mistakes are told before anything heavy is imported
 
     from lmtool.cli.training import follow
-    from lmtool.training.start import pretrain as start
+    from lmtool.inference.base import open_base
+    from lmtool.training.start import Pretraining
 
-    follow(partial(start, resolved, base), quiet, output=output, retry=start_or_resume)
+    session = Pretraining(recipe, chosen, None if source is None else open_base(source))
+    follow(session.run, quiet, output=output, retry=start_or_resume)
 
 
 def settings(
@@ -68,21 +70,3 @@ def settings(
         *stated(("data.column", column, "--column"), ("distillation.teacher", teacher, "--teacher")),
         *stated(*((f"training.{key}", value, f"--{key}") for key, value in budget.items())),
     ]
-
-
-def resolve(
-    recipe: str | None, source: str | None, settings: "list[Setting]"
-) -> "tuple[Resolved | DefaultRecipe, Base | None]":
-    """The recipe to train on a text with, and the run that training continues, if one is named by `source`."""
-    from lmtool.interop.reference import with_runs
-    from lmtool.recipe.load import load
-    from lmtool.recipe.pretraining import DefaultRecipe
-
-    if source is not None:
-        from lmtool.training.start import to_continue
-
-        # overrides apply once, to the resulting recipe
-        return to_continue(source, None if recipe is None else load(recipe), settings)
-    if recipe in (None, DEFAULT_RECIPE):
-        return with_runs(DefaultRecipe.of(settings)), None
-    return with_runs(load(str(recipe), settings)), None

@@ -40,8 +40,8 @@ def tokenize(
     """
     from lmtool.cli.output import check_new
     from lmtool.errors import UsageError
-    from lmtool.recipe.load import Resolved, load, settings_of
-    from lmtool.recipe.pretraining import DefaultRecipe
+    from lmtool.recipe.load import settings_of
+    from lmtool.recipe.resolve import resolve
 
     if html is not None and show is None:
         raise UsageError("a page is of a text to show", fix="add --show TEXT")
@@ -55,25 +55,24 @@ def tokenize(
         ),
     ]
     settings = settings_of(overrides or (), flags)
-    planned: Resolved | DefaultRecipe
-    planned = DefaultRecipe.of(settings) if recipe == DEFAULT_RECIPE else load(recipe, settings)
+    planned = resolve(recipe, settings)
 
     from lmtool.cli.progress import Display
     from lmtool.data.prepare import default_cache, prepare
-    from lmtool.data.survey import resolve_recipe
+    from lmtool.data.survey import resolve_for_text
     from lmtool.interop.reference import with_runs
     from lmtool.recipe.spec.text import TokenizerFile
     from lmtool.tokenization.tokenizer import Tokenizer
 
-    planned = with_runs(planned)
-    spec = planned.recipe.tokenizer
     if not planned.recipe.data.sources:
+        spec = with_runs(planned).recipe.tokenizer
         if not isinstance(spec, TokenizerFile) or show is None:
             raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
         _show(Tokenizer.load(spec.path), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
-        resolved = resolve_recipe(planned, cache=default_cache(), report=display.report)[0].recipe
+        chosen = resolve_for_text(recipe, settings, cache=default_cache(), report=display.report)
+        resolved = with_runs(chosen).recipe
         prepared = prepare(
             resolved.data.with_values({"stream": False}),
             resolved.tokenizer,
