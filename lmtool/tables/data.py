@@ -85,7 +85,7 @@ class TableData:
     """Rows of tables for training, validation and testing.
 
     split: the held-out rows, as saved in the run; None where validation tables were given. baselines: of tasks with
-    labels, by name, once they are measured. See `lmtool.training.data.TrainingData` for the rest.
+    labels, by name, once they are measured. See `lmtool.training.data.TextData` for the rest.
     """
 
     recipe: Recipe

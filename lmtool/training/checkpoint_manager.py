@@ -181,11 +181,7 @@ class CheckpointManager:
 
     def keep_recipe(self, recipe: Recipe) -> Iterator[Warn]:
         """Replace the recipe of the run, whose number of steps has changed."""
-        if self._run is not None:
-            try:
-                self._run.write_recipe(dump(recipe))
-            except ResourceError as error:
-                yield Warn(f"{error.what} ({error.where}); training continues")
+        return self._attempt(lambda run: run.write_recipe(dump(recipe)))
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warn]:
         """Append a text to the samples."""
@@ -193,13 +189,19 @@ class CheckpointManager:
             yield from self._append(self._run.samples.append, asdict(sampled))
 
     def _append(self, append: Callable[[Mapping[str, object]], None], record: Mapping[str, object]) -> Iterator[Warn]:
+        failures = list(self._attempt(lambda run: append(record)))
+        if not self._log_failed:
+            yield from failures
+        self._log_failed = bool(failures)
+
+    def _attempt(self, action: Callable[[Run], None], failed: str = "") -> Iterator[Warn]:
+        """Write to the run, if this process has one. failed: what a failure is told as."""
         try:
-            append(record)
-            self._log_failed = False
+            if self._run is not None:
+                action(self._run)
         except ResourceError as error:
-            if not self._log_failed:
-                yield Warn(f"{error.what} ({error.where}); training continues")
-            self._log_failed = True
+            what = f"{error.what} ({error.where})"
+            yield Warn(f"{failed}: {what}" if failed else f"{what}; training continues")
 
     def save(
         self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
@@ -247,21 +249,13 @@ class CheckpointManager:
     def note_validation(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
         """Note the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending()
-        if self._run is None:
-            return
-        try:
-            self._run.note_validation(state.note(step), self._keep_last, self._superseded)
-        except ResourceError as error:
-            yield Warn(f"{error.what} ({error.fix}); training continues")
+        yield from self._attempt(lambda run: run.note_validation(state.note(step), self._keep_last, self._superseded))
 
     def tidy(self) -> Iterator[Warn]:
         """Remove what a session has left that was killed before it removed older checkpoints."""
-        if self._run is None:
-            return
-        try:
-            self._run.tidy(self._keep_last, self._superseded)
-        except ResourceError as error:
-            yield Warn(f"older checkpoints could not be removed: {error.what} ({error.where})")
+        return self._attempt(
+            lambda run: run.tidy(self._keep_last, self._superseded), "older checkpoints could not be removed"
+        )
 
     def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
         """End the session. validation: see `Run.end`.
@@ -275,12 +269,7 @@ class CheckpointManager:
 
     def drop_optimizers(self) -> Iterator[Warn]:
         """Remove the optimizer state of a finished run."""
-        if self._run is None:
-            return
-        try:
-            self._run.drop_optimizers()
-        except ResourceError as error:
-            yield Warn(f"the optimizer state could not be removed: {error.what} ({error.where})")
+        return self._attempt(Run.drop_optimizers, "the optimizer state could not be removed")
 
 
 def _finite(value: float) -> float | None:

@@ -1,9 +1,8 @@
 """Training and validation data of a run. A text here; tables in `lmtool.tables.data`."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,106 +26,16 @@ from lmtool.objective import Cut, Loss, Objective, build_objective
 from lmtool.recipe.spec.objective import Causal, WeightedCounts
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
-from lmtool.run.files import SavedSplit, StreamMark
+from lmtool.run.files import StreamMark
 from lmtool.run.lines import MOST_LINES, KnownLines
 from lmtool.run.order import MixtureOrder, hash_key
-from lmtool.tables.tasks.results import Results
+from lmtool.tables.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.streamed import StreamedMixture, StreamedWindows, streaming
 from lmtool.training.windows import ExampleSource, Mixture, Windows
-
-
-class TrainingData(Protocol):
-    """The training, validation and test data of a run.
-
-    recipe: with what is inferred from the data.
-    prompt_format: how texts become model inputs.
-    fingerprint: of the content.
-    prompts: of the samples at each validation.
-    unit: of counts of data.
-    batch_units: their number in one step.
-    lines: descriptions of the data.
-    warnings: about the data.
-    bytes_per_token: of the validation text that a causal model predicts, else None.
-    is_measured: the best checkpoint is evaluated at the end.
-    split: the held-out rows, to be saved in the run; None where they follow from the recipe.
-    known_lines: of a list of short lines, to be saved too; else None.
-    per_epoch: examples of one pass.
-    """
-
-    @property
-    def unit(self) -> str: ...
-
-    @property
-    def is_measured(self) -> bool: ...
-
-    @property
-    def per_epoch(self) -> int: ...
-
-    @property
-    def batch_units(self) -> int: ...
-
-    @property
-    def lines(self) -> tuple[str, ...]: ...
-
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
-
-    @property
-    def bytes_per_token(self) -> float | None: ...
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    @property
-    def prompt_format(self) -> PromptFormat: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def prompts(self) -> tuple[str, ...]: ...
-
-    @property
-    def split(self) -> SavedSplit | None: ...
-
-    @property
-    def known_lines(self) -> KnownLines | None: ...
-
-    def with_recipe(self, recipe: Recipe) -> "TrainingData":
-        """The same data under a recipe that differs in its training and evaluation only."""
-
-    def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
-        """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
-        each text, if there are any.
-
-        Raises CheckpointError when what follows a mark has changed.
-        """
-
-    def token_counts(self) -> NDArray[np.int64]:
-        """How often each id is in the training part, or in the head of one that is streamed."""
-
-    def set_statistics(self, lm: LanguageModel) -> None:
-        """Initialize a new model with statistics of the data, if its family uses any."""
-
-    def examples(self, objective: Objective) -> ExampleSource:
-        """Training examples."""
-
-    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
-        """Loss and metrics on the validation part; computed by all processes together."""
-
-    def seconds_after(self, validation: float) -> float:
-        """Estimate of the seconds that `measure` takes at the end, from those of a validation."""
-
-    def measure(
-        self, lm: LanguageModel, objective: Objective, step: int, compute: Compute
-    ) -> Sequence[Results | TextResults]:
-        """Results of the best checkpoint, of this step: on the test rows or else on the validation rows, or on the
-        validation text."""
-
 
 MOST_BACK = 64
 """Steps back over which gradient norms are logged."""
@@ -139,7 +48,22 @@ LONGEST_PROMPT = 24
 
 
 class TextData:
-    """A text in token stores; see `TrainingData`."""
+    """A text in token stores.
+
+    recipe: with what is inferred from the data.
+    prompt_format: how texts become model inputs.
+    fingerprint: of the content.
+    prompts: of the samples at each validation.
+    unit: of counts of data.
+    batch_units: their number in one step.
+    lines: descriptions of the data.
+    warnings: about the data.
+    bytes_per_token: of the validation text that a causal model predicts, else None.
+    is_measured: the best checkpoint is evaluated at the end.
+    split: the held-out rows, to be saved in the run; None where they follow from the recipe, as of a text.
+    known_lines: of a list of short lines, to be saved too; else None.
+    per_epoch: examples of one pass; of a text that is streamed, estimated from its head.
+    """
 
     unit = "token"
     split = None
@@ -176,12 +100,18 @@ class TextData:
         return KnownLines.of(line for both in parts for one in both for chunk in one.chunks() for line in chunk.texts)
 
     def with_recipe(self, recipe: Recipe) -> "TextData":
+        """The same data under a recipe that differs in its training and evaluation only."""
         data = TextData(self._prepared, recipe, is_foreign=self._is_foreign)
         data._blocks, data._marks = self._blocks, self._marks
         return data
 
     @contextmanager
     def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:
+        """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
+        each text, if there are any.
+
+        Raises CheckpointError when what follows a mark has changed.
+        """
         if not self._prepared.streamed:
             yield
             return
@@ -241,9 +171,11 @@ class TextData:
         )
 
     def token_counts(self) -> NDArray[np.int64]:
+        """How often each id is in the training part, or in the head of one that is streamed."""
         return self._train.counts()
 
     def set_statistics(self, lm: LanguageModel) -> None:
+        """Initialize a new model with statistics of the data, if its family uses any."""
         if lm.counts_V is not None:
             counts = torch.from_numpy(self.token_counts())
             counts[list(self.prompt_format.tokenizer.special_ids)] = 0
@@ -260,6 +192,7 @@ class TextData:
         return Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
 
     def examples(self, objective: Objective) -> ExampleSource:
+        """Training examples."""
         cut = objective.cut(self.recipe.model.context)
         marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit == "pair":
@@ -312,7 +245,6 @@ class TextData:
 
     @property
     def per_epoch(self) -> int:
-        """Examples of one pass over the text; of one that is streamed, estimated from its head."""
         recipe = self.recipe
         # objectives of word vectors need counts, which others do without
         counts = torch.from_numpy(self.token_counts()) if recipe.model.reads == "words" else None
@@ -329,6 +261,7 @@ class TextData:
         return sum(held) / whole
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
+        """Loss and metrics on the validation part; computed by all processes together."""
         wanted = self.recipe.evaluation.tokens
         if self._pairs is not None:
             return _validate_pairs(self._pairs, wanted, lm, objective, compute)
@@ -344,6 +277,7 @@ class TextData:
         return gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
     def seconds_after(self, validation: float) -> float:
+        """Estimate of the seconds that `measure` takes at the end, from those of a validation."""
         if not self.is_measured:
             return 0.0
         sample = min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
@@ -380,6 +314,10 @@ class TextData:
         compute = choose_compute("cpu", "float32")
         text = TokenizedText(prepared.valid, tokenizer, ROW, ROW)
         return text.perplexity(model, objective, compute).bits_per_byte
+
+
+TrainingData = TextData | TableData
+"""The training, validation and test data of a run: both kinds have what `TextData` names."""
 
 
 def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
