@@ -309,11 +309,7 @@ class Run:
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
 
     def save(
-        self,
-        snapshot: saving.Snapshot,
-        keep_last: int,
-        superseded: int | None = None,
-        peers: Peers = SINGLE_PROCESS,
+        self, snapshot: saving.Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
     ) -> Checkpoint:
         """`saving.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
         self._require_lock()

@@ -128,9 +128,7 @@ class Log:
         for number, line, record, why in self._lines():
             if record is None and line.endswith(b"\n"):
                 raise CheckpointError(
-                    f"this line of the log is no record: {why}",
-                    where=f"{self.path}:{number}",
-                    fix="delete the line",
+                    f"this line of the log is no record: {why}", where=f"{self.path}:{number}", fix="delete the line"
                 )
             if record is not None:
                 yield record

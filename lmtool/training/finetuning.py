@@ -19,14 +19,7 @@ from lmtool.recipe.spec.text import Data
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import has_words
 from lmtool.tables.columns import RowKind
-from lmtool.tables.data import (
-    TableData,
-    TaskTables,
-    kind_of_rows,
-    open_tables,
-    read_tables,
-    sample_texts,
-)
+from lmtool.tables.data import TableData, TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
 from lmtool.training.events import Event
@@ -120,11 +113,7 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
     return FineTuning(resolve(None, settings, shape, base.parent), base, tables)
 
 
-OF_ROWS: Mapping[RowKind, HeadKind] = {
-    "texts": "classification",
-    "words": "tagging",
-    "questions": "question-answering",
-}
+OF_ROWS: Mapping[RowKind, HeadKind] = {"texts": "classification", "words": "tagging", "questions": "question-answering"}
 """The objective that each kind of rows trains a head by."""
 
 

@@ -216,8 +216,7 @@ def _between(steps: int) -> int:
 def _steps_in(seconds: float, speed: Speed, every: int) -> int:
     """The steps that so much time leaves beside the validations, which come at least as often as each `every` steps."""
     steps = min(
-        (seconds - VALIDATIONS * speed.validation) / speed.step,
-        seconds / (speed.step + speed.validation / every),
+        (seconds - VALIDATIONS * speed.validation) / speed.step, seconds / (speed.step + speed.validation / every)
     )
     return max(1, int(max(steps, LEAST_SHARE * seconds / speed.step)))
 

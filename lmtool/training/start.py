@@ -31,9 +31,7 @@ from lmtool.run.creation import NewRun, check_folder, create_run
 from lmtool.run.directory import BASELINE, LINES, SPLIT, Run
 from lmtool.run.files import describe_environment
 from lmtool.tables.baseline import Baseline
-from lmtool.tables.data import (
-    TableData,
-)
+from lmtool.tables.data import TableData
 from lmtool.training.data import TextData, TrainingData, read_text
 from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher
 from lmtool.training.events import Event, Info, Started, Warn

@@ -70,13 +70,7 @@ class StreamedWindows:
     unit = "documents"
 
     def __init__(
-        self,
-        blocks: BlockStores,
-        cut: Cut,
-        seed: int,
-        batch_size: int,
-        mark: StreamMark | None,
-        isolated: bool = False,
+        self, blocks: BlockStores, cut: Cut, seed: int, batch_size: int, mark: StreamMark | None, isolated: bool = False
     ) -> None:
         """mark: of the block to begin with. The others are as for `Windows`."""
         self.length = cut.length

@@ -16,9 +16,7 @@ LearningRate = Annotated[float, Field(gt=0, le=1e30)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 Strings = Annotated[
-    tuple[str, ...],
-    Field(strict=False),
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    tuple[str, ...], Field(strict=False), BeforeValidator(_listed, json_schema_input_type=str | list[str])
 ]
 """A list of texts; a single text is a list of one."""
 

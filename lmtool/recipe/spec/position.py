@@ -104,10 +104,7 @@ class YarnScaling(Spec):
             yield f"slow_turns {self.slow_turns} is not below fast_turns {self.fast_turns}"
 
 
-RotaryScaling = Annotated[
-    NoScaling | LinearScaling | Llama3Scaling | YarnScaling,
-    Field(discriminator="kind"),
-]
+RotaryScaling = Annotated[NoScaling | LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
 
 class RotaryPosition(Spec):

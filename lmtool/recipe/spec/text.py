@@ -64,8 +64,7 @@ class TokenizerFile(Spec):
 
 
 AnyTokenizer = Annotated[
-    BpeTokenizer | WordPieceTokenizer | CharTokenizer | WordTokenizer | TokenizerFile,
-    Field(discriminator="kind"),
+    BpeTokenizer | WordPieceTokenizer | CharTokenizer | WordTokenizer | TokenizerFile, Field(discriminator="kind")
 ]
 
 
