@@ -194,14 +194,11 @@ def integrated_gradients(
             return scaled_BTD
 
         segments_BT = None if batch.segments_BT is None else batch.segments_BT.expand(len(points_B), T)
-        hook = embedding.register_forward_hook(scale)
-        try:
-            # cuDNN's recurrent kernels have no gradient in evaluation mode
-            with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-                total = score(Batch(tokens_BT.expand(len(points_B), T), segments_BT=segments_BT)).sum()
-                grads = torch.autograd.grad(total, [scaled_BTD for _, scaled_BTD in on_path])
-        finally:
-            hook.remove()
+        # cuDNN's recurrent kernels have no gradient in evaluation mode
+        without_cudnn = torch.backends.cudnn.flags(enabled=False)
+        with embedding.register_forward_hook(scale), torch.enable_grad(), without_cudnn:
+            total = score(Batch(tokens_BT.expand(len(points_B), T), segments_BT=segments_BT)).sum()
+            grads = torch.autograd.grad(total, [scaled_BTD for _, scaled_BTD in on_path])
         for (x_BTD, _), grad_BTD in zip(on_path, grads, strict=True):
             shares_T += (x_BTD * grad_BTD).sum((0, 2)).double().cpu().numpy() / steps
     return shares_T

@@ -4,7 +4,8 @@ Shapes: T positions, D state width.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from lmtool.compute.device import choose_compute
 from lmtool.errors import UsageError
 from lmtool.inference.load import Loaded, load_run
 from lmtool.model import LanguageModel
+from lmtool.model.language_model import evaluating
 from lmtool.model.layers.cells import CellState, stepwise
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
@@ -83,39 +85,33 @@ def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
     device = next(lm.parameters()).device
     tokens_1T = torch.tensor([list(tokens)], device=device)
     batch, target_1 = Batch(tokens_1T[:, :-1]), tokens_1T[:, -1]
-    was_training = lm.training
-    frozen = [parameter for parameter in lm.parameters() if not parameter.requires_grad]
-    lm.eval()
-    try:
-        # so that there is a graph below frozen layers too
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            if isinstance(lm, TransformerDecoder):
-                layers = lm.layers(batch)
-                loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
-                norms = {
-                    f"layer {number}" if number else "embeddings": _of_rows(loss, layer_1TD)
-                    for number, layer_1TD in enumerate(layers)
-                }
-            else:
-                with stepwise(lm) as states_of:
-                    hidden_1TD = lm.forward(batch).hidden_BTD
-                loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
-                norms = {}
-                for number, states in enumerate(filter(None, states_of), 1):
-                    norms |= _of_states(loss, f"layer {number}", states)
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        lm.train(was_training)
+    with evaluating(lm), _all_trainable(lm), torch.enable_grad():
+        norms = {}
+        if isinstance(lm, TransformerDecoder):
+            layers = lm.layers(batch)
+            loss = F.cross_entropy(lm.logits(layers[-1][:, -1]), target_1)
+            for number, (gradient_TD,) in enumerate(torch.autograd.grad(loss, layers)):
+                norms[f"layer {number}" if number else "embeddings"] = _listed(gradient_TD)
+        else:
+            with stepwise(lm) as states_of:
+                hidden_1TD = lm.forward(batch).hidden_BTD
+            loss = F.cross_entropy(lm.logits(hidden_1TD[:, -1]), target_1)
+            for number, states in enumerate(filter(None, states_of), 1):
+                norms |= _of_states(loss, f"layer {number}", states)
     return GradientNorms(float(loss.detach()), norms)
 
 
-def _of_rows(loss: Tensor, layer_1TD: Tensor) -> list[float | None]:
-    """The norm at each position of a layer, the last position first."""
-    (gradient_1TD,) = torch.autograd.grad(loss, layer_1TD, retain_graph=True)
-    return _listed(gradient_1TD[0])
+@contextmanager
+def _all_trainable(lm: LanguageModel) -> Iterator[None]:
+    """Parameters that are frozen have gradients, so that there is a graph below frozen layers too."""
+    frozen = [parameter for parameter in lm.parameters() if not parameter.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def _of_states(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str, list[float | None]]:

@@ -133,9 +133,9 @@ class Objective(ABC):
     def metrics(self) -> tuple[str, ...]:
         return ()
 
-    @abstractmethod
     def cut(self, context: int) -> Cut:
-        """How text is cut for a model with this context length."""
+        """How text is cut for a model with this context length. Raises TypeError where examples are rows of tables."""
+        raise TypeError("rows of a table are not cut from a text")
 
     def window(self, context: int) -> int:
         """Maximum number of tokens after the first for a text to be scored in one window of `context` positions."""
@@ -145,12 +145,12 @@ class Objective(ABC):
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Collate examples, including all corruption. done: fraction of training completed."""
 
-    @abstractmethod
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Collate rows of any length for evaluation.
+        """Collate rows of any length for evaluation. Raises TypeError where a text has no probability.
 
         spans: tokens of a row, and the index of the first one that is scored; those before it are context.
         """
+        raise TypeError("a text has no probability under this objective")
 
     def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Collate rows for validation during training, the same each time."""

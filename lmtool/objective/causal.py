@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmtool.batch import IGNORE, Batch
+from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.recurrent import BidirectionalModel
 from lmtool.objective.base import Cut, Example, Loss
@@ -54,13 +54,9 @@ class CausalObjective(TokenObjective):
 
         spans: tokens of a row, and the index of the first one that is scored; those before it are context.
         """
-        length = max(len(tokens) for tokens, _ in spans) - 1
-        tokens_BT = torch.zeros(len(spans), length, dtype=torch.int64)
-        targets_BT = torch.full((len(spans), length), IGNORE)
-        for row, (tokens, first) in enumerate(spans):
-            tokens_BT[row, : len(tokens) - 1] = torch.from_numpy(tokens[:-1])
-            targets_BT[row, first - 1 : len(tokens) - 1] = torch.from_numpy(tokens[first:])
-        return Batch(tokens_BT, targets_BT)
+        rows = [tokens[:-1] for tokens, _ in spans]
+        wanted = [np.concatenate((np.full(first - 1, IGNORE), tokens[first:])) for tokens, first in spans]
+        return Batch(padded(rows, 0)[0], padded(wanted, IGNORE)[0])
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 Shapes: B rows, T positions, M scored positions, D model width, V entries of the tokenizer, C classes or labels.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +60,8 @@ class DistilledObjective(Objective):
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         if isinstance(self.student, ClassificationObjective):
             return self._of_labels(self.student, model, batch)
-        with _seen(model) as passes:
+        passes: list[tuple[Batch, Output]] = []
+        with model.register_forward_hook(lambda _, arguments, output: passes.append((arguments[0], output))):
             hard = self.student.loss(model, batch)
         read, output = passes[-1]  # with scheduled sampling the last one is of the tokens that it sampled
         with torch.no_grad():
@@ -131,18 +131,3 @@ def _rescaled(known_BC: Tensor, head: Classification, spec: Classification) -> T
     """What a teacher's score is in the units of the student: both are (number - center) / scale of their own tables."""
     number_BC = known_BC * (head.scale or 1.0) + (head.center or 0.0)
     return (number_BC - (spec.center or 0.0)) / (spec.scale or 1.0)
-
-
-@contextmanager
-def _seen(model: LanguageModel) -> Iterator[list[tuple[Batch, Output]]]:
-    """Collects what the forward passes of a model have read, and their output."""
-    passes: list[tuple[Batch, Output]] = []
-
-    def keep(module: torch.nn.Module, arguments: tuple[Batch], output: Output) -> None:
-        passes.append((arguments[0], output))
-
-    handle = model.register_forward_hook(keep)
-    try:
-        yield passes
-    finally:
-        handle.remove()

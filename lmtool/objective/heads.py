@@ -4,31 +4,24 @@ Shapes: B rows, T positions, W words, C classes, labels or tags.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Answer, Classifier, SpanReader, Tagger
-from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.base import Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy, with_auxiliary
 from lmtool.recipe.spec.objective import Classification
 
 
 class RowObjective(Objective):
     """Base of the objectives of heads, whose rows are those of a table."""
-
-    def cut(self, context: int) -> Cut:
-        raise TypeError("rows of a table are not cut from a text")
-
-    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        raise TypeError("rows of a table are not scored as a text")
 
     def count(self, batch: Batch) -> int:
         return len(batch.tokens_BT)
@@ -64,21 +57,16 @@ class ClassificationObjective(RowObjective):
     def loss_of(self, model: Classifier, answer: Answer, batch: Batch) -> Loss:
         """The training loss of a given answer of the model."""
         scores_BC, hidden_BTD, auxiliary_B = answer
-        total = self._head_loss(scores_BC, batch, self.spec.label_smoothing, self._weights)
+        loss = self.head_loss(scores_BC, batch, self.spec.label_smoothing, self._weights)
         if batch.targets_BT is not None:
             assert hidden_BTD is not None
-            total = total + self.spec.lm_weight * self._lm_loss(model, hidden_BTD, batch.targets_BT)
-        loss = Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
+            lm_loss = self._lm_loss(model, hidden_BTD, batch.targets_BT)
+            loss = replace(loss, total=loss.total + self.spec.lm_weight * lm_loss)
         return with_auxiliary(loss, auxiliary_B, None)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
         return self.head_loss(model.answer(batch).scores_BC, batch)
-
-    def head_loss(self, scores_BC: Tensor, batch: Batch) -> Loss:
-        """The unweighted loss of given scores."""
-        total = self._head_loss(scores_BC, batch, 0.0, None)
-        return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
 
     @cached_property
     def _weights(self) -> Tensor | None:
@@ -87,18 +75,22 @@ class ClassificationObjective(RowObjective):
             raise ValueError("class weights are not computed from the table yet")
         return None if weights is None else torch.tensor(weights)
 
-    def _head_loss(self, scores_BC: Tensor, batch: Batch, smoothing: float, weights_C: Tensor | None) -> Tensor:
+    def head_loss(
+        self, scores_BC: Tensor, batch: Batch, smoothing: float = 0.0, weights_C: Tensor | None = None
+    ) -> Loss:
+        """The loss of given scores. smoothing, weights_C: of classes."""
         targets = batch.labels_B if self.spec.task == "class" else batch.values_BC
         if targets is None:
             raise ValueError(f"a batch without {'numbers' if self.spec.task == 'number' else 'labels'} has no loss")
         match self.spec.task:
             case "class":
                 weights_B = None if weights_C is None else weights_C.to(scores_BC.device)[targets]
-                return smoothed_cross_entropy(scores_BC, targets, smoothing, weights_B)
+                total = smoothed_cross_entropy(scores_BC, targets, smoothing, weights_B)
             case "multi":
-                return F.binary_cross_entropy_with_logits(scores_BC, targets, reduction="none").mean(1).sum()
+                total = F.binary_cross_entropy_with_logits(scores_BC, targets, reduction="none").mean(1).sum()
             case _:
-                return (scores_BC - targets).square().sum()
+                total = (scores_BC - targets).square().sum()
+        return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
 
     @staticmethod
     def _lm_loss(model: LanguageModel, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:

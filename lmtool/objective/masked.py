@@ -70,14 +70,7 @@ class MaskedObjective(Objective):
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Rows with the selected tokens replaced; targets are the original tokens."""
-        rows = []
-        for example in examples:
-            if example.other is None:
-                rows.append(self._corrupted(example.tokens, example.rng))
-            else:
-                both = self._corrupted(np.concatenate((example.tokens, example.other)), example.rng)
-                rows.append(replace(both, second=len(example.tokens)))
-        batch = self._rows(rows)
+        batch = self._rows([self._corrupted(example.tokens, example.rng, example.other) for example in examples])
         if not self.spec.next_sentence:
             return batch
         return replace(batch, labels_B=torch.tensor([int(example.follows) for example in examples]))
@@ -87,8 +80,7 @@ class MaskedObjective(Objective):
         rows = []
         for tokens, first in spans:
             is_scored = (np.arange(len(tokens)) >= first) & self.vocabulary.is_word_V[tokens]
-            targets = np.where(is_scored, tokens, IGNORE)
-            rows.append(_Row(tokens, targets))
+            rows.append(_Row(tokens, np.where(is_scored, tokens, IGNORE)))
         return self._rows(rows)
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
@@ -151,8 +143,9 @@ class MaskedObjective(Objective):
             total += self._of_chosen(model, Batch(tokens_BT, targets_BT, keep_BT))[0].total
         return Loss(total.float(), (batch.targets_BT != IGNORE).sum())
 
-    def _corrupted(self, tokens_N: Ints, rng: np.random.Generator) -> _Row:
-        """The corrupted tokens, and the targets."""
+    def _corrupted(self, first_N: Ints, rng: np.random.Generator, second_N: Ints | None = None) -> _Row:
+        """The corrupted tokens of a text, or of two, and the targets."""
+        tokens_N = np.concatenate([text for text in (first_N, second_N) if text is not None])
         spec, positions = self.spec, np.flatnonzero(self.vocabulary.is_word_V[tokens_N])
         if spec.independent:
             chosen = rng.permutation(each(positions, spec.rate, rng))
@@ -164,12 +157,12 @@ class MaskedObjective(Objective):
                 chosen = rng.permutation(chosen)
             n_mask = round(spec.mask_share * len(chosen))
             n_random = min(round(spec.random_share * len(chosen)), len(chosen) - n_mask)
-        tokens_N, targets_N = tokens_N.copy(), np.full(len(tokens_N), IGNORE)
+        targets_N = np.full(len(tokens_N), IGNORE)
         targets_N[chosen] = tokens_N[chosen]
         tokens_N[chosen[:n_mask]] = self.vocabulary.mask
         words = np.flatnonzero(self.vocabulary.is_word_V)
         tokens_N[chosen[n_mask : n_mask + n_random]] = words[rng.integers(0, len(words), n_random)]
-        return _Row(tokens_N, targets_N)
+        return _Row(tokens_N, targets_N, None if second_N is None else len(first_N))
 
     def _rows(self, rows: Sequence[_Row]) -> Batch:
         """[CLS] text [SEP], or [CLS] text [SEP] text [SEP], right-padded."""

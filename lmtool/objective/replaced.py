@@ -81,9 +81,6 @@ class ReplacedTokensObjective(Objective):
         """Masked rows, and the random numbers by which the generator fills them; targets are the original tokens."""
         return _with_draws(self._masking.collate(examples), [example.rng for example in examples])
 
-    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        raise TypeError("a text has no probability under a model that detects replaced tokens")
-
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """As in training, but with the same masks and random numbers each time."""
         rngs = [np.random.Generator(np.random.PCG64([len(tokens), *tokens.tolist()])) for tokens, _ in spans]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
+from lmtool.model.language_model import evaluating
 from lmtool.objective.base import Example, Loss, Objective
 from lmtool.objective.cross_entropy import chunk_rows, summed_loss, training_loss
 from lmtool.recipe.spec.objective import Causal, Prefix, ScheduledSampling, Seq2Seq, SpanCorruption
@@ -69,11 +70,8 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
         drawn_BT &= batch.keep_BT
     if model.recurrent and not drawn_BT.any():
         return batch
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         tokens_BT = _step_by_step(model, batch, drawn_BT) if model.recurrent else _at_once(model, batch, drawn_BT)
-    model.train(was_training)
     # torch 2.10 would reuse weights that autocast cast here, without gradients, in the training pass
     torch.clear_autocast_cache()
     return replace(batch, tokens_BT=tokens_BT)

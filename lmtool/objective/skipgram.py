@@ -137,8 +137,7 @@ class SkipGramObjective(Objective):
     def _noise_V(self) -> NDArray[np.float64]:
         """Cumulative noise distribution, proportional to counts^0.75."""
         mass_V = np.where(self._counts_V > 0, np.maximum(1, self._counts_V) ** float(self.spec.power), 0.0)
-        sums_V: NDArray[np.float64] = np.cumsum(mass_V / mass_V.sum())
-        return sums_V
+        return np.cumsum(mass_V / mass_V.sum())
 
     def _words(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
         """The words among tokens, and the document index of each."""
@@ -157,11 +156,8 @@ class SkipGramObjective(Objective):
         near_LN = np.abs(offset_N) <= reach_L[:, None]
         inside_LN = (place_LN >= 0) & (place_LN < L)
         place_LN = np.where(inside_LN, place_LN, 0)
-        if L:
-            near_LN &= inside_LN & (document_L[place_LN] == document_L[:, None])
-            neighbours_LN = np.where(near_LN, words_L[place_LN], IGNORE)
-        else:
-            neighbours_LN = np.empty((0, 2 * W), dtype=np.int64)
+        near_LN &= inside_LN & (document_L[place_LN] == document_L[:, None])
+        neighbours_LN = np.where(near_LN, words_L[place_LN], IGNORE)
         if self.spec.apart:
             drawn_LK = self._apart(drawn_LK, neighbours_LN)
         return words_L[:, None], neighbours_LN, np.searchsorted(self._noise_V, drawn_LK, side="right")

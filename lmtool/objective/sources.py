@@ -33,18 +33,17 @@ class Pair:
 
 def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
     """The pairs as a right-padded batch. shares_row: source and target share one row."""
-    rows = [np.concatenate((pair.starts, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
-    wanted = [np.concatenate((np.full(len(pair.starts) - 1, IGNORE), pair.targets)) for pair in pairs]
-    if not shares_row:
-        tokens_BT, keep_BT = padded(rows, pad)
-        source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
-        targets_BT, _ = padded(wanted, IGNORE)
-        return Batch(tokens_BT, targets_BT, keep_BT, source_BS=source_BS, source_keep_BS=source_keep_BS)
-    tokens_BT, keep_BT = padded([np.concatenate((p.source, row)) for p, row in zip(pairs, rows, strict=True)], pad)
-    behind = [np.concatenate((np.full(len(p.source), IGNORE), w)) for p, w in zip(pairs, wanted, strict=True)]
-    targets_BT, _ = padded(behind, IGNORE)
-    prefix_B = torch.tensor([len(pair.source) for pair in pairs])
-    return Batch(tokens_BT, targets_BT, keep_BT, prefix_B=prefix_B)
+    rows, wanted = [], []
+    for pair in pairs:
+        before = pair.source if shares_row else pair.source[:0]
+        rows.append(np.concatenate((before, pair.starts, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])))
+        wanted.append(np.concatenate((np.full(len(before) + len(pair.starts) - 1, IGNORE), pair.targets)))
+    tokens_BT, keep_BT = padded(rows, pad)
+    batch = Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
+    if shares_row:
+        return replace(batch, prefix_B=torch.tensor([len(pair.source) for pair in pairs]))
+    source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
+    return replace(batch, source_BS=source_BS, source_keep_BS=source_keep_BS)
 
 
 @dataclass(frozen=True)
@@ -179,12 +178,6 @@ class Seq2SeqObjective(TokenObjective):
     shares_row: bool
     is_causal: bool = False
 
-    def cut(self, context: int) -> Cut:
-        raise TypeError("pairs are not cut from a text")
-
-    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        raise TypeError("pairs are not scored as a text")
-
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Right-padded pairs; the target follows the tokens that start one, for a decoder its source.
 
@@ -206,8 +199,7 @@ class Seq2SeqObjective(TokenObjective):
             rows.append(np.concatenate((source, target))[:-1])
             wanted.append(np.concatenate((np.where(learned, source, IGNORE), target))[1:])
         tokens_BT, keep_BT = padded(rows, self.vocabulary.pad)
-        targets_BT, _ = padded(wanted, IGNORE)
-        return Batch(tokens_BT, targets_BT, keep_BT)
+        return Batch(tokens_BT, padded(wanted, IGNORE)[0], keep_BT)
 
 
 def _target(example: Example) -> Ints:
@@ -221,5 +213,5 @@ def _partition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
     if n < parts:
         return [0] * (parts - n) + [1] * n
     cuts = np.sort(rng.permutation(n - 1)[: parts - 1]) + 1
-    sizes: list[int] = np.diff(np.concatenate(([0], cuts, [n]))).astype(int).tolist()
+    sizes: list[int] = np.diff(cuts, prepend=0, append=n).tolist()
     return sizes

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import NamedTuple
 
 from markupsafe import Markup
 from rich.cells import cell_len
 
 from lmtool.report.numbers import short, span, ticks
-from lmtool.report.page import TableCell, asset, clean, figure, render, table
+from lmtool.report.page import TableCell, clean, figure, render, table
 
 SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
 """Pixels of a line chart below the legend: where a page is wide, where it is narrow, and by itself."""
@@ -99,13 +99,11 @@ class LineChart:
         if all(x == int(x) for x in xs):
             x_ticks = [tick for tick in x_ticks if tick == int(tick)]
 
-        def at(px: float, py: float) -> tuple[str, str]:
-            right = LEFT + (px - low_x) / (high_x - low_x) * (width - LEFT - RIGHT)
-            down = bottom - (min(max(py, low_y), high_y) - low_y) / (high_y - low_y) * (bottom - top)
-            return f"{right:.1f}", f"{down:.1f}"
+        def across(x: float) -> str:
+            return f"{LEFT + (x - low_x) / (high_x - low_x) * (width - LEFT - RIGHT):.1f}"
 
-        def path(points: Sequence[Point]) -> str:
-            return " ".join(",".join(at(*point)) for point in points)
+        def down(y: float) -> str:
+            return f"{bottom - (min(max(y, low_y), high_y) - low_y) / (high_y - low_y) * (bottom - top):.1f}"
 
         return render(
             "lines.svg",
@@ -119,17 +117,14 @@ class LineChart:
             bottom=bottom,
             low=low_x,
             high=high_x,
-            x_ticks=[(at(tick, low_y)[0], short(tick)) for tick in x_ticks],
-            y_ticks=[(at(low_x, tick)[1], short(tick)) for tick in ticks(low_y, high_y, 8)],
+            across=across,
+            down=down,
+            x_ticks=x_ticks,
+            y_ticks=ticks(low_y, high_y, 8),
+            short=short,
             legend=legend,
-            levels=[(level.colour % COLOURS, at(low_x, level.y)[1]) for level in self.levels],
-            paths=[
-                (line.colour % COLOURS, line.dashed, line.pale, path(part))
-                for line in self.lines
-                for part in _unbroken(line.points)
-            ],
-            marks=[(mark.colour % COLOURS, *at(*mark.point), mark.name) for mark in self.marks],
-            diagonal=path([(low_x, low_x), (high_x, high_x)]) if self.diagonal else "",
+            unbroken=_unbroken,
+            colours=COLOURS,
         )
 
 
@@ -172,10 +167,8 @@ class HeatMap:
             top=top,
             rows=shown_rows,
             columns=shown_columns,
-            shades=[
-                [(i, _shade(value / most)) for i, value in enumerate(row) if most > 0 and value / most >= 0.005]
-                for row in self.values
-            ],
+            most=most,
+            shade=_shade,
         )
 
     def figure(self, caption: str, corner: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
@@ -188,17 +181,7 @@ class HeatMap:
         return figure(self.svg(), caption, table([corner, *self.columns], rows, headed=True))
 
 
-def standalone(picture: str) -> str:
-    """A chart as an SVG file of its own, with the styles that it needs."""
-    head, mark, rest = str(picture).partition(">")
-    size = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    # it may be shown on a page whose background is not of the reader's colour scheme
-    style = asset("charts.css") + "svg.picture { background: var(--paper); }\n"
-    return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}\n"
-
-
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A name of the legend, and how what it names is drawn: a class of path, or "mark"."""
 
     name: str

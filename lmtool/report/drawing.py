@@ -61,17 +61,13 @@ class Signal:
     """What tells a model the order of its tokens: a sentence, and numbers if there are any.
 
     rows: begin with a position, distance, head or pair.
-    picture: how they are drawn.
-    x, y: names of the axes of lines, whose points are the first column and one of the others each.
+    chart: of lines, whose points are the first column and one of the others each; without it rows are shades.
     """
 
     sentence: str
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[float]] = ()
-    picture: str = ""
-    lines: Sequence[Line] = ()
-    x: str = ""
-    y: str = ""
+    chart: LineChart | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +197,6 @@ def _sinusoids(spec: Transformer) -> Signal:
         f"Sines and cosines are added to the embeddings; of {width} components {len(shown)} are shown.",
         ["position", *map(str, shown)],
         [[position, *vectors[position, shown].tolist()] for position in range(n)],
-        "heat",
     )
 
 
@@ -213,8 +208,8 @@ def _alibi(spec: Transformer) -> Signal:
         for head, slope in list(enumerate(slopes))[:8]
     ]
     sentence = "Each head subtracts its slope times the distance from the scores."
-    rows = list(enumerate(slopes))
-    return Signal(sentence, ["head", "slope"], rows, "lines", lines, "distance", "added to the score")
+    chart = LineChart(lines, x="distance", y="added to the score", label=sentence)
+    return Signal(sentence, ["head", "slope"], list(enumerate(slopes)), chart)
 
 
 def _relative(spec: Transformer, position: positions.RelativePosition) -> Signal:
@@ -224,9 +219,9 @@ def _relative(spec: Transformer, position: positions.RelativePosition) -> Signal
     away = torch.arange(-most, most + 1 if both_sides else 1)
     rows = list(zip(away.tolist(), rule.bucket(away).tolist(), strict=True))
     side = ", in a decoder all of them for keys before the query" if spec.shape == "encoder-decoder" else ""
-    sentence = f"Each head adds a learned number to the scores, for each of {position.buckets} buckets of distances"
-    columns = ["key's distance from the query", "bucket"]
-    return Signal(f"{sentence}{side}.", columns, rows, "lines", [Line("bucket", rows)], "distance", "bucket")
+    what = f"Each head adds a learned number to the scores, for each of {position.buckets} buckets of distances"
+    chart = LineChart([Line("bucket", rows)], x="distance", y="bucket", label=f"{what}{side}.")
+    return Signal(chart.label, ["key's distance from the query", "bucket"], rows, chart)
 
 
 def _rotary(spec: Transformer, position: positions.RotaryPosition) -> Signal:
@@ -245,7 +240,8 @@ def _rotary(spec: Transformer, position: positions.RotaryPosition) -> Signal:
         lines.append(Line(f"wavelength{where}", [(i, math.log10(w)) for i, w in enumerate(lengths)], colour))
     sentence = "Pairs of components of queries and keys are rotated in proportion to the position."
     rows = [[i, *(one for part in parts for one in part)] for i, parts in enumerate(zip(*values, strict=True))]
-    return Signal(sentence, columns, rows, "lines", lines, "pair", "log10 of the wavelength in positions")
+    chart = LineChart(lines, x="pair", y="log10 of the wavelength in positions", label=sentence)
+    return Signal(sentence, columns, rows, chart)
 
 
 def tree_rows(drawing: Drawing) -> Iterator[tuple[str, str, int, float, float]]:
@@ -294,12 +290,12 @@ def _scale(mask: MaskPicture) -> str:
 
 
 def _signal_lines(signal: Signal, width: int, ascii_only: bool) -> Iterator[str | Text]:
-    if signal.picture == "heat":
+    if chart := signal.chart:
+        yield f"{chart.y}, by {chart.x}"
+        yield from plot([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
+    elif signal.rows:
         yield "positions down, components across, from -1 to 1"
         yield from shaded([[(value + 1) / 2 for value in row[1:]] for row in signal.rows], ascii_only=ascii_only)
-    elif signal.picture == "lines":
-        yield f"{signal.y}, by {signal.x}"
-        yield from plot([(line.name, line.points) for line in signal.lines], width, ascii_only=ascii_only)
 
 
 def as_page(drawing: Drawing) -> str:
@@ -322,14 +318,12 @@ def as_page(drawing: Drawing) -> str:
 
 
 def _signal_html(signal: Signal) -> str:
-    if signal.picture == "heat":
-        values = [row[1:] for row in signal.rows]
-        rows, components = [str(row[0]) for row in signal.rows], list(signal.columns[1:])
-        above_zero = [[value + 1 for value in row] for row in values]
-        axes = {"x": "components", "y": "positions"}
-        picture = HeatMap(above_zero, rows, components, signal.sentence, 2.0, 12, labelled=False, **axes)
-        return picture.figure(f"{signal.sentence} Blank is -1, dark is 1.", "position", values)
-    if signal.picture == "lines":
-        chart = LineChart(signal.lines, x=signal.x, y=signal.y, label=signal.sentence)
-        return figure(chart.for_page(), signal.sentence, table(signal.columns, signal.rows))
-    return signal.sentence
+    if signal.chart:
+        return figure(signal.chart.for_page(), signal.sentence, table(signal.columns, signal.rows))
+    if not signal.rows:
+        return signal.sentence
+    values = [row[1:] for row in signal.rows]
+    rows, components = [str(row[0]) for row in signal.rows], list(signal.columns[1:])
+    above_zero = [[value + 1 for value in row] for row in values]
+    picture = HeatMap(above_zero, rows, components, signal.sentence, 2.0, 12, "components", "positions", False)
+    return picture.figure(f"{signal.sentence} Blank is -1, dark is 1.", "position", values)

@@ -1,7 +1,7 @@
 """Generated texts as a page: tokens shaded by probability, what else was probable, the tree of a beam search."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, groupby
 from math import exp
 from typing import Any
 
@@ -53,19 +53,13 @@ def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Token
     for number, (token, logprob, rank, removed, alternatives) in enumerate(details, 1):
         p, piece = exp(logprob), tokenizer.piece(token)
         tokens.append({"piece": piece, "shade": round(p * SHADES)})
-        others = [
-            {
-                "piece": tokenizer.piece(other.token),
-                "p": round(exp(other.logprob), 6),
-                "kept": other.kept,
-                "taken": other.token == token,
-            }
-            for other in alternatives
-        ]
-        known.append(
-            {"text": f"{piece!r}: p {p:.4f}, rank {rank}, filters removed {removed:.4f}", "alternatives": others}
-        )
-        listed = [f"{other['piece']!r} {other['p']:.4f}{'' if other['kept'] else ', removed'}" for other in others]
+        others, listed = [], []
+        for other in alternatives:
+            name, share = tokenizer.piece(other.token), round(exp(other.logprob), 6)
+            others.append({"piece": name, "p": share, "kept": other.kept, "taken": other.token == token})
+            listed.append(f"{name!r} {share:.4f}{'' if other.kept else ', removed'}")
+        numbers = f"{piece!r}: p {p:.4f}, rank {rank}, filters removed {removed:.4f}"
+        known.append({"text": numbers, "alternatives": others})
         rows.append([number, repr(piece), p, rank, removed, "\n".join(listed)])
     text = render("tokens.html", prompt=plain(prompt, lines=True), tokens=tokens, data=embed(identifier, known))
     columns = ["place", "token", "p", "rank", "removed by filters", "most probable"]
@@ -82,16 +76,9 @@ def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
         x, y = 12 + step * COLUMN, 14 + lane * LANE
         piece = tokenizer.piece(node.token)
         score = "" if node.score is None else f", score {node.score:.4f}"
-        nodes.append(
-            {
-                "x": x,
-                "y": y,
-                "piece": piece if len(piece) <= SHOWN else f"{piece[: SHOWN - 1]}…",
-                "title": f"{piece!r}, log-probability {node.total:.4f}{score}",
-                "returned": i in best,
-                "ended": node.finish is not None,
-            }
-        )
+        title = f"{piece!r}, log-probability {node.total:.4f}{score}"
+        shown = piece if len(piece) <= SHOWN else f"{piece[: SHOWN - 1]}…"
+        nodes.append({"x": x, "y": y, "piece": shown, "title": title, "returned": i in best, "ended": node.finish})
         if node.parent is not None:
             before, above = placed[node.parent]
             wide = round(CHARACTER * cell_len(nodes[node.parent]["piece"]))
@@ -132,24 +119,16 @@ def lanes(tree: Sequence[BeamNode]) -> list[tuple[int, int]]:
         for node in _line(tree, i):
             rank.setdefault(node, tree[i].rank or 0)
     steps: list[int] = []
-    at_step: list[list[int]] = []
-    for i, one in enumerate(tree):
+    for one in tree:
         steps.append(0 if one.parent is None else steps[one.parent] + 1)
-        if steps[i] == len(at_step):
-            at_step.append([])
-        at_step[steps[i]].append(i)
     lane_of: dict[int, int] = {}
-    for here in at_step:
-        continued: set[int | None] = {None}
-        others = []
-        for i in sorted(here, key=lambda i: (rank.get(i, len(tree)), i)):
-            parent = tree[i].parent
-            if parent is None or parent in continued:
-                others.append(i)
-            else:
-                continued.add(parent)
-                lane_of[i] = lane_of[parent]
-        used = {lane_of[i] for i in here if i in lane_of}
-        free = (lane for lane in count() if lane not in used)
-        lane_of.update(zip(others, free, strict=False))
+    ordered = sorted(range(len(tree)), key=lambda i: (steps[i], rank.get(i, len(tree)), i))
+    for _, at_step in groupby(ordered, steps.__getitem__):
+        here, first_of = list(at_step), dict[int, int]()
+        for i in here:
+            if (parent := tree[i].parent) is not None:
+                first_of.setdefault(parent, i)
+        lane_of |= {i: lane_of[parent] for parent, i in first_of.items()}
+        free = (lane for lane in count() if lane not in [lane_of[i] for i in first_of.values()])
+        lane_of.update(zip((i for i in here if i not in lane_of), free, strict=False))
     return [(steps[i], lane_of[i]) for i in range(len(tree))]

@@ -69,23 +69,11 @@ def _excerpt(text: str, start: int) -> str:
 def as_page(neighbors: Neighbors, method: MapName) -> str:
     """The map as an HTML page that stands alone."""
     coordinates, names = points(neighbors, method), _names(neighbors)
-    texts = [None, *(neighbor.text for neighbor in neighbors.nearest)]
-    drawn = [
-        {
-            "x": round(MARGIN + x * (WIDTH - 2 * MARGIN)),
-            "y": round(MARGIN / 2 + y * (HEIGHT - MARGIN)),
-            "left": x > 0.5,
-            "name": name if len(name) <= 24 else f"{name[:23]}…",
-            "title": name if text is None else f"{name}: {plain(text)}",
-        }
-        for (x, y), name, text in zip(_shares(coordinates), names, texts, strict=True)
-    ]
-    picture = render("scatter.svg", width=WIDTH, height=HEIGHT, label=f"Map of {len(drawn)} words", points=drawn)
+    texts = [None, *(None if neighbor.text is None else plain(neighbor.text) for neighbor in neighbors.nearest)]
+    words = list(zip(names, texts, _shares(coordinates), strict=True))
+    picture = render("scatter.svg", width=WIDTH, height=HEIGHT, margin=MARGIN, words=words)
     similarities = [None, *(neighbor.similarity for neighbor in neighbors.nearest)]
-    rows = [
-        [name, similarity, None if text is None else plain(text), x, y]
-        for name, similarity, text, (x, y) in zip(names, similarities, texts, coordinates, strict=True)
-    ]
+    rows = [[*cells, *point] for *cells, point in zip(names, similarities, texts, coordinates, strict=True)]
     caption = f"{names[0]} and its {len(rows) - 1} nearest neighbours by cosine, drawn by {METHODS[method]}."
     numbers = table(["word", "similarity", "text", "x", "y"], rows)
     lead = plain(f"{neighbors.loaded.run_path}, step {neighbors.loaded.step}")

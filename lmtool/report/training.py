@@ -158,12 +158,13 @@ def _marks(drawn: Sequence[_Drawn], x: str, y: str) -> list[Mark]:
 def _levels(histories: Sequence[History]) -> list[Level]:
     """The limit and the n-gram models' bits per byte, each once."""
     names = {"limit_bits_per_byte": ("best possible model", 2), "ngram_bits_per_byte": ("5-gram model", 3)}
-    levels: dict[tuple[str, float], Level] = {}
-    for key, (name, colour) in names.items():
-        for history in histories:
-            if (value := number(history.results.get("", {}).get(key))) is not None:
-                levels.setdefault((key, value), Level(f"{name} {value:.3f}", value, colour))
-    return list(levels.values())
+    levels = (
+        Level(f"{name} {value:.3f}", value, colour)
+        for key, (name, colour) in names.items()
+        for history in histories
+        if (value := number(history.results.get("", {}).get(key))) is not None
+    )
+    return list(dict.fromkeys(levels))
 
 
 def _metrics(histories: Sequence[History]) -> list[Section]:

@@ -253,7 +253,7 @@ class PromptFormat:
         is_cut = len(fitted) < len(whole) or (kept is not None and target is not None and len(kept) < len(target))
         return EncodedTurn(np.array(self._complete(fitted.tolist()), dtype=np.int64), kept, is_cut)
 
-    def exchange(self, messages: Sequence[Message]) -> EncodedTurn:
+    def conversation(self, messages: Sequence[Message]) -> EncodedTurn:
         """A conversation as ids, for a prompt_format with `chat`; an assistant's message at its end is the target.
 
         Truncated like a pair, but never the token that begins a text. Raises as `ChatFormat.conversation` does.

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, standalone
+from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark
 from lmtool.report.numbers import short, ticks
 
 NAME = '<b title="x">&'
@@ -110,12 +110,6 @@ def test_names_are_text():
         root = ET.fromstring(svg)
         assert not list(root.iter("b"))
         assert root.get("aria-label") == NAME
-
-
-def test_a_standalone_picture_is_xml_with_its_styles():
-    root = ET.fromstring(standalone(LineChart([Line("a", [(0, 1)])], x="x", y="y", label="l").svg()))
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "--ink" in root[0].text
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3e6), (-2, 7), (0.0001, 0.00013), (12, 12.5)])

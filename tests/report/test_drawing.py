@@ -26,7 +26,7 @@ def test_every_shipped_recipe_is_drawn(name):
     assert lines[0].startswith(f"{name}: ")
     assert any(f"{drawing.tree.parameters:,}" in line for line in lines)
     html = as_page(drawing)
-    assert html.count("<figure>") == len(drawing.masks) + bool(drawing.signal.picture)
+    assert html.count("<figure>") == len(drawing.masks) + bool(drawing.signal.rows)
 
 
 def test_a_causal_mask():
@@ -92,7 +92,7 @@ def test_sinusoids():
 def test_slopes_of_alibi():
     signal = drawn("model.position.kind=alibi", "model.n_heads=8").signal
     assert [slope for _, slope in signal.rows] == [2.0**-i for i in range(1, 9)]
-    assert signal.lines[0].points[3] == (3, -1.5)
+    assert signal.chart.lines[0].points[3] == (3, -1.5)
 
 
 def test_buckets_of_relative_positions():

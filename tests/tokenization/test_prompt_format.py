@@ -294,13 +294,13 @@ def test_a_published_decoder_reads_its_chat_template(tmp_path: Path) -> None:
     assert made.prompt("Who?") == Prompt(tuple(prompt), n_question=len(prompt))
     assert made.prompt("Who?", "Tom").begun == tuple(made.tokenizer.encode("Tom"))
     assert made.end_ids == set(made.chat.ends)
-    found = made.exchange([*asked, Message(role="assistant", content="Tom.")])
+    found = made.conversation([*asked, Message(role="assistant", content="Tom.")])
     assert found.source.tolist() == prompt
     assert found.target is not None
     assert found.target.tolist() == [*made.tokenizer.encode("Tom."), made.tokenizer.eos_id]
     assert (found.cut, found.learned) == (False, None)
-    assert made.exchange(asked).source.tolist() == prompt
-    assert made.exchange(asked).target is None
+    assert made.conversation(asked).source.tolist() == prompt
+    assert made.conversation(asked).target is None
 
 
 @pytest.mark.parametrize(("name", "begins"), [("llama3", True), ("qwen", False)])
@@ -321,14 +321,14 @@ def test_a_conversation_learns_all_turns_of_the_assistant(tmp_path: Path) -> Non
     assert made.chat is not None
     texts = ("Who saw it?", "Tom saw it.", "Sure?", "Yes, Tom.")
     messages = [Message(role=("user", "assistant")[i % 2], content=text) for i, text in enumerate(texts)]
-    found = made.exchange(messages)
+    found = made.conversation(messages)
     assert found.target is not None
     assert found.learned is not None
     assert made.tokenizer.decode(found.target) == "Yes, Tom."
     assert made.tokenizer.decode(found.source[found.learned]) == "Tom saw it."
     assert found.source.tolist() == made.chat.prompt(messages[:-1])
     assert {int(found.target[-1]), int(found.source[found.learned][-1])} == made.chat.ends - {made.tokenizer.eos_id}
-    short = published(tmp_path, "llama3", context=50).exchange(messages)
+    short = published(tmp_path, "llama3", context=50).conversation(messages)
     assert short.target is not None
     assert short.learned is not None
     assert short.cut
@@ -344,7 +344,7 @@ def test_a_template_that_never_ends_a_turn_is_given_an_end(tmp_path: Path) -> No
     open_ended = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     made = published(tmp_path, "qwen", chat_template=open_ended + "{% if add_generation_prompt %}assistant:{% endif %}")
     messages = [Message(role="user", content="Who?"), Message(role="assistant", content="Tom")]
-    target = made.exchange(messages).target
+    target = made.conversation(messages).target
     assert target is not None
     assert target[-1] == made.tokenizer.eos_id
     assert made.tokenizer.decode(target).strip() == "Tom"

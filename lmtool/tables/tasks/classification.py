@@ -194,8 +194,7 @@ class HeadTask(Task):
 
     def evidence(self, scores_RC: Floats, mistake: Misprediction) -> Floats:
         """By which score (R) rows are answered as in a mistake: the logit of its label, or of the label's absence."""
-        score_R: Floats = mistake.sign * scores_RC[:, mistake.column]
-        return score_R
+        return mistake.sign * scores_RC[:, mistake.column]
 
     @abstractmethod
     def probabilities(self, scores_RC: Floats) -> Floats:
@@ -248,8 +247,7 @@ class LabelsTask(HeadTask):
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "subset_accuracy", "macro-f1": "macro_f1"}
 
     def probabilities(self, scores_RC: Floats) -> Floats:
-        sigmoid_RC: Floats = 1 / (1 + np.exp(-scores_RC))
-        return sigmoid_RC
+        return 1 / (1 + np.exp(-scores_RC))
 
     def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
         figures = metrics.multi_label_metrics(true_RC > 0.5, scores_RC > 0, self.labels)
@@ -336,7 +334,7 @@ class AnswerTask(Task):
                 for (source, target), (_, answer) in zip(ids, pairs, strict=True)
             ]
         else:
-            turns = [self._exchange(item, *pair) for item, pair in zip(items, pairs, strict=True)]
+            turns = [self._conversation(item, *pair) for item, pair in zip(items, pairs, strict=True)]
             # templates write spaces around an answer
             answers = [answer.strip() for answer in answers]
         return [
@@ -344,11 +342,11 @@ class AnswerTask(Task):
             for item, turn, answer in zip(items, turns, answers, strict=True)
         ]
 
-    def _exchange(self, item: LabelledText, source: str, answer: str | None) -> EncodedTurn:
+    def _conversation(self, item: LabelledText, source: str, answer: str | None) -> EncodedTurn:
         """A row as a conversation; a pair is one of two messages."""
         turns = (("user", source), ("assistant", answer))
         messages = [Message(role=role, content=text) for role, text in turns if text is not None]
-        return self.prompt_format.exchange(item.messages or messages)
+        return self.prompt_format.conversation(item.messages or messages)
 
     def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
         """Loss: mean over the tokens of all targets of -log p, in nats."""
