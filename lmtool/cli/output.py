@@ -66,10 +66,10 @@ def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "L
     return load_packed(run, choose_compute(device, precision))
 
 
-def describe(loaded: "Loaded", quiet: bool) -> None:
+def describe(loaded: "Loaded", quiet: bool, *facts: str) -> None:
     """Report on stderr what was skipped in finding a checkpoint and, unless quiet, which one was loaded.
 
-    Processes that only compute report nothing.
+    facts: told with the model. Processes that only compute report nothing.
     """
     from lmtool.compute.processes import is_main
 
@@ -77,7 +77,10 @@ def describe(loaded: "Loaded", quiet: bool) -> None:
         return
     warn(loaded.warnings)
     if not quiet:
-        tell(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}", *newer_weights(loaded))
+        tell(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *facts]))
+        if loaded.newer is not None:
+            newer = f"{loaded.run_path}@{loaded.newer}"
+            tell(f"step {loaded.step} is the best by validation; newer weights: {newer}")
 
 
 def tell(*lines: str) -> None:
@@ -89,13 +92,6 @@ def tell(*lines: str) -> None:
 def warn(warnings: Iterable[str]) -> None:
     """Write warnings to stderr, a line each."""
     tell(*(f"warning: {warning}" for warning in warnings))
-
-
-def newer_weights(loaded: "Loaded") -> list[str]:
-    """A line that names the run's newer weights, where the best ones were loaded and are not the newest."""
-    if loaded.newer is None:
-        return []
-    return [f"step {loaded.step} is the best by validation; newer weights: {loaded.run_path}@{loaded.newer}"]
 
 
 def check_new(page: Path | None) -> None:

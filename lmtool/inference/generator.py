@@ -81,6 +81,11 @@ class Drafter:
             raise UsageError(error.what, where=where, fix=error.fix) from None
         return drafter
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of its run."""
+        return () if self.loaded is None else self.loaded.warnings
+
     def describe(self) -> str:
         """In a few words."""
         source = "n-gram look-up" if self.loaded is None else f"{self.loaded.run_path}, step {self.loaded.step}"
@@ -124,12 +129,6 @@ class TextGenerator:
         options = replace(options or Options(), **changes)
         draft = None if self.drafter is None else self.drafter.draft
         return self.computed(write(self.loaded.model, self.loaded.prompt_format, prompts, settings, options, draft))
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Those of its run, and of its draft's."""
-        drafts = () if self.drafter is None or self.drafter.loaded is None else self.drafter.loaded.warnings
-        return (*self.loaded.warnings, *drafts)
 
     @property
     def writes(self) -> bool:

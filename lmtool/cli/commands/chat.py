@@ -13,7 +13,7 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import flag, option
-from lmtool.cli.output import newer_weights, tell, warn
+from lmtool.cli.output import describe, tell
 from lmtool.cli.settings import with_settings
 from lmtool.cli.signals import StopAnswer
 from lmtool.decoding.settings import Common, Greedy, Sample
@@ -67,13 +67,9 @@ def chat(
     generator = TextGenerator.open(run, device=device, precision=precision)
     conversation = Conversation(generator, strategy, stop=stop or ())
     conversation.system = system
-    loaded = generator.loaded
-    warn(loaded.warnings)
-    if not quiet:
-        tell(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {strategy.seed}")
-        tell(*newer_weights(loaded))
-        if conversation.is_plain:
-            tell("the model has no chat template: it reads a plain one, which it was not trained on")
+    describe(generator.loaded, quiet, f"seed {strategy.seed}")
+    if conversation.is_plain and not quiet:
+        tell("the model has no chat template: it reads a plain one, which it was not trained on")
     terminal = _terminal()
     if terminal is None:
         raise typer.Exit(_talk(_piped(), conversation, None, as_json, quiet))

@@ -18,7 +18,9 @@ from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
-    from lmtool.decoding.text import Completion
+    from collections.abc import Iterable, Iterator
+
+    from lmtool.decoding.text import Completion, Piece
     from lmtool.inference.generator import TextGenerator
 
 OUTPUT = "Output"
@@ -82,7 +84,7 @@ def generate(
     lmtool generate "ROMEO:" "JULIET:" -n 3 --max-new-tokens 100
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
     """
-    from lmtool.cli.output import check_new, newer_weights
+    from lmtool.cli.output import check_new, describe, tell, warn
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import Options, choose, refuse_draft, to_record
     from lmtool.inference.generator import Drafter, TextGenerator
@@ -130,40 +132,32 @@ def generate(
     is_novel = generator.known_lines(settings, options) is not None
     comes_in_pieces = len(prompts) * n == 1 and not is_novel and settings.name in ("greedy", "sample")
     streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or options.details)
-    pieces = generator.generate(prompts, settings, options) if streams else ()
-    completions = () if streams else generator.completions(prompts, settings, options)
-    for warning in generator.warnings:
-        print(plain(f"warning: {warning}", lines=True), file=sys.stderr)
-    drafting = [] if generator.drafter is None else [generator.drafter.describe()]
+    completions = generator.completions(prompts, settings, options)
+    if streams:
+        echoed = generator.echoed(prompts[0], settings, echo)
+        completions = _streamed(echoed, generator.generate(prompts, settings, options))
+    describe(generator.loaded, quiet, f"seed {settings.seed}")
+    drafting = []
+    if generator.drafter is not None:
+        warn(generator.drafter.warnings)
+        drafting.append(generator.drafter.describe())
     if not quiet:
-        loaded = generator.loaded
-        where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
-        novelty = ["texts of the training data are drawn again (--no-novel)"] if is_novel else []
-        for line in (where, *newer_weights(loaded), *drafting, *novelty):
-            print(plain(line, lines=True), file=sys.stderr)
+        tell(*drafting, *(["texts of the training data are drawn again (--no-novel)"] if is_novel else []))
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     n_tokens = n_proposed = n_accepted = n_known = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
-    if streams:
-        print(shown(generator.echoed(prompts[0], settings, echo)), end="", flush=True)
-        for piece in pieces:
-            print(shown(piece.text), end="" if piece.completion is None else "\n", flush=True)
-            n_tokens += 1
-            if piece.completion is not None:
-                n_proposed, n_accepted = piece.completion.proposed, piece.completion.accepted
-    else:
-        for i, completion in enumerate(completions):
-            n_tokens += len(completion.tokens)
-            n_known += completion.is_known
-            n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
-            if html is not None:
-                filled = completion.finish_reason == "filled"
-                before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, settings, True)
-                drawn.append((before, completion))
-            if as_json:
-                print(json.dumps(record(generator, completion, settings, options)), flush=True)
-                continue
+    for i, completion in enumerate(completions):
+        n_tokens += len(completion.tokens)
+        n_known += completion.is_known
+        n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
+        if html is not None:
+            filled = completion.finish_reason == "filled"
+            before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, settings, True)
+            drawn.append((before, completion))
+        if as_json:
+            print(json.dumps(record(generator, completion, settings, options)), flush=True)
+        elif not streams:
             text = generator.echoed(completion.prompt, settings, echo) + completion.text
             print(("---\n" if i else "") + shown(text), flush=True)
             if show_probs:
@@ -186,6 +180,15 @@ def generate(
         if n_known:
             print(f"{n_known} of the texts are in the training data: other draws gave no new ones", file=sys.stderr)
         print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}", file=sys.stderr)
+
+
+def _streamed(echoed: str, pieces: "Iterable[Piece]") -> "Iterator[Completion]":
+    """Print a text to a terminal as it is generated, and yield it then."""
+    print(plain(echoed, lines=True), end="", flush=True)
+    for piece in pieces:
+        print(plain(piece.text, lines=True), end="" if piece.completion is None else "\n", flush=True)
+        if piece.completion is not None:
+            yield piece.completion
 
 
 def _parse_bias(argument: str) -> tuple[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName
 from lmtool.cli.help import argument, flag, group, option, register
@@ -40,7 +41,7 @@ def list_runs(json: Json = False) -> None:
     elif not runs:
         typer.echo(f"no runs in {plain(str(runs_root()))}", err=True)
     else:
-        columns = {"result": _result, "started": lambda run: _time(run.started), "size": lambda run: _size(run.bytes)}
+        columns = {"result": _result, "started": lambda run: _time(run.started), "size": lambda run: decimal(run.bytes)}
         names = ("name", "step", "result", "started", "size", "state", "recipe", "model")
         _print_table({name: [str(columns.get(name, attrgetter(name))(run)) for run in runs] for name in names})
 
@@ -72,7 +73,7 @@ def show_run(run: RunName = "last", json: Json = False) -> None:
         *(("test", _figures(figures, source.removesuffix("test").strip())) for source, figures in tests.items()),
         ("valid loss", _loss(summary.valid_loss)),
         ("lowest valid loss", _loss(summary.best_valid_loss)),
-        ("size", _size(summary.bytes)),
+        ("size", decimal(summary.bytes)),
     ]
     facts += lineage(shown)
     if origin := shown.origin:
@@ -84,7 +85,7 @@ def show_run(run: RunName = "last", json: Json = False) -> None:
         facts.append(("session", f"{_time(session.started)} {began}: {shlex.join(session.command)}"))
         facts.append(("", ", ".join(f"{k} {v}" for k, v in session.environment.items() if v is not None)))
     for checkpoint in summary.checkpoints:
-        notes = [_size(checkpoint.bytes), *(["best"] if checkpoint.best else []), checkpoint.problem]
+        notes = [decimal(checkpoint.bytes), *(["best"] if checkpoint.best else []), checkpoint.problem]
         facts.append(("checkpoint", f"{checkpoint.name}: {', '.join(note for note in notes if note)}"))
     if summary.problem:
         facts.append(("problem", summary.problem))
@@ -223,7 +224,7 @@ def remove_runs(
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError("nobody is there to be asked before runs are removed", fix="add --yes")
         for path in paths:
-            typer.echo(f"{plain(str(path))}, {_size(size_of(path))}", err=True)
+            typer.echo(f"{plain(str(path))}, {decimal(size_of(path))}", err=True)
         typer.echo(f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}? [y/N] ", nl=False, err=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             typer.echo("nothing is removed", err=True)
@@ -232,11 +233,11 @@ def remove_runs(
     for path in paths:
         size = removal.remove_run(path)
         freed += size
-        typer.echo(f"removed {plain(str(path))}, {_size(size)} freed")
+        typer.echo(f"removed {plain(str(path))}, {decimal(size)} freed")
         if path.exists():
             typer.echo(f"kept in {plain(str(path))}: files that are not the run's", err=True)
     if len(paths) > 1:
-        typer.echo(f"{_size(freed)} freed in all")
+        typer.echo(f"{decimal(freed)} freed in all")
 
 
 def _print_json(value: object) -> None:
@@ -300,16 +301,6 @@ def _time(stamp: str) -> str:
         return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M}"
     except ValueError:
         return stamp or "-"
-
-
-def _size(size: int) -> str:
-    """Bytes in decimal units."""
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
 
 
 app = group(
