@@ -69,9 +69,10 @@ class Application:
             "/health": self._health,
             "/metrics": self._counters,
         }
-        routes = [Route(path, _explained(handler), methods=["POST"]) for path, handler in posts.items()]
-        routes += [Route(path, _explained(handler), methods=["GET"]) for path, handler in gets.items()]
-        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such})
+        routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
+        routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
+        errors = (HTTPException, ClientDisconnect, ApiError, LmtoolError, Exception)
+        self.app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _explained))
 
     async def _text(self, kind: type[Body], read: Callable[[Any], ApiRequest], request: Request) -> Response:
         """Generated texts, as a stream or whole. read: makes the request of a body."""
@@ -152,23 +153,15 @@ def _encoded(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _explained(handler: Handler) -> Handler:
-    """A handler whose errors are answers."""
-
-    async def explaining(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Exception as error:
-            if isinstance(error, ClientDisconnect):
-                return Response(status_code=499)  # nobody reads it
-            answer = _explanation(error)
-            if answer.status >= 500 and not isinstance(error, ShuttingDown):
-                log.exception("a request failed: %s", type(error).__name__)
-            return JSONResponse(
-                answer.body, answer.status, {"retry-after": "1"} if answer.status in (429, 503) else None
-            )
-
-    return explaining
+async def _explained(request: Request, error: Exception) -> Response:
+    """An error as an answer. The guard logs those that are not expected."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # nobody reads it
+    if isinstance(error, NumericalError | ResourceError):
+        log.exception("a request failed: %s", type(error).__name__)
+    answer = _explanation(error)
+    headers = {"retry-after": "1"} if answer.status in (429, 503) else getattr(error, "headers", None)
+    return JSONResponse(answer.body, answer.status, headers)
 
 
 def _explanation(error: Exception) -> ApiError:
@@ -176,18 +169,14 @@ def _explanation(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case HTTPException(status_code=status):
+            known = {404: "there is no such endpoint", 405: "this endpoint takes another method"}
+            return ApiError(status, known.get(status, error.detail))
         case NumericalError() | ResourceError():
             return ApiError(500, error.what)
         case LmtoolError():
             return ApiError(400, plain(error.what))
     return ApiError(500, "the server failed; its log says why")
-
-
-async def _no_such(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = {404: "there is no such endpoint", 405: "this endpoint takes another method"}.get(error.status_code, "")
-    body = ApiError(error.status_code, message or error.detail).body
-    return JSONResponse(body, error.status_code, error.headers)
 
 
 async def _lines(answer: ClientAnswer, updates: AsyncIterator[Progress]) -> AsyncIterator[str]:

@@ -93,11 +93,17 @@ class _Client:
 
 @dataclass(eq=False)
 class _Text:
-    """One of the texts of a client. index: as in `Progress`. generated_text: None until it is in the batch."""
+    """One of the texts of a client.
+
+    index: as in `Progress`.
+    reach: the slots of the KV cache that it fills when it is complete.
+    generated_text: None until it is in the batch.
+    """
 
     client: _Client
     index: int
     request: Request
+    reach: int
     generated_text: GeneratedText | None = None
 
 
@@ -228,7 +234,7 @@ class Scheduler:
         most = settings.max_new_tokens
         for i, request in enumerate(requests_of(generation.prompts, sampler, settings.seed, most, generation.n)):
             numbered = replace(request, prompt=next(self._numbers), wants_prompt=generation.wants_prompt)
-            client.waiting.append(_Text(client, i, numbered))
+            client.waiting.append(_Text(client, i, numbered, self._reach(request)))
         return client
 
     def _sampler(self, generation: GenerationRequest) -> Sampler:
@@ -254,15 +260,23 @@ class Scheduler:
                     return
                 call = self._calls.popleft() if self._calls else None
                 self._queue = deque(client for client in self._queue if not client.gone)
-            for text in [text for text in self._texts.values() if text.client.gone]:
-                self._remove(text)
-            if call is not None:
-                self._call(*call)
-            self._fill()
-            if self._texts:
-                self._step()
-            self._metrics.running.set(len(self._texts))
-            self._metrics.waiting.set(len(self._queue))
+            try:
+                self._turn(call)
+            except Exception as error:  # the batch as a whole fails: all texts in it do, and none later
+                self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
+                self._texts, self._batch = {}, RunningBatch(self._runner, CHUNK, isolates=True)
+
+    def _turn(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
+        """What is done between two tokens, and the next token of each text."""
+        for text in [text for text in self._texts.values() if text.client.gone]:
+            self._remove(text)
+        if call is not None:
+            self._call(*call)
+        self._fill()
+        if self._texts:
+            self._step()
+        self._metrics.running.set(len(self._texts))
+        self._metrics.waiting.set(len(self._queue))
 
     def _remove(self, text: _Text) -> None:
         del self._texts[text.request.prompt]
@@ -277,11 +291,11 @@ class Scheduler:
 
     def _fill(self) -> None:
         """Let texts that wait join the batch, in their order, as many as there is room for."""
-        longest = max((self._reach(text.request) for text in self._texts.values()), default=0)
+        longest = max((text.reach for text in self._texts.values()), default=0)
         while self._queue and len(self._texts) < self.n_rows:
             client = self._queue[0]
             text = client.waiting[0]
-            longest = max(longest, self._reach(text.request))
+            longest = max(longest, text.reach)
             if self._texts and (len(self._texts) + 1) * longest > self.n_slots:
                 return
             client.waiting.popleft()
@@ -303,14 +317,9 @@ class Scheduler:
         return source + (tokens if room is None else min(tokens, room))
 
     def _step(self) -> None:
-        """One step of the batch. Where the batch as a whole fails, all texts in it do, and none later."""
-        try:
-            with self._generator.computing():
-                events = self._batch.step()
-        except Exception as error:
-            self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
-            self._texts, self._batch = {}, RunningBatch(self._runner, CHUNK, isolates=True)
-            return
+        """One step of the batch."""
+        with self._generator.computing():
+            events = self._batch.step()
         updates: list[_Update] = [
             (self._texts[request.prompt].client, error) for request, error in self._batch.failures
         ]

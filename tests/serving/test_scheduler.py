@@ -12,6 +12,7 @@ import torch
 from lmtool.decoding import filters
 from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.request import TokenEvent
+from lmtool.decoding.running import RunningBatch
 from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import Sample
 from lmtool.decoding.text import GeneratedText
@@ -292,6 +293,30 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
     assert "requests apart" in caplog.text
     monkeypatch.setattr(GeneratedText, "push", pushing)
     asyncio.run(asyncio.wait_for(failing(), 60))
+
+
+def test_a_fault_between_tokens_is_told_to_all_in_the_batch(
+    decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4))
+    endless = replace(asked, settings=replace(asked.settings, max_new_tokens=100_000))
+
+    def failing(*given: Any) -> None:
+        raise ZeroDivisionError
+
+    async def leaving() -> None:
+        with opened(decoder) as scheduler:
+            async with scheduler.generate(endless) as updates:
+                await anext(updates)
+                with monkeypatch.context() as patch:
+                    patch.setattr(RunningBatch, "leave", failing)
+                    async with scheduler.generate(endless) as others:
+                        await anext(others)
+                    with pytest.raises(ZeroDivisionError):
+                        [_ async for _ in updates]
+            assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings)
+
+    asyncio.run(asyncio.wait_for(leaving(), 60))
 
 
 def test_memory_that_is_short_for_all_together_ends_all(
