@@ -8,14 +8,17 @@ favour of the lowest ids.
 Shapes: B rows, V vocabulary.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.decoding.settings import Limits, LogitBias, Sampling
+
+Filter = Callable[[Tensor, Any], Tensor]
 
 
 def steer(
@@ -45,21 +48,8 @@ def apply(logits_BV: Tensor, settings: Sampling) -> Tensor:
     """The active filters of sampling, in the order of the fields of `Sampling`."""
     for field in fields(Sampling):
         value = getattr(settings, field.name)
-        match field.name:
-            case _ if value is None:
-                pass
-            case "temperature":
-                logits_BV = temperature(logits_BV, value)
-            case "top_k":
-                logits_BV = top_k(logits_BV, value)
-            case "top_p":
-                logits_BV = top_p(logits_BV, value)
-            case "min_p":
-                logits_BV = min_p(logits_BV, value)
-            case "typical_p":
-                logits_BV = typical_p(logits_BV, value)
-            case name:
-                raise NotImplementedError(f"no filter {name}")
+        if value is not None:
+            logits_BV = FILTERS[field.name](logits_BV, value)
     return logits_BV
 
 
@@ -175,6 +165,10 @@ def typical_p(logits_BV: Tensor, p: float) -> Tensor:
     # A token of probability 0 is infinitely far from the entropy, so it is last.
     keep_BV = (sorted_BV.cumsum(-1) - sorted_BV < p) & near_BV.isfinite()
     return logits_BV.masked_fill(~keep_BV.scatter(-1, order_BV, keep_BV), -torch.inf)
+
+
+FILTERS: dict[str, Filter] = {one.__name__: one for one in (temperature, top_k, top_p, min_p, typical_p)}
+"""The filter of each field of `Sampling`, by its name."""
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:

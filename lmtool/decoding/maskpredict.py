@@ -5,7 +5,7 @@ Shapes: B rows, T positions, N requested positions, V vocabulary.
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.decoding import filters
+from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.request import ALTERNATIVES, Choice, check_finite, chosen, draws, nothing_left, random_key, uniform
 from lmtool.decoding.settings import TOKEN_OPTIONS, MaskPredict, TokenOptions
 from lmtool.errors import UsageError
@@ -98,13 +99,13 @@ def _run(
         for i, sample, draw in draws(texts, options.n, options.first)
         for search in [filler.search(texts[i], draw)]
     )
-    working: list[_Work] = []
+    runner, working = ModelRunner(model), list[_Work]()
     with evaluating(model):
         while working := working + list(islice(waiting, options.max_rows - len(working))):
             unfinished = []
             for _, equal in groupby(sorted(working, key=lambda work: len(work.ids)), key=lambda work: len(work.ids)):
                 group = list(equal)
-                for work, logits_NV in zip(group, _read(model, group), strict=True):
+                for work, logits_NV in zip(group, _read(model, runner, group), strict=True):
                     work.steps += 1
                     try:
                         work.ids, work.wanted = work.search.send(logits_NV)
@@ -115,15 +116,11 @@ def _run(
 
 
 @torch.inference_mode()
-def _read(model: LanguageModel, works: Sequence[_Work]) -> list[Tensor]:
+def _read(model: LanguageModel, runner: ModelRunner, works: Sequence[_Work]) -> list[Tensor]:
     """The requested logits (N, V) of each; their texts have the same length."""
-    device = next(chain(model.parameters(), model.buffers())).device
-    hidden_BTD = model(Batch(torch.tensor([work.ids for work in works], device=device))).hidden_BTD
-    wanted = [hidden_BTD[i, torch.tensor(work.wanted, device=device)] for i, work in enumerate(works)]
-    with torch.autocast(device.type, enabled=False):
-        logits_NV = model.logits(torch.cat(wanted)).float()
-    if logits_NV.device.type == "mps":  # which has no float64
-        logits_NV = logits_NV.cpu()
+    hidden_BTD = model(Batch(torch.tensor([work.ids for work in works], device=runner.device))).hidden_BTD
+    wanted = [hidden_BTD[i, torch.tensor(work.wanted, device=runner.device)] for i, work in enumerate(works)]
+    logits_NV = runner.logits(torch.cat(wanted))
     check_finite(logits_NV)
     return list(torch.split(logits_NV, [len(work.wanted) for work in works]))
 

@@ -7,8 +7,8 @@ which strategy takes which of them are derived from the fields.
 import math
 import secrets
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from lmtool.errors import UsageError
 
@@ -20,7 +20,6 @@ Overflow = Literal["refuse", "cut", "slide"]
 exceeds the context during generation. See `ModelRunner.fit`."""
 LogitBias = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
-
 
 MOST_BEAMS = 4096
 """Each takes about a millisecond a token."""
@@ -399,42 +398,3 @@ def refuse_draft(settings: Settings) -> None:
 def to_record(settings: Settings) -> dict[str, Any]:
     """The settings as plain data, with the name of the strategy."""
     return {"strategy": settings.name, **asdict(settings)}
-
-
-def from_record(record: Mapping[str, Any]) -> Settings:
-    """The settings from `to_record`, also after JSON. Raises UsageError when it is invalid."""
-    options = dict(record)
-    try:
-        kind = STRATEGIES[options.pop("strategy")]
-        options["logit_bias"] = tuple((tuple(ids), float(bias)) for ids, bias in options.pop("logit_bias"))
-        return _typed(kind, options)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise UsageError(f"these are not settings of this version: {what}") from None
-
-
-def options_from_record(record: Mapping[str, Any]) -> Options:
-    """Options from their JSON values. Raises UsageError when they are invalid."""
-    try:
-        return _typed(Options, record)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"these are not options of this version: {' '.join(str(error).split())[:200]}") from None
-
-
-T = TypeVar("T")
-
-
-def _typed(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass with values of the types of its fields. Raises TypeError and ValueError."""
-    from pydantic import TypeAdapter  # the command line describes settings without it
-
-    kind(**values)  # refuses unknown names
-    return TypeAdapter(kind).validate_python(values)
-
-
-def within(settings: Settings, steps: int) -> Settings:
-    """Settings that stop after `steps` tokens instead of a time limit."""
-    if isinstance(settings, MaskPredict) or settings.max_time is None:
-        return settings
-    least = min(settings.min_new_tokens, steps)
-    return replace(settings, max_time=None, max_new_tokens=steps, min_new_tokens=least)

@@ -5,7 +5,9 @@ Shapes: N proposed tokens, T positions of a chunk, D model width, V vocabulary.
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -22,6 +24,9 @@ from lmtool.tokenization.prompt_format import Prompt
 
 ORDERS = range(2, 5)
 """Numbers of tokens that an n-gram draft looks up; what followed a single token seldom follows it again."""
+
+Prompts = Callable[[Prompt], tuple[Tensor, DecodeState]]
+"""Hidden states (1, T, D) and the state after a window, in one pass. They stay valid."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class ModelDraft(Draft):
         super().__init__(n_tokens)
         self.model = model.eval()
         self._runner = ModelRunner(model)
-        self._prompts = _Prompts(self._runner)
+        self._prompt = _prompts(self._runner)
 
     def check(self, model: LanguageModel, n_ids: int) -> None:
         super().check(model, n_ids)
@@ -137,7 +142,7 @@ class ModelDraft(Draft):
             )
 
     def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
-        return _Follower(self._runner, self._prompts, request, sampler, vocab_size)
+        return _Follower(self._runner, self._prompt, request, sampler, vocab_size)
 
 
 class _Follower(Proposer):
@@ -148,10 +153,10 @@ class _Follower(Proposer):
     """
 
     def __init__(
-        self, runner: ModelRunner, prompts: "_Prompts", request: Request, sampler: Sampler, vocab_size: int
+        self, runner: ModelRunner, prompt: Prompts, request: Request, sampler: Sampler, vocab_size: int
     ) -> None:
         super().__init__(sampler)
-        self._runner, self._prompts = runner, prompts
+        self._runner, self._prompt = runner, prompt
         self._n_more = vocab_size - runner.vocab_size
         self._key = derived(request.key, "draft")
         self._window = runner.fit(request.start, "slide", "the draft")
@@ -193,7 +198,7 @@ class _Follower(Proposer):
 
     def _begin(self) -> tuple[Tensor, DecodeState]:
         """Read the whole window: hidden states (1, T, D) and the state."""
-        hidden_1TD, state = self._prompts.read(self._window)
+        hidden_1TD, state = self._prompt(self._window)
         self._states, self._n_read, self._proposed = [state], len(self._window.tokens), []
         return hidden_1TD, state
 
@@ -206,18 +211,9 @@ class _Follower(Proposer):
         return hidden_1TD, state
 
 
-class _Prompts:
+def _prompts(runner: ModelRunner) -> Prompts:
     """Reads windows; one that comes again directly after itself, for another sample, is not read again."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self._read: tuple[Prompt, tuple[Tensor, DecodeState]] | None = None
-
-    def read(self, window: Prompt) -> tuple[Tensor, DecodeState]:
-        """Hidden states (1, T, D) and the state after a window, in one pass. They stay valid."""
-        if self._read is None or self._read[0] != window:
-            self._read = window, self._runner.advance([window.tokens], self._runner.start([window]))
-        return self._read[1]
+    return lru_cache(maxsize=1)(lambda window: runner.advance([window.tokens], runner.start([window])))
 
 
 @dataclass
@@ -246,7 +242,7 @@ class SpeculativeBatch(RequestBatch):
     def __init__(self, runner: ModelRunner, draft: Draft) -> None:
         super().__init__()
         self._runner, self._draft = runner, draft
-        self._prompts = _Prompts(runner)
+        self._prompt = _prompts(runner)
         self._active: _Active | None = None
 
     @torch.inference_mode()
@@ -304,7 +300,7 @@ class SpeculativeBatch(RequestBatch):
             window, active.state = self._runner.slid(window), None
             active.request.hypotheses = [replace(hypothesis, window=window)]
         if active.state is None:
-            return *self._prompts.read(window), Proposal([])
+            return *self._prompt(window), Proposal([])
         left = self._runner.left(window)
         # not limited by max_new_tokens, so that a longer text begins with the shorter one
         n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)

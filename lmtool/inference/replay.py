@@ -2,23 +2,25 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
 
 import lmtool
 from lmtool.compute.device import InferenceName
 from lmtool.decoding.request import n_shared
-from lmtool.decoding.settings import Options, Settings, from_record, options_from_record, to_record, within
+from lmtool.decoding.settings import STRATEGIES, MaskPredict, Options, Settings, to_record
 from lmtool.decoding.text import Completion
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference.generator import NGRAM, Drafter, TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.records import FileModel, check
 from lmtool.run.directory import CHECKPOINTS
+
+T = TypeVar("T")
 
 _OPTIONS = ("stop", "prefix", "overflow", "mask", "length", "max_rows")
 """The options in a record: `n`, `first` and `novel` determine the draw, and details do not change the text."""
@@ -187,5 +189,34 @@ def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:
 def _asked(record: Mapping[str, Any]) -> tuple[Settings, Options]:
     """What a replay asks for. Raises UsageError where the record is not one."""
     kept = {name: value for name, value in record["options"].items() if name in _OPTIONS}
-    options = options_from_record({**kept, "first": record["draw"], "max_rows": 1, "novel": False})
-    return within(from_record(record["settings"]), record["steps"]), options
+    try:
+        options = _typed(Options, {**kept, "first": record["draw"], "max_rows": 1, "novel": False})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"these are not options of this version: {' '.join(str(error).split())[:200]}") from None
+    return _within(from_record(record["settings"]), record["steps"]), options
+
+
+def from_record(record: Mapping[str, Any]) -> Settings:
+    """The settings from `to_record`, also after JSON. Raises UsageError when it is invalid."""
+    options = dict(record)
+    try:
+        kind = STRATEGIES[options.pop("strategy")]
+        options["logit_bias"] = tuple((tuple(ids), float(bias)) for ids, bias in options.pop("logit_bias"))
+        return _typed(kind, options)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UsageError(f"these are not settings of this version: {what}") from None
+
+
+def _typed(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass with values of the types of its fields. Raises TypeError and ValueError."""
+    kind(**values)  # refuses unknown names
+    return TypeAdapter(kind).validate_python(values)
+
+
+def _within(settings: Settings, steps: int) -> Settings:
+    """Settings that stop after `steps` tokens instead of a time limit."""
+    if isinstance(settings, MaskPredict) or settings.max_time is None:
+        return settings
+    least = min(settings.min_new_tokens, steps)
+    return replace(settings, max_time=None, max_new_tokens=steps, min_new_tokens=least)

@@ -100,12 +100,7 @@ class AveragingModel(WithoutNextToken):
         super().__init__()
         self.vocab_size = vocab_size
         self.context = spec.context
-        self.ngrams = spec.ngrams
-        self.buckets = spec.buckets
-        self.log_ratios = spec.log_ratios
-        self.tf_idf = spec.tf_idf
-        self.word_dropout = spec.word_dropout
-        self.dropout = spec.dropout
+        self.spec = spec
         n_features = vocab_size + spec.n_hashed
         self.register_buffer("idf_F", torch.ones(n_features) if spec.tf_idf else None)
         # no n-gram has the hash -1: until they are counted, a bucket stands for all
@@ -152,9 +147,9 @@ class AveragingModel(WithoutNextToken):
                 n_merged = len(hashes)
         hashes, counts = _merged(hashes, counts)
         hashes = hashes[counts.argsort(stable=True)]
-        owner_K = np.full(self.buckets, -1, dtype=np.int32)
+        owner_K = np.full(self.spec.buckets, -1, dtype=np.int32)
         # of several with one bucket the last is kept
-        owner_K[(hashes % self.buckets).numpy()] = hashes.numpy()
+        owner_K[(hashes % self.spec.buckets).numpy()] = hashes.numpy()
         return torch.from_numpy(owner_K)
 
     def scores(self, batch: Batch, head: nn.Linear, dropout: float) -> Tensor:
@@ -179,17 +174,17 @@ class AveragingModel(WithoutNextToken):
             mean_BD = (share_BF[..., None].to(x_BD.dtype) * states_BTD).sum(1)
             x_BD = torch.cat((x_BD, mean_BD), -1) if self.features_of_tokens.beside else mean_BD
         for layer in self.dense:
-            x_BD = drop(self.activation(layer(x_BD)), self.dropout, self.training)
+            x_BD = drop(self.activation(layer(x_BD)), self.spec.dropout, self.training)
         return cast(Tensor, head(drop(x_BD, dropout, self.training)))
 
     def features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The features of each text, and the weight of each in x; both (B, F)."""
         features_BF, keep_BF = self._all_features(batch)
-        if self.log_ratios and self.idf_F is None:
+        if self.spec.log_ratios and self.idf_F is None:
             features_BF, times_BF = _distinct(features_BF, keep_BF)
             return features_BF, (times_BF > 0).to(dtype)
-        if self.training and self.word_dropout:
-            stays_BF = keep_BF & (torch.rand(keep_BF.shape, device=keep_BF.device) >= self.word_dropout)
+        if self.training and self.spec.word_dropout:
+            stays_BF = keep_BF & (torch.rand(keep_BF.shape, device=keep_BF.device) >= self.spec.word_dropout)
             keep_BF = torch.where(stays_BF.any(1, keepdim=True), stays_BF, keep_BF)
         if self.idf_F is not None:
             features_BF, times_BF = _distinct(features_BF, keep_BF)
@@ -201,7 +196,7 @@ class AveragingModel(WithoutNextToken):
         """The features of each text, repeated ones too, and False for padding; both (B, F)."""
         features, keeps = [batch.tokens_BT], [_kept(batch)]
         for hash_BT, known_BT in self._hashes(batch):
-            bucket_BT = hash_BT % self.buckets
+            bucket_BT = hash_BT % self.spec.buckets
             if self.owner_K is not None:
                 owner_BT = self.owner_K[bucket_BT]
                 known_BT = known_BT & ((owner_BT == hash_BT) | (owner_BT < 0))
@@ -213,7 +208,7 @@ class AveragingModel(WithoutNextToken):
         """The hashes of the n-grams that begin at each position, and False where they do not fit; by order from 2."""
         hash_BT = tokens_BT = batch.tokens_BT
         keep_BT = kept_BT = _kept(batch)
-        for n in range(2, self.ngrams + 1):
+        for n in range(2, self.spec.ngrams + 1):
             # polynomial hash: a prime multiplier makes it depend on all tokens
             hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
             kept_BT = kept_BT[:, :-1] & keep_BT[:, n - 1 :]
@@ -227,7 +222,7 @@ class AveragingModel(WithoutNextToken):
         if self.embedding is None:
             raise UsageError("this model has no token embeddings: its words are one_hot", fix="name a run of a dan")
         # without hashed n-grams the parameter itself
-        return self.embedding.weight[: self.vocab_size] if self.ngrams > 1 else self.embedding.weight
+        return self.embedding.weight[: self.vocab_size] if self.spec.ngrams > 1 else self.embedding.weight
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The token embeddings; the layers above them are of whole texts."""

@@ -4,7 +4,7 @@ Shapes: B rows, T positions, D width of hidden states, L layers.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,7 @@ class ScalarMix(nn.Module):
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
         """The scalar mix (B, T, D) of L layers, each (B, T, D)."""
         shares_L = self.scalars_L.softmax(0)
-        mixed: Tensor = self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
-        return mixed
+        return self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
 
 
 class FrozenFeatures(nn.Module):
@@ -57,8 +56,7 @@ class FrozenFeatures(nn.Module):
             raise ValueError("features without the model that they are of")
         with torch.no_grad():
             layers = self._source[0].layers(batch)
-        mixed: Tensor = self.mix(layers)
-        return mixed
+        return cast(Tensor, self.mix(layers))
 
     def joined(self, embedded_BTD: Tensor, batch: Batch) -> Tensor:
         """Embeddings and features, or features alone (B, T, D of both)."""

@@ -4,7 +4,7 @@ Shapes: B rows, T positions, W words, D width of hidden states, C classes, label
 """
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,7 @@ class Pool(Attending):
                 weights_BT1 = score_BT1.softmax(1)
                 if self.observer is not None:
                     self.observer(weights_BT1.transpose(1, 2)[:, None])
-                pooled: Tensor = (weights_BT1.to(hidden_BTD.dtype) * hidden_BTD).sum(1)
-                return pooled
+                return cast(Tensor, (weights_BT1.to(hidden_BTD.dtype) * hidden_BTD).sum(1))
 
 
 class Answer(NamedTuple):
@@ -150,7 +149,11 @@ class Classifier(HeadedModel):
             what = f"one score is for two classes, not for {len(spec.labels) or 'numbers'}"
             raise UsageError(what, where="objective.single_score", fix="take -s objective.single_score=false")
         n_scores = 1 if spec.task == "number" or self.single else len(spec.labels)
-        if isinstance(body, AveragingModel) and body.log_ratios and (spec.task != "number" or not body.tf_idf):
+        if (
+            isinstance(body, AveragingModel)
+            and body.spec.log_ratios
+            and (spec.task != "number" or not body.spec.tf_idf)
+        ):
             if spec.task == "number":
                 fix = "take -s model.log_ratios=false, or --labels class"
                 raise UsageError("log ratios need classes or labels, not numbers", where="model.log_ratios", fix=fix)

@@ -6,7 +6,7 @@ Shapes: B rows, T new positions, D model width, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -199,8 +199,7 @@ class Wrapper(LanguageModel):
         self.reads, self.recurrent, self.description = body.reads, body.recurrent, body.description
 
     def forward(self, batch: Batch) -> Output:
-        output: Output = self.body(batch)
-        return output
+        return cast(Output, self.body(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.body.logits(hidden)

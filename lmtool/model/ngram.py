@@ -87,17 +87,14 @@ class NGramModel(CountingModel):
 
     def forward(self, batch: Batch) -> Output:
         """The last C tokens up to each position (B, T, C), within its document; padding is skipped."""
-        return Output(self._read(batch))
-
-    def _read(self, batch: Batch) -> Tensor:
         tokens_BT, documents_BT = batch.tokens_BT, batch.documents_BT
         if batch.keep_BT is None:
-            return self._windows(tokens_BT, documents_BT)
+            return Output(self._windows(tokens_BT, documents_BT))
         # padding is moved after the text, and each position back to its place
         order_BT = (~batch.keep_BT).long().argsort(dim=1, stable=True)
         documents_BT = None if documents_BT is None else documents_BT.gather(1, order_BT)
         packed_BTC = self._windows(tokens_BT.gather(1, order_BT), documents_BT)
-        return packed_BTC.gather(1, order_BT.argsort(1)[..., None].expand_as(packed_BTC))
+        return Output(packed_BTC.gather(1, order_BT.argsort(1)[..., None].expand_as(packed_BTC)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Normalised log p of every token. float64, where the device has it."""
@@ -184,7 +181,7 @@ class NGramModel(CountingModel):
         """The n-gram of every target and its N - 1 preceding tokens, each with count 1."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has nothing to count")
-        context_BTC = self._read(batch)[..., self.width - (self.order - 1) :]
+        context_BTC = self.forward(batch).hidden_BTD[..., self.width - (self.order - 1) :]
         grams_MN = torch.cat((context_BTC, batch.targets_BT[..., None]), -1)[batch.targets_BT != IGNORE]
         return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
 

@@ -61,9 +61,7 @@ class Layers(nn.Module):
 
     def read(self, x_BTD: Tensor, texts: Texts | None) -> list[Tensor]:
         """Hidden states (B, T, D) of each layer at all positions, from zero initial states."""
-        outs: list[Tensor]
-        outs, _ = self(x_BTD, self.start(len(x_BTD)), texts)
-        return outs
+        return cast(list[Tensor], self(x_BTD, self.start(len(x_BTD)), texts)[0])
 
 
 class RecurrentModel(LanguageModel):

@@ -4,7 +4,7 @@ Shapes: B rows, G cache lines, W rows of a line, T new positions of a row, S slo
 new slots of a line, N heads, H head width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import gcd
@@ -42,13 +42,15 @@ class _Room:
         return state
 
 
-class _Pair(NamedTuple):
+class Pair(NamedTuple):
+    """Keys and values of a line, each (B, N, S, H)."""
+
     k_BNSH: Tensor
     v_BNSH: Tensor
 
 
-class KeyValue(_Pair):
-    """KV cache of self-attention: keys and values of all positions so far, each (B, N, S, H)."""
+class KeyValue(Pair):
+    """KV cache of self-attention: keys and values of all positions so far."""
 
     _room: _Room | None = None
 
@@ -73,17 +75,9 @@ class KeyValue(_Pair):
         kept._room = self._room
         return kept
 
-    def reclaim(self) -> None:
-        """Give up the slots after these; see `DecodeState.reclaimed`."""
-        if self._room is not None:
-            self._room.used = self.k_BNSH.shape[2]
 
-
-class Memory(NamedTuple):
-    """KV cache of cross-attention: keys and values of all source positions, each (B, N, S, H); fixed size."""
-
-    k_BNSH: Tensor
-    v_BNSH: Tensor
+class Memory(Pair):
+    """KV cache of cross-attention: keys and values of all source positions; fixed size."""
 
 
 class RowTokens(NamedTuple):
@@ -154,7 +148,7 @@ class DecodeState:
     def n_rows(self) -> int:
         """Number of rows."""
         layer = next(layer for layer in self.layers if layer)
-        return len(next(iter(layer))) * (self.width if isinstance(layer, KeyValue | Memory) else 1)
+        return len(next(iter(layer))) * (self.width if isinstance(layer, Pair) else 1)
 
     def __getitem__(self, rows_B: Tensor) -> Self:
         """The state of the selected rows, in that order; a row may be selected more than once.
@@ -168,7 +162,7 @@ class DecodeState:
         device = self._device
         rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
         lines = [row // self.width for row in rows]
-        shared = not apart and any(isinstance(layer, KeyValue | Memory) for layer in self.layers)
+        shared = not apart and any(isinstance(layer, Pair) for layer in self.layers)
         width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared and rows else 1
         lines = lines[::width]
         same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
@@ -238,7 +232,7 @@ class DecodeState:
     @property
     def goes_back(self) -> bool:
         """Whether the layers hold all positions, as KV caches do; recurrent states hold only the last one."""
-        return all(not layer or isinstance(layer, KeyValue | Memory | RowTokens) for layer in self.layers)
+        return all(not layer or isinstance(layer, Pair | RowTokens) for layer in self.layers)
 
     def upto(self, n: int) -> Self | None:
         """The state after the first n positions, of rows without padding on lines of their own; None where it was not
@@ -257,8 +251,8 @@ class DecodeState:
         states are not valid any more.
         """
         for layer in self.layers:
-            if isinstance(layer, KeyValue):
-                layer.reclaim()
+            if isinstance(layer, KeyValue) and layer._room is not None:
+                layer._room.used = layer.k_BNSH.shape[2]
         return self
 
     def growing(self) -> "DecodeState":
@@ -320,16 +314,11 @@ class DecodeState:
         Without one it stays.
         """
 
+        changes = ((KeyValue, cache), (Memory, memory), (RowTokens, tokens), (tuple, others))
+
         def changed(layer: LayerState) -> LayerState:
-            match layer:
-                case KeyValue():
-                    return layer if cache is None else type(layer)(*map(cache, layer))
-                case Memory():
-                    return layer if memory is None else Memory(*map(memory, layer))
-                case RowTokens():
-                    return layer if tokens is None else RowTokens(*map(tokens, layer))
-                case _:
-                    return layer if others is None else tuple(map(others, layer))
+            change = next(change for kind, change in changes if isinstance(layer, kind))
+            return layer if change is None else _alike(layer, map(change, layer))
 
         return tuple(map(changed, self.layers))
 
@@ -338,17 +327,16 @@ class DecodeState:
         return next(tensor for layer in self.layers for tensor in layer).device
 
 
+def _alike(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
+    """A layer's state of the same kind, of these tensors."""
+    make: Callable[[Iterable[Tensor]], LayerState] = getattr(type(layer), "_make", tuple)
+    return make(tensors)
+
+
 def _join_layer(parts: Sequence[LayerState]) -> LayerState:
-    columns = [list(column) for column in zip(*parts, strict=True)]
-    match parts[0]:
-        case KeyValue():
-            return KeyValue(*(_padded(tensors, 2, front=True) for tensors in columns))
-        case Memory():
-            return Memory(*(_padded(tensors, 2, front=False) for tensors in columns))
-        case RowTokens():
-            return RowTokens(*(_padded(tensors, 1, front=True) for tensors in columns))
-        case _:
-            return tuple(torch.cat(tensors) for tensors in columns)
+    kind = parts[0]
+    dim, front = 2 if isinstance(kind, Pair) else 1, not isinstance(kind, Memory)
+    return _alike(kind, (_padded(tensors, dim, front=front) for tensors in zip(*parts, strict=True)))
 
 
 def _padded(tensors: Sequence[Tensor], dim: int, *, front: bool) -> Tensor:

@@ -6,6 +6,7 @@ a common prefix, Q new positions of all rows of a line.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +54,7 @@ class TransformerModel(LanguageModel):
         return self._read(self.stacks()[0], batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.head(hidden)
-        return scores
+        return cast(Tensor, self.head(hidden))
 
     def head_parameters(self) -> tuple[Tensor, ...]:
         return self.head.used()
@@ -92,9 +92,7 @@ class TransformerModel(LanguageModel):
         ngrams_BTD = None if self.ngrams is None else self.ngrams.across(batch, positions_PT)
         x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        output: Output
-        output, _ = stack(x_BTD, positions_PT, mask, past, source_mask, seen)
-        return output
+        return stack(x_BTD, positions_PT, mask, past, source_mask, seen)[0]
 
     def _advance(
         self,
@@ -120,7 +118,6 @@ class TransformerModel(LanguageModel):
             ngrams_GQD = after.on_lines(self.ngrams(tokens_BT, positions_PT, before_BS))
             history = (RowTokens(torch.cat((before_BS, tokens_BT), 1)),)
         x_GQD = self.inputs_of(stack)(tokens_GQ, positions_PQ, None, ngrams_GQD)
-        output: Output
         output, layers = stack(x_GQD, positions_PS, mask, past, source_mask)
         return after.on_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
@@ -204,8 +201,7 @@ class TransformerEncoder(WithoutNextToken, TransformerModel):
         """
         if self.pooler is None or self.next_sentence is None:
             raise ValueError("the model has no next_sentence_head")
-        scores: Tensor = self.next_sentence(torch.tanh(self.pooler(hidden_BTD[:, 0])))
-        return scores
+        return cast(Tensor, self.next_sentence(torch.tanh(self.pooler(hidden_BTD[:, 0]))))
 
     def refusal(self) -> UsageError:
         what = "an encoder is bidirectional and has no next token to predict"
@@ -286,8 +282,7 @@ class ReplacedTokenDetector(WithoutLikelihood, Wrapper):
 
     def detections(self, hidden_BTD: Tensor) -> Tensor:
         """v' f(W h_t + c) + b at each position (B, T), of which the sigmoid is p(token t was replaced)."""
-        scores_BT1: Tensor = self.detector(activate(self.dense(hidden_BTD), self.activation))
-        return scores_BT1[..., 0]
+        return cast(Tensor, self.detector(activate(self.dense(hidden_BTD), self.activation))[..., 0])
 
     def untrained(self) -> list[nn.Parameter]:
         """Heads of the discriminator for other objectives."""

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 import lmtool
 from lmtool.cli.commands.generate import generate
 from lmtool.compute.device import Compute
-from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Options, Sample, described, from_record
+from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Options, Sample, described
 from lmtool.decoding.text import complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference import generator as generating
+from lmtool.inference.replay import from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.cli.conftest import RUN, SMALL

@@ -53,7 +53,7 @@ def expected(built: AveragingModel, texts: list[list[int]], ngrams: int = 1) -> 
     layers = [(weights[f"dense.{i}.weight"], weights[f"dense.{i}.bias"]) for i in range(len(built.dense))]
     activation = "relu" if built.activation is torch.relu else "tanh"
     table = weights.get("embedding.weight", np.eye(built.width))
-    features = [reference.features(text, VOCAB, ngrams, built.buckets) for text in texts]
+    features = [reference.features(text, VOCAB, ngrams, built.spec.buckets) for text in texts]
     return torch.from_numpy(np.array([reference.deep_average(text, table, layers, activation) for text in features]))
 
 

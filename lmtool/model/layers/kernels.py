@@ -149,8 +149,7 @@ class FlexKernel:
         # autocast leaves some scores in float32
         q_BNTH, k_BKSH = q_BNTH.to(v_BKSH.dtype), k_BKSH.to(v_BKSH.dtype)
         is_grouped = q_BNTH.shape[1] != k_BKSH.shape[1]
-        mixed: Tensor = flex_attention(q_BNTH, k_BKSH, v_BKSH, self._score_mod, self._blocks, score.scale, is_grouped)
-        return mixed
+        return flex_attention(q_BNTH, k_BKSH, v_BKSH, self._score_mod, self._blocks, score.scale, is_grouped)
 
 
 class StepKernel:
@@ -287,8 +286,7 @@ class WindowKernel:
     def _row(self, mixed: Tensor, n_rows: int) -> Tensor:
         """Blocks back to rows: (B, N, T, H)."""
         blocks = mixed.reshape(n_rows, self._dilation, self._n_blocks, *mixed.shape[1:])
-        row_BNTH: Tensor = blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
-        return row_BNTH
+        return blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
 
 
 def _reach(mask: Mask) -> tuple[int, int]:

@@ -83,8 +83,7 @@ class Additive(Score):
 
     def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
         sums_BNTSH = queries_BNTH[:, :, :, None] + keys_BNSH[:, :, None]
-        scores: Tensor = torch.squeeze(sums_BNTSH.tanh() @ self.out_NH1[:, None], -1)
-        return scores
+        return torch.squeeze(sums_BNTSH.tanh() @ self.out_NH1[:, None], -1)
 
 
 def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: int) -> Score:

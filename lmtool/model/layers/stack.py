@@ -3,9 +3,9 @@
 Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 where all rows have the same positions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,6 @@ class Sublayer(nn.Module):
         apart = attend.mask.width > 1 and past and not isinstance(past, KeyValue | Memory)
         if apart:
             read = read.reshape(len(read) * attend.mask.width, -1, read.shape[-1])
-        mixed: Tensor
         mixed, now, auxiliary_B = self.mixer(read, attend, past)
         if apart:
             mixed = mixed.reshape(x_BTD.shape)
@@ -71,6 +70,7 @@ class Stack(nn.Module):
         (Chen et al. 2016), with the same dropout.
     """
 
+    __call__: Callable[..., tuple[Output, tuple[Any, ...]]]
     recomputes: bool = False
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
@@ -259,13 +259,8 @@ def _score(spec: Transformer) -> Score:
 
 def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
     """Of queries and keys."""
+    if spec.qk_norm == "none":
+        return None
     heads = _heads(spec)
-    match spec.qk_norm:
-        case "none":
-            return None
-        case "head":
-            widths = heads.width, heads.width
-        case "joint":
-            widths = heads.n * heads.width, heads.n_kv * heads.width
-    of_queries, of_keys = (HeadNorm(width, eps=spec.norm.eps) for width in widths)
-    return of_queries, of_keys
+    n, n_kv = (heads.n, heads.n_kv) if spec.qk_norm == "joint" else (1, 1)
+    return HeadNorm(n * heads.width, eps=spec.norm.eps), HeadNorm(n_kv * heads.width, eps=spec.norm.eps)
