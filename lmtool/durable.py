@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
+from lmtool.errors import CheckpointError, Code, LmtoolError, ResourceError, UsageError
 
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and directories."""
@@ -198,7 +198,12 @@ def refusing(
         message = missing if is_missing else f"{what}: {error.strerror or error}"
         if names_file and error.filename:
             where = error.filename
-        raise kind(message, where=str(where), fix=fix if isinstance(fix, str) else fix(error)) from error
+        fix = fix if isinstance(fix, str) else fix(error)
+        code = "no_space" if is_full(error) else _CODES.get(type(error))
+        raise kind(message, where=str(where), fix=fix, code=code) from error
+
+
+_CODES: dict[type[OSError], Code] = {FileNotFoundError: "file_not_found", PermissionError: "not_permitted"}
 
 
 def writing(path: Path) -> AbstractContextManager[None]:
@@ -234,7 +239,8 @@ def refuse_used(folder: Path) -> None:
     """Raise UsageError for a path that is no new or empty folder."""
     with writing(folder):
         if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError("the output folder is not empty", where=str(folder), fix="name a new one")
+            what = "the output folder is not empty"
+            raise UsageError(what, where=str(folder), fix="name a new one", code="output_exists")
 
 
 @contextmanager

@@ -1,19 +1,27 @@
 """Errors for users: what happened, where, and how to fix it; with an exit code for each kind."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+Kind = Literal["unexpected", "usage", "recipe", "data", "checkpoint", "resource", "numerical"]
+Held = Literal["output_exists", "run_in_use", "run_not_found", "no_checkpoint", "damaged", "data_changed"]
+System = Literal["file_not_found", "not_permitted", "no_space"]
+Code = Kind | Held | System
+"""What went wrong, in a word that stays when messages are reworded."""
 
 
 class LmtoolError(Exception):
     """Base of all errors of lmtool.
 
     `what` is wrong, `where` is the file, line, column or key, `fix` is what to do about it. Printed as at most three
-    lines. The subclass sets the exit code.
+    lines. The subclass sets the exit code. `code` is for programs: that of the subclass, or a narrower one.
     """
 
     exit_code: ClassVar[int] = 1
+    code: Code = "unexpected"
 
-    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", fix: str = "", code: Code | None = None) -> None:
         super().__init__(what)
+        self.code = code or self.code
         self.what = what
         self.where = where
         self.fix = fix
@@ -30,6 +38,7 @@ class UsageError(LmtoolError):
     """The command line names something that does not exist, or contradicts itself."""
 
     exit_code = 2
+    code = "usage"
 
 
 MOST_MISTAKES = 20
@@ -40,6 +49,7 @@ class RecipeError(LmtoolError):
     """A recipe is not valid. Has one line per mistake, so that all can be fixed at once; of very many the first two."""
 
     exit_code = 2
+    code = "recipe"
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__(mistakes[0])
@@ -55,21 +65,25 @@ class DataError(LmtoolError):
     """Text or a table cannot be read or used."""
 
     exit_code = 3
+    code = "data"
 
 
 class CheckpointError(LmtoolError):
     """A run, checkpoint, model or tokenizer is missing, damaged, or does not fit."""
 
     exit_code = 4
+    code = "checkpoint"
 
 
 class ResourceError(LmtoolError):
     """A resource is unavailable: device, memory, disk or permission."""
 
     exit_code = 5
+    code = "resource"
 
 
 class NumericalError(LmtoolError):
     """A loss or gradient is NaN or infinite."""
 
     exit_code = 6
+    code = "numerical"

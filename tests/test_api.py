@@ -11,9 +11,10 @@ import torch
 from lmtool import Greedy, load
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.errors import CheckpointError, UsageError
+from lmtool.errors import UsageError
 from lmtool.inference.load import load_run
 from lmtool.tables.predict import predict as predict_table
+from tests.errors import refuses
 from tests.interop.test_importing import CASES, PLAIN, peer_in, word_pieces
 from tests.training.tiny import Work, words
 
@@ -96,5 +97,5 @@ def test_what_a_model_does_not_do_is_refused(trained: Work) -> None:
         lm.predict(["a"])
     with pytest.raises(UsageError, match="vectors of words"):
         lm.embed("a", pool="none")
-    with pytest.raises(CheckpointError, match="no run called"):
+    with refuses("run_not_found"):
         load("missing")

@@ -158,7 +158,7 @@ def _missing(path: Path) -> DataError:
     fix = f"look for its name in {path.parent}" if os.path.isdir(path.parent) else f"there is no {path.parent} either"
     if near := nearby(path):
         fix = f"did you mean {either([display(other) for other in near])}?"
-    return DataError("the file does not exist", where=display(path), fix=fix)
+    return DataError("the file does not exist", where=display(path), fix=fix, code="file_not_found")
 
 
 @contextmanager

@@ -176,7 +176,7 @@ class TokenStore:
             fix = "run the command again, which makes it anew; resume continues a run that has begun"
             with suppress(OSError):
                 (self.path / MANIFEST).unlink(missing_ok=True)
-        return DataError(f"the token store is damaged: {what}", where=str(self.path), fix=fix)
+        return DataError(f"the token store is damaged: {what}", where=str(self.path), fix=fix, code="damaged")
 
     def __len__(self) -> int:
         """Total number of tokens."""

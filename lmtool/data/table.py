@@ -284,7 +284,9 @@ def write_table(
         if not path.is_file():
             raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
         if not overwrite:
-            raise UsageError("the file exists already", where=where, fix="choose another name, or remove it")
+            raise UsageError(
+                "the file exists already", where=where, fix="choose another name, or remove it", code="output_exists"
+            )
     text = (line.encode() for line in table_lines(table, added, rows, guard_formulas=guard_formulas))
     with writing(path), durable.staged(path) as new:
         durable.write_new(new, text)

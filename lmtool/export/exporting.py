@@ -209,7 +209,7 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
     if os.path.lexists(file):
-        raise UsageError("the file exists already", where=str(file), fix="name another")
+        raise UsageError("the file exists already", where=str(file), fix="name another", code="output_exists")
     exportable = express(reference)
     if exportable.has_head:
         raise UsageError(

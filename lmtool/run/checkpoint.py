@@ -239,6 +239,7 @@ def newest_valid(
         "this run has no checkpoint yet",
         where=str(folder),
         fix="train until its first checkpoint, or name another run (lmtool runs ls)",
+        code="no_checkpoint",
     )
 
 
@@ -308,4 +309,4 @@ def _compare_digest(path: Path, expected: str) -> None:
 
 
 def _damage(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(what, where=str(path), fix=_FIX)
+    return CheckpointError(what, where=str(path), fix=_FIX, code="damaged")

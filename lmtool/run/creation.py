@@ -116,6 +116,7 @@ def _refuse_used(folder: Path, retry: bool, locked: bool) -> None:
         f"the output folder already holds {name}",
         where=str(folder),
         fix="choose another with -o, or continue that run with lmtool resume",
+        code="output_exists",
     )
 
 

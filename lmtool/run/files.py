@@ -316,7 +316,7 @@ def read(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGE
     try:
         return records.read(kind, raw)
     except ValueError as error:
-        raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path), fix=fix) from None
+        raise CheckpointError(f"{path.name} is damaged: {error}", where=str(path), fix=fix, code="damaged") from None
 
 
 def read_any(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGEST) -> Content | None:

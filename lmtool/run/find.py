@@ -142,6 +142,7 @@ def _unknown(reference: str) -> CheckpointError:
         f"no run called {reference!r:.80}",
         where=where if names else f"no runs in {runs_root()}",
         fix="lmtool runs ls shows all" if names else "train one: lmtool pretrain TEXT",
+        code="run_not_found",
     )
 
 

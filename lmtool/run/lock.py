@@ -34,6 +34,7 @@ class RunLock:
                     f"another process is using this run: pid {holder or 'unknown'}",
                     where=str(folder),
                     fix="wait until it ends, or stop it",
+                    code="run_in_use",
                 )
             time.sleep(0.02)
         os.ftruncate(self._handle, 0)

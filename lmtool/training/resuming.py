@@ -176,6 +176,7 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
             "the run cannot be resumed: its training data have changed since it was started",
             where=", ".join((*recipe.data.sources, *recipe.data.valid)),
             fix="restore the old data, or start a new run",
+            code="data_changed",
         )
     return data
 

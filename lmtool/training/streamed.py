@@ -51,6 +51,7 @@ def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark])
                     f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was trained on",
                     where=text.where(_start(mark)),
                     fix="restore the old files, or start a new run",
+                    code="data_changed",
                 )
         yield opened
 

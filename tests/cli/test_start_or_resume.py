@@ -12,6 +12,7 @@ from lmtool.run.checkpoint import listed
 from lmtool.run.creation import NewRun, check_folder, create_run, is_begun
 from lmtool.run.directory import Run
 from tests.cli.conftest import CommandLine, contents
+from tests.errors import refuses
 from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.test_processes import TOGETHER, rank
 from tests.training.tiny import Work, after, lasting, metrics, warnings_in
@@ -69,12 +70,12 @@ def test_a_run_without_a_checkpoint_is_begun_again(work: Work, lmtool: CommandLi
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     """A checkpoint that was set aside is work, and a file of that name may be anybody's."""
     (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(UsageError, match="already holds"):
+    with refuses("output_exists"):
         check_folder(tmp_path, retry=True)
     (tmp_path / ".lock").touch()
     check_folder(tmp_path, retry=True)
     (tmp_path / "checkpoints" / "step-000005.aside-1").mkdir(parents=True)
-    with pytest.raises(UsageError, match="already holds"):
+    with refuses("output_exists"):
         check_folder(tmp_path, retry=True)
 
 

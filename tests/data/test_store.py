@@ -15,6 +15,7 @@ from lmtool import checksum as checksum_module
 from lmtool.data import store as store_module
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore, verify_store
 from lmtool.errors import DataError, ResourceError
+from tests.errors import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +185,7 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for chunk in chunks(2):
             writer.append(chunk)
         monkeypatch.setattr("os.fsync", full)
-        with pytest.raises(ResourceError, match="No space left"):
+        with refuses("no_space"):
             writer.finish()
     monkeypatch.undo()
     made = chunks(30)

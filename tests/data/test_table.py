@@ -18,6 +18,7 @@ from lmtool.data.delimited import Dialect, records
 from lmtool.data.files import BLOCK, split_lines, text_stretches
 from lmtool.data.table import RowFault, Skipped, Table, open_table
 from lmtool.errors import DataError, UsageError
+from tests.errors import refuses
 
 ROWS = [("Good, very good", "pos"), ('say "no"', "neg"), ("two\nlines é", "pos")]
 
@@ -322,7 +323,7 @@ def test_a_parquet_table_without_rows_or_with_a_name_twice(tmp_path: Path) -> No
 def test_no_file_a_folder_and_several(tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     (tmp_path / "reviews2.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(DataError, match="does not exist") as caught:
+    with refuses("file_not_found") as caught:
         open_at(tmp_path / "review.csv")
     assert "did you mean" in message(caught.value)
     with pytest.raises(DataError, match="a folder, not a table"):

@@ -4,6 +4,7 @@ import pytest
 
 from lmtool.decoding.prompts import gather_prompts, read_prompts
 from lmtool.errors import DataError, UsageError
+from tests.errors import refuses
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_each_line_is_a_prompt(tmp_path, monkeypatch, data, expected):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\n")
-    with pytest.raises(DataError, match="does not exist") as error:
+    with refuses("file_not_found") as error:
         read_prompts(str(tmp_path / "promts.txt"))
     assert error.value.fix == f"did you mean {tmp_path / 'prompts.txt'}?"
     with pytest.raises(DataError, match="a folder"):

@@ -18,6 +18,7 @@ from lmtool.export.adapters import export_adapters
 from lmtool.export.exporting import export
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import import_run
+from tests.errors import refuses
 from tests.export.test_exporting import (
     BERT,
     CAUSAL,
@@ -221,7 +222,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this run has no adapters"):
         export_adapters(str(base), tmp_path / "out")
     (tmp_path / "run" / "notes").write_text("mine")
-    with pytest.raises(UsageError, match="not empty"):
+    with refuses("output_exists"):
         export_adapters(str(run), tmp_path / "run")
     assert sorted(os.listdir(tmp_path)) == there
     (base / "run.json").unlink()

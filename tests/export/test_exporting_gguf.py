@@ -13,6 +13,7 @@ from lmtool.export.exporting import export_gguf
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
+from tests.errors import refuses
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, shipped, tokenizer_of
 from tests.interop.test_importing import peer_in
 
@@ -65,7 +66,7 @@ def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path:
         export_gguf(str(run), tmp_path / "model.gguf", "f16")
     assert not (tmp_path / "model.gguf").exists()
     (tmp_path / "there.gguf").touch()
-    with pytest.raises(UsageError, match="exists already"):
+    with refuses("output_exists"):
         export_gguf(str(run), tmp_path / "there.gguf", "f16")
 
 

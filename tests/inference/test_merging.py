@@ -9,11 +9,11 @@ import pytest
 
 from lmtool.checks.runs import verify_run
 from lmtool.durable import TEMPORARY
-from lmtool.errors import UsageError
 from lmtool.inference.merging import merge
 from lmtool.run.directory import BASELINE, FILES, LINES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
 from lmtool.run.find import find
 from lmtool.run.listing import evaluations_of, keep_evaluation
+from tests.errors import refuses
 from tests.run.killing import die_at_event, in_child
 from tests.training.tiny import Work, metrics
 
@@ -93,7 +93,7 @@ def test_a_folder_with_other_files_is_refused(work: Work, adapted: Path) -> None
     work.run("merged").mkdir()
     merge(str(adapted), work.run("merged"), ["test"])
     before = (work.run("merged") / "run.json").read_bytes()
-    with pytest.raises(UsageError, match="not empty"):
+    with refuses("output_exists"):
         merge(str(adapted), work.run("merged"), ["test"])
     assert (work.run("merged") / "run.json").read_bytes() == before
 

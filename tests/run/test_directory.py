@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from lmtool import __version__
-from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
+from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.run.creation import NewRun, check_folder, create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import Validated, describe_environment
 from lmtool.run.lock import RunLock
 from lmtool.run.saving import Snapshot
+from tests.errors import refuses
 from tests.run.conftest import MakeRun
 
 GIVEN: dict[str, Any] = {
@@ -214,7 +215,7 @@ def test_the_recipe_is_replaced_whole(make: MakeRun, monkeypatch: pytest.MonkeyP
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(ResourceError, match="No space left"):
+        with refuses("no_space"):
             run.write_recipe("seed: 3\n")
     assert run.recipe_path.read_text() == "seed: 2\n"
 
@@ -275,7 +276,7 @@ def test_what_is_noted_of_a_validation_is_there_again(make: MakeRun, monkeypatch
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            with pytest.raises(ResourceError, match="No space left"):
+            with refuses("no_space"):
                 run.note_validation(validated(20, 10))
         assert (run.best_step, run.best()[0].step) == (20, 20)
 
@@ -323,7 +324,7 @@ def test_a_damaged_note_is_refused(make: MakeRun, content: bytes) -> None:
 
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
     with create_run(None, NewRun(**GIVEN)) as run:
-        with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        with refuses("no_checkpoint"):
             run.best()
         for step in (1, 2):
             run.save(Snapshot(step, {}, {}, {}), keep_last=9)
@@ -381,7 +382,7 @@ def test_a_full_disk_is_a_resource_error_everywhere(make: MakeRun, monkeypatch: 
             lambda: run.end("finished"),
             lambda: run.save(Snapshot(30, {}, {}, {}), keep_last=1),
         ):
-            with pytest.raises(LmtoolError, match="No space left") as caught:
+            with refuses("no_space") as caught:
                 attempt()
             assert isinstance(caught.value, ResourceError)
             assert "free some disk space" in caught.value.fix

@@ -13,6 +13,7 @@ from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.lock import RunLock
 from lmtool.run.removal import named_runs, parse_age, remove_run, runs_older_than
+from tests.errors import refuses
 from tests.run.conftest import MakeRun
 
 BASE = "model: {kind: recurrent, d_model: 8, context: 8}\ntraining: {steps: 1, batch_size: 1}\n"
@@ -67,7 +68,7 @@ def test_a_run_in_the_runs_directory_goes_as_a_whole(make: MakeRun, runs: Path) 
     assert named_runs([run.name, str(run.path)]) == [run.path]
     assert remove_run(run.path) == size
     assert [path.name for path in runs.iterdir()] == [other.name]
-    with pytest.raises(CheckpointError, match="no run called"):
+    with refuses("run_not_found"):
         named_runs([run.name])
 
 

@@ -22,6 +22,7 @@ from lmtool.run import checkpoint, saving
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.creation import NewRun, create_run
 from lmtool.run.saving import Snapshot
+from tests.errors import refuses
 
 N = 3
 
@@ -257,7 +258,7 @@ def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(run, "_sync_logs", fail)
-    with run, pytest.raises(ResourceError, match="No space left"):
+    with run, refuses("no_space"):
         together(
             lambda peers: run.save(Snapshot(4, {}, {}, {}), keep_last=1, peers=peers),
             lambda peers: saving.save_part(Snapshot(0, {}, {}, {}), peers),
