@@ -42,14 +42,14 @@ class _Room:
         return state
 
 
-class Pair(NamedTuple):
+class KeysAndValues(NamedTuple):
     """Keys and values of a line, each (B, N, S, H)."""
 
     k_BNSH: Tensor
     v_BNSH: Tensor
 
 
-class KeyValue(Pair):
+class KeyValue(KeysAndValues):
     """KV cache of self-attention: keys and values of all positions so far."""
 
     _room: _Room | None = None
@@ -76,7 +76,7 @@ class KeyValue(Pair):
         return kept
 
 
-class Memory(Pair):
+class Memory(KeysAndValues):
     """KV cache of cross-attention: keys and values of all source positions; fixed size."""
 
 
@@ -148,7 +148,7 @@ class DecodeState:
     def n_rows(self) -> int:
         """Number of rows."""
         layer = next(layer for layer in self.layers if layer)
-        return len(next(iter(layer))) * (self.width if isinstance(layer, Pair) else 1)
+        return len(next(iter(layer))) * (self.width if isinstance(layer, KeysAndValues) else 1)
 
     def __getitem__(self, rows_B: Tensor) -> Self:
         """The state of the selected rows, in that order; a row may be selected more than once.
@@ -162,7 +162,7 @@ class DecodeState:
         device = self._device
         rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
         lines = [row // self.width for row in rows]
-        shared = not apart and any(isinstance(layer, Pair) for layer in self.layers)
+        shared = not apart and any(isinstance(layer, KeysAndValues) for layer in self.layers)
         width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared and rows else 1
         lines = lines[::width]
         same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
@@ -232,7 +232,7 @@ class DecodeState:
     @property
     def goes_back(self) -> bool:
         """Whether the layers hold all positions, as KV caches do; recurrent states hold only the last one."""
-        return all(not layer or isinstance(layer, Pair | RowTokens) for layer in self.layers)
+        return all(not layer or isinstance(layer, KeysAndValues | RowTokens) for layer in self.layers)
 
     def upto(self, n: int) -> Self | None:
         """The state after the first n positions, of rows without padding on lines of their own; None where it was not
@@ -335,7 +335,7 @@ def _alike(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
 
 def _join_layer(parts: Sequence[LayerState]) -> LayerState:
     kind = parts[0]
-    dim, front = 2 if isinstance(kind, Pair) else 1, not isinstance(kind, Memory)
+    dim, front = 2 if isinstance(kind, KeysAndValues) else 1, not isinstance(kind, Memory)
     return _alike(kind, (_padded(tensors, dim, front=front) for tensors in zip(*parts, strict=True)))
 
 
