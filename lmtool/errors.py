@@ -2,10 +2,11 @@
 
 from typing import ClassVar, Literal
 
-Kind = Literal["unexpected", "usage", "recipe", "data", "checkpoint", "resource", "numerical"]
-Held = Literal["output_exists", "run_in_use", "run_not_found", "no_checkpoint", "damaged", "data_changed"]
-System = Literal["file_not_found", "not_permitted", "no_space"]
-Code = Kind | Held | System
+Code = (
+    Literal["unexpected", "usage", "recipe", "data", "checkpoint", "resource", "numerical"]
+    | Literal["output_exists", "run_in_use", "run_not_found", "no_checkpoint", "damaged", "data_changed"]
+    | Literal["file_not_found", "not_permitted", "no_space"]
+)
 """What went wrong, in a word that stays when messages are reworded."""
 
 
