@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -114,6 +114,24 @@ def scratch(parent: Path) -> Iterator[Path]:
     finally:
         _remove(folder)
         os.close(handle)
+
+
+@contextmanager
+def scratch_in(parent: Path) -> Iterator[Path]:
+    """A `scratch` folder in one that is made if need be. Raises ResourceError when they cannot be made."""
+    with ExitStack() as stack:
+        with writing(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(scratch(parent))
+        yield folder
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether the process that has made a scratch folder still has it."""
+    try:
+        return is_locked(folder / _MARK)
+    except OSError:  # it is removed, or its file system has no locks
+        return folder.is_dir()
 
 
 def _remove(folder: Path) -> None:

@@ -13,7 +13,7 @@ from lmtool.data.cached import verify_cache
 from lmtool.data.files import TABLES, find_files, suffix, unpacked_name
 from lmtool.data.hub import PREFIX
 from lmtool.data.prepare import default_cache, fingerprint_of, open_parts
-from lmtool.data.store import MANIFEST, verify_store
+from lmtool.data.store import MANIFEST, TokenStore
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import CheckpointError, DataError, LmtoolError
@@ -123,7 +123,7 @@ def check_tokens(folder: Path) -> Checked:
     damage = []
     for store in stores:
         try:
-            verify_store(store)
+            TokenStore(store).verify()
         except DataError as error:
             damage.append((store, error.what))
     if (folder / TOKENIZER).exists():

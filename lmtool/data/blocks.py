@@ -4,21 +4,19 @@ import os
 import shutil
 import sys
 import time
-from contextlib import ExitStack
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
-from tempfile import mkdtemp
-from threading import Condition, Thread
+from threading import Lock
 
+from lmtool import durable
 from lmtool.data.corpus import coalesce
 from lmtool.data.prepare import encode
 from lmtool.data.split import Part
 from lmtool.data.store import MANIFEST, StoreWriter, TokenStore
 from lmtool.data.streaming import Block, BlockStart, StreamedText
 from lmtool.data.survey import cache_key
-from lmtool.durable import locked, writing
 from lmtool.errors import ResourceError
-from lmtool.run.lock import is_held
 from lmtool.tokenization.tokenizer import Tokenizer
 
 AHEAD = 2
@@ -28,34 +26,9 @@ NICE = 5
 """Priority of the threads that tokenize, below that of training: it waits for them where it needs them."""
 
 STREAMS = "streams"
-"""The folder of the cache with a folder for each run that streams, which is removed when that ends."""
+"""The folder of the cache with a scratch folder of each run that streams."""
 
 _POLL_SECONDS = 0.05
-
-
-class BlockFolder:
-    """A new folder for blocks in a cache, held until `close`. What runs have left that were killed is removed.
-
-    Raises ResourceError.
-    """
-
-    def __init__(self, cache: Path) -> None:
-        root = cache / STREAMS
-        self._held = ExitStack()
-        with writing(root):
-            root.mkdir(parents=True, exist_ok=True)
-        with locked(root / ".lock"):
-            for left in root.iterdir():
-                if left.is_dir() and not is_held(left):
-                    shutil.rmtree(left, ignore_errors=True)
-            with writing(root):
-                self.path = Path(mkdtemp(dir=root))
-            self._held.enter_context(locked(self.path / ".lock"))
-
-    def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._held.close()
 
 
 class BlockStores:
@@ -83,38 +56,39 @@ class BlockStores:
         """Of the text that block 0 is."""
         self._stores = {0: first}
         self._starts = dict([begin])
-        self._wanted = begin[0]
         self._is_closed = False
-        self._error: BaseException | None = None
-        self._changed = Condition()
-        self._thread = None
-        if makes:
-            made_first = begin if begin[0] else (1, self._text.head_end)
-            self._thread = Thread(target=self._make, args=made_first, name="tokenize-stream", daemon=True)
-            self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "tokenize-stream", _yield_to_training) if makes else None
+        self._making = Lock()
+        self._made: dict[int, Future[BlockStart]] = {}
+        """Where the next block begins, once a block is made."""
+        self._next, start = begin if begin[0] else (1, self._text.head_end)
+        self._before: Future[BlockStart] = Future()
+        self._before.set_result(start)
+        self._make_until(begin[0] + AHEAD)
+
+    def _make_until(self, last: int) -> None:
+        """Have the stores of all blocks up to this one made, in order."""
+        with self._making:
+            while self._thread is not None and self._next <= last:
+                self._before = self._made[self._next] = self._thread.submit(self._make, self._next, self._before)
+                self._next += 1
 
     def store(self, number: int) -> TokenStore:
         """The store of a block, once it is there. Raises what making it has raised, and ResourceError when the process
         that makes it has ended."""
-        with self._changed:
-            self._wanted = max(self._wanted, number)
-            self._changed.notify_all()
-            while self._thread is not None and number not in self._stores:
-                if self._error is not None:
-                    raise self._error
-                self._changed.wait()
-            if number in self._stores:
-                return self._stores[number]
+        self._make_until(number + AHEAD)
+        if number in self._made:
+            self._made[number].result()
+        if number in self._stores:
+            return self._stores[number]
         path = self._folder(number)
         while not (path / MANIFEST).exists():
-            if not is_held(path.parent):
+            if not durable.is_in_use(path.parent):
                 what = "the process that tokenizes the text has ended, or writes to another cache"
                 fix = "read the first error above; all processes need the same LMTOOL_CACHE"
                 raise ResourceError(what, where=str(path), fix=fix)
             time.sleep(_POLL_SECONDS)
-        store = TokenStore(path)
-        with self._changed:
-            return self._stores.setdefault(number, store)
+        return self._stores.setdefault(number, TokenStore(path))
 
     def start(self, number: int) -> BlockStart:
         """Where a block begins, in the process that makes it."""
@@ -122,45 +96,31 @@ class BlockStores:
 
     def drop(self, number: int) -> None:
         """Remove a block that is not needed any more."""
-        with self._changed:
-            self._stores.pop(number, None)
-            self._starts.pop(number, None)
+        for known in self._stores, self._starts, self._made:
+            known.pop(number, None)
         if self._thread is not None:
             shutil.rmtree(self._folder(number), ignore_errors=True)
 
     def close(self) -> None:
         """Stop making stores."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
         if self._thread is not None:
-            self._thread.join()
+            self._thread.shutdown(cancel_futures=True)
 
     def _folder(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number:06d}")
 
-    def _make(self, number: int, start: BlockStart) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own, which the threads it starts inherit
-            os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
-        try:
-            while True:
-                with self._changed:
-                    while number > self._wanted + AHEAD and not self._is_closed:
-                        self._changed.wait()
-                if self._is_closed:
-                    return
-                block = self._text.block(start, self._part)
-                store = self._write(number, block)
-                with self._changed:
-                    if store is not None:
-                        self._starts[number], self._stores[number] = start, store
-                        number += 1
-                        self._changed.notify_all()
-                start = block.end
-        except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+    def _make(self, number: int, before: Future[BlockStart]) -> BlockStart:
+        """Make the store of a block; returns where the next one begins."""
+        start = before.result()
+        while not self._is_closed:
+            block = self._text.block(start, self._part)
+            store = self._write(number, block)
+            if store is not None:
+                self._starts[number], self._stores[number] = start, store
+                return block.end
+            start = block.end
+        raise CancelledError
 
     def _write(self, number: int, block: Block) -> TokenStore | None:
         """The store of a block; None where all of its documents are held out, or the end has come."""
@@ -171,3 +131,8 @@ class BlockStores:
                 writer.append(chunk)
                 is_empty = False
             return None if is_empty or self._is_closed else writer.finish()
+
+
+def _yield_to_training() -> None:
+    if sys.platform == "linux":  # where a thread has a priority of its own, which the threads it starts inherit
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lmtool import durable
 from lmtool.checksum import with_xxh3, without_xxh3
-from lmtool.data.store import LARGEST, verify_store
+from lmtool.data.store import LARGEST, TokenStore
 from lmtool.durable import locked, write_file, writing
 from lmtool.errors import DataError
 
@@ -68,7 +68,7 @@ def verify_cache(cache: Path) -> Iterator[tuple[Path, str]]:
                 yield path, str(error)
     for path in sorted((cache / TOKENS).glob("[!.]*")):
         try:
-            verify_store(path)
+            TokenStore(path).verify()
         except DataError as error:
             yield path, error.what
 

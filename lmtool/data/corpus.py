@@ -213,10 +213,8 @@ def _divided(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterat
 
 def _with_line_ends(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     for chunk in chunks:
-        texts = [text + "\n" for text in chunk.texts]
-        if not chunk.ends:
-            texts[-1] = chunk.texts[-1]
-        yield Chunk(texts, chunk.starts, chunk.ends)
+        texts = [text + "\n" for text in chunk.texts[: chunk.n_ends]]
+        yield chunk._replace(texts=[*texts, *chunk.texts[chunk.n_ends :]])
 
 
 def divide_rows(texts: Iterator[str]) -> Iterator[Chunk]:

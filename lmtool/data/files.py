@@ -244,13 +244,16 @@ def next_document(path: Path, offset: int, size: int, *, blank_lines: bool) -> i
 
 
 def lines_before(path: Path, offset: int) -> int:
-    """How many lines end in the first `offset` bytes."""
-    n_lines = 0
-    with reading(path), open(path, "rb") as file:
-        while data := file.read(min(BLOCK, offset)):
-            n_lines += data.count(b"\n")
-            offset -= len(data)
-    return n_lines
+    """How many lines end in the first `offset` bytes of a file that is not packed."""
+    return sum(data.count(b"\n") for data in _first_bytes(path, offset))
+
+
+def _first_bytes(path: Path, size: int) -> Iterator[bytes]:
+    """The first bytes of a file, decompressed, block by block."""
+    with reading(path), open_bytes(path) as file:
+        while data := file.read(min(BLOCK, size)):
+            size -= len(data)
+            yield data
 
 
 def text_blocks(path: Path, encoding: str | None = None, extent: Extent | None = None) -> Iterator[str]:
@@ -310,11 +313,7 @@ def _refuse_other_formats(head: bytes, path: Path, encoding: str | None) -> None
 def _not_text(error: UnicodeDecodeError, offset: int, path: Path, encoding: str | None) -> DataError:
     """The error for the byte at `offset`. Its line is counted only here, since counting takes longer than decoding."""
     decoder = codecs.getincrementaldecoder(encoding or "utf-8")("ignore")
-    line, rest = 1, offset
-    with open_bytes(path) as file:
-        while before := file.read(min(BLOCK, rest)):
-            line += decoder.decode(before).count("\n")
-            rest -= len(before)
+    line = 1 + sum(decoder.decode(before).count("\n") for before in _first_bytes(path, offset))
     byte = f"byte 0x{error.object[error.start]:02x}" if error.start < len(error.object) else "the end"
     fix = "convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is"
     what = f"not valid {encoding or 'UTF-8'}: {byte} at offset {offset}"

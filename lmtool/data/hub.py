@@ -35,11 +35,9 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
     a column of translations becomes one column per language.
     Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
-    name, config, split = parse(source)
     with _loading(source):
-        builder, files = _builder(source)
-        identity = [name if not files else "", config, split, column, str(builder.hash), *map(_identity, files)]
-        key = sha256_of_json(identity)
+        builder, split, files, identity = _builder(source, column)
+        key = sha256_of_json([*identity, *map(_identity, files)])
         path = cache / "datasets" / f"{key}.jsonl"
         with locked(path.with_suffix(".lock")):
             if not path.exists():
@@ -62,15 +60,13 @@ class Shards:
 
     def __init__(self, source: str, column: str) -> None:
         self._source, self._column = source, column
-        name, config, split = parse(source)
         with _loading(source):
-            builder, files = _builder(source)
+            builder, split, files, identity = _builder(source, column)
             self._rows = builder.as_streaming_dataset(split=split)
             self.n = int(self._rows.num_shards)
             sizes = [os.path.getsize(file) if os.path.exists(file) else 0 for file in files]
             self.size = sum(sizes) or int(builder.info.download_size or builder.info.dataset_size or 0)
-        named = [str(size) if size else file for file, size in zip(files, sizes, strict=True)]
-        self.identity = ["" if files else name, config, split, column, str(builder.hash), *named]
+        self.identity = [*identity, *(str(size) if size else file for file, size in zip(files, sizes, strict=True))]
 
     def texts(self, number: int) -> Iterator[str]:
         """The texts of a shard in order; nulls are skipped. Raises DataError."""
@@ -81,8 +77,8 @@ class Shards:
                     yield row[self._column]
 
 
-def _builder(source: str) -> tuple[Any, list[str]]:
-    """The builder of a dataset, and the files of its split."""
+def _builder(source: str, column: str | None) -> tuple[Any, str, list[str], list[str | None]]:
+    """The builder of a dataset, its split and the files of that, and what tells a column of it from others."""
     import datasets
     import huggingface_hub
 
@@ -90,7 +86,8 @@ def _builder(source: str) -> tuple[Any, list[str]]:
     datasets.disable_progress_bars()
     huggingface_hub.utils.logging.set_verbosity(logging.ERROR)  # else each attempt of a connection is told
     builder = datasets.load_dataset_builder(name, config)
-    return builder, [str(f) for f in (builder.config.data_files or {}).get(split, [])]
+    files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
+    return builder, split, files, ["" if files else name, config, split, column, str(builder.hash)]
 
 
 @contextmanager

@@ -6,15 +6,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lmtool import durable
 from lmtool.data.delimited import FIELD_LIMIT, line_limit
 from lmtool.data.files import display, infer_encoding, split_lines, text_stretches
 from lmtool.data.rowfile import bare_name
-from lmtool.durable import writing
+from lmtool.durable import scratch_in, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 
@@ -96,13 +95,8 @@ def standard_input() -> BinaryIO | None:
     return None if sys.stdin is None else sys.stdin.buffer
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
-    parent = Path(tempfile.gettempdir())
-    with ExitStack() as stack:
-        with writing(parent):
-            folder = stack.enter_context(durable.scratch(parent))
-        yield folder
+def _folder() -> AbstractContextManager[Path]:
+    return scratch_in(Path(tempfile.gettempdir()))
 
 
 def _with_stdin(sources: Sequence[str], receive: Callable[[], Path]) -> list[str]:

@@ -240,11 +240,6 @@ class TokenStore:
         return int(self.n_bytes.sum())
 
 
-def verify_store(path: Path) -> None:
-    """Verify a token store wholly. Raises DataError, which says what of it is missing or damaged."""
-    TokenStore(path).verify()
-
-
 def _read_manifest(path: Path) -> StoreManifest:
     """The content of store.json. Raises OSError, and ValueError when it is damaged."""
     raw = durable.read(path / MANIFEST, LARGEST)
@@ -300,23 +295,6 @@ class _Saved(SealedModel, frozen=False):
     checksums: dict[str, list[str]]
 
 
-class _Index:
-    """The checksums of the blocks of an index that grows."""
-
-    def __init__(self) -> None:
-        self._whole: list[str] = []
-        self._rest = bytearray()
-
-    def add(self, content: bytes) -> None:
-        self._rest += content
-        whole = len(self._rest) - len(self._rest) % BLOCK
-        self._whole += xxh3_of_blocks(self._rest[:whole])
-        del self._rest[:whole]
-
-    def blocks(self) -> list[str]:
-        return [*self._whole, *xxh3_of_blocks(self._rest)]
-
-
 def discard_progress(path: Path) -> None:
     """Remove what a writer of a whole store needs no more, and may have left when it was interrupted at its end."""
     with suppress(OSError):
@@ -338,7 +316,7 @@ class StoreWriter:
         self._folder = path.with_name(f".{path.name}-{fingerprint[:16]}.partial")
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._now, self._index_checksums = self._recover()
+            self._now, self._index_end = self._recover()
             self._index: IO[bytes] = open(self._folder / _DOCUMENTS, "ab")  # noqa: SIM115  open until finish()
             self._index.truncate(self._now.documents * _COLUMNS * 8)
         self.chunks_done = self._now.chunks
@@ -346,24 +324,23 @@ class StoreWriter:
         self._n_tokens = sum(self._now.shards)
         self._shard: list[NDArray[Any]] = []
         self._shard_tokens = 0
+        self._rows: list[NDArray[np.int64]] = []
+        """Of the index, not yet in the file."""
 
-    def _recover(self) -> tuple[_Saved, _Index]:
-        """What an earlier writer has left, if it is as it was written, and the checksums of the index."""
+    def _recover(self) -> tuple[_Saved, bytes]:
+        """What an earlier writer has left, if it is as it was written, and the last block of the index, if not full."""
         with suppress(FileNotFoundError, ValueError):
             raw = durable.read(self._folder / _PROGRESS, LARGEST)
             saved = records.read(_Saved, raw)
-            index, n_left = _Index(), saved.documents * _COLUMNS * 8
-            with (self._folder / _DOCUMENTS).open("rb") as file:
-                while part := file.read(min(BLOCK, n_left)):
-                    index.add(part)
-                    n_left -= len(part)
-            checksums = {_DOCUMENTS: index.blocks()}
+            size = saved.documents * _COLUMNS * 8
+            index = np.memmap(self._folder / _DOCUMENTS, np.uint8, "r", shape=size) if size else np.zeros(0, np.uint8)
+            checksums = {_DOCUMENTS: xxh3_of_blocks(index.data)}
             for number, n in enumerate(saved.shards):
                 content = (self._folder / _shard_name(number)).read_bytes()
                 checksums[_shard_name(number)] = xxh3_of_blocks(content[: n * self._dtype.itemsize])
             if checksums == saved.checksums and raw == saved.sealed():
-                return saved, index
-        return _Saved(chunks=0, shards=[], documents=0, open_bytes=0, open_words=0, checksums={}), _Index()
+                return saved, index[len(index) - len(index) % BLOCK :].tobytes()
+        return _Saved(chunks=0, shards=[], documents=0, open_bytes=0, open_words=0, checksums={}), b""
 
     def append(self, chunk: EncodedChunk) -> None:
         """Add the next chunk. Raises ResourceError when it cannot be written."""
@@ -376,9 +353,7 @@ class StoreWriter:
         if not chunk.ends:
             _, now.open_bytes, now.open_words = map(int, rows[-1])
             rows = rows[:-1]
-        with writing(self._path):
-            self._index.write(rows.tobytes())
-        self._index_checksums.add(rows.tobytes())
+        self._rows.append(rows)
         now.documents += len(rows)
         now.chunks += 1
         self._n_tokens += len(chunk.tokens)
@@ -397,10 +372,15 @@ class StoreWriter:
             write_file(self._folder / name, content)
             self._now.shards.append(len(tokens))
             self._shard_tokens = 0
+        added = b"".join(rows.tobytes() for rows in self._rows)
+        self._rows.clear()
         with writing(self._path):
+            self._index.write(added)
             self._index.flush()
             os.fsync(self._index.fileno())
-        self._now.checksums[_DOCUMENTS] = self._index_checksums.blocks()
+        index, before = self._index_end + added, self._now.checksums.get(_DOCUMENTS, [])
+        self._now.checksums[_DOCUMENTS] = before[: len(before) - bool(self._index_end)] + xxh3_of_blocks(index)
+        self._index_end = index[len(index) - len(index) % BLOCK :]
         write_file(self._folder / _PROGRESS, self._now.sealed())
 
     def finish(self) -> TokenStore:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
-from lmtool.data.blocks import BlockFolder, BlockStores
+from lmtool.data.blocks import STREAMS, BlockStores
 from lmtool.data.prepare import Prepared, default_cache
 from lmtool.data.streaming import BlockStart
+from lmtool.durable import scratch_in
 from lmtool.errors import CheckpointError
 from lmtool.objective import Cut, Example
 from lmtool.run.files import StreamMark
@@ -35,10 +36,8 @@ def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark])
             fix="resume from another checkpoint",
         )
     with ExitStack() as stack:
-        folder = BlockFolder(default_cache()) if compute.world.is_main else None
-        if folder is not None:
-            stack.callback(folder.close)
-        path = Path(compute.world.from_main("" if folder is None else str(folder.path.absolute())))
+        folder = stack.enter_context(scratch_in(default_cache() / STREAMS)) if compute.world.is_main else Path()
+        path = Path(compute.world.from_main(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
             begin = (marks[n].block, _start(marks[n])) if marks else (0, BlockStart())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lmtool import checksum as checksum_module
 from lmtool.data import store as store_module
-from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore, verify_store
+from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.errors import DataError, ResourceError
 from tests.errors import refuses
 
@@ -224,20 +224,20 @@ def forge(store: TokenStore, name: str, content: bytes) -> None:
 
 def refused(path: Path, message: str = "damaged") -> None:
     with pytest.raises(DataError, match=message) as caught:
-        verify_store(path)
+        TokenStore(path).verify()
     assert len(caught.value.lines()) == 3
 
 
 @pytest.mark.parametrize("name", ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "store.json"])
 def test_every_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
     store = write(tmp_path / "tokens", chunks(9))
-    verify_store(store.path)
+    TokenStore(store.path).verify()
     size = (store.path / name).stat().st_size
     for at in range(size):
         damaged(store.path / name, at, at % 8)
         refused(store.path)
         damaged(store.path / name, at, at % 8)
-    verify_store(store.path)
+    TokenStore(store.path).verify()
 
 
 @pytest.mark.parametrize("name", ["tokens-00000.bin", "documents.bin"])
@@ -363,7 +363,7 @@ def test_a_beginning_with_a_flipped_bit_is_not_gone_on_with(name: str, tmp_path:
         for chunk in made:
             writer.append(chunk)
         check(writer.finish(), made)
-    verify_store(tmp_path / "tokens")
+    TokenStore(tmp_path / "tokens").verify()
 
 
 def test_checksums_are_those_of_xxh3_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import shutil
 import time
 import tracemalloc
 from collections import Counter
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 from lmtool.compute.device import choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
-from lmtool.data.blocks import AHEAD, STREAMS, BlockFolder, BlockStores
+from lmtool.data.blocks import AHEAD, STREAMS, BlockStores
 from lmtool.data.corpus import Chunk
 from lmtool.data.prepare import default_cache
 from lmtool.data.streaming import BlockStart
 from lmtool.data.survey import resolve_for_text
+from lmtool.durable import scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.base import open_base
 from lmtool.objective import build_objective
@@ -207,13 +209,15 @@ def test_memory_does_not_grow(work: Work, folder: Path) -> None:
 
 
 def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
-    left = default_cache() / STREAMS / "left"
-    (left / "000001").mkdir(parents=True)
-    held = BlockFolder(default_cache())
-    assert not left.exists()
-    BlockFolder(default_cache()).close()
-    assert held.path.exists()
-    held.close()
+    streams = default_cache() / STREAMS
+    with scratch_in(streams) as left:
+        (left / "000001").mkdir()
+        shutil.copytree(left, streams / ".tmp-killed")
+    with scratch_in(streams) as held:
+        assert [path.name for path in streams.iterdir()] == [held.name]
+        with scratch_in(streams):
+            pass
+        assert held.exists()
 
 
 def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
