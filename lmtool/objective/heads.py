@@ -3,9 +3,11 @@
 Shapes: B rows, T positions, W words, C classes, labels or tags.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +24,21 @@ from lmtool.recipe.spec.objective import Classification
 
 class RowObjective(Objective):
     """Base of the objectives of heads, whose rows are those of a table."""
+
+    @abstractmethod
+    def read(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The scores of a head, and the auxiliary losses of the rows, if any."""
+
+    @abstractmethod
+    def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch) -> Loss:
+        """The loss of given scores."""
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        scores, auxiliary_B = self.read(model, batch)
+        return with_auxiliary(self.head_loss(model, scores, batch), auxiliary_B, batch.tags_BW)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return self.head_loss(model, self.read(model, batch)[0], batch)
 
     def count(self, batch: Batch) -> int:
         return len(batch.tokens_BT)
@@ -57,16 +74,16 @@ class ClassificationObjective(RowObjective):
     def loss_of(self, model: Classifier, answer: Answer, batch: Batch) -> Loss:
         """The training loss of a given answer of the model."""
         scores_BC, hidden_BTD, auxiliary_B = answer
-        loss = self.head_loss(scores_BC, batch, self.spec.label_smoothing, self._weights)
+        loss = self.head_loss(model, scores_BC, batch, trains=True)
         if batch.targets_BT is not None:
             assert hidden_BTD is not None
             lm_loss = self._lm_loss(model, hidden_BTD, batch.targets_BT)
             loss = replace(loss, total=loss.total + self.spec.lm_weight * lm_loss)
         return with_auxiliary(loss, auxiliary_B, None)
 
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        assert isinstance(model, Classifier)
-        return self.head_loss(model.answer(batch).scores_BC, batch)
+    def read(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        scores_BC, _, auxiliary_B = cast(Classifier, model).answer(batch)
+        return scores_BC, auxiliary_B
 
     @cached_property
     def _weights(self) -> Tensor | None:
@@ -75,22 +92,21 @@ class ClassificationObjective(RowObjective):
             raise ValueError("class weights are not computed from the table yet")
         return None if weights is None else torch.tensor(weights)
 
-    def head_loss(
-        self, scores_BC: Tensor, batch: Batch, smoothing: float = 0.0, weights_C: Tensor | None = None
-    ) -> Loss:
-        """The loss of given scores. smoothing, weights_C: of classes."""
+    def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch, trains: bool = False) -> Loss:
+        """The loss of given scores (B, C). trains: with the smoothing and the weights of classes."""
         targets = batch.labels_B if self.spec.task == "class" else batch.values_BC
         if targets is None:
             raise ValueError(f"a batch without {'numbers' if self.spec.task == 'number' else 'labels'} has no loss")
         match self.spec.task:
             case "class":
-                weights_B = None if weights_C is None else weights_C.to(scores_BC.device)[targets]
-                total = smoothed_cross_entropy(scores_BC, targets, smoothing, weights_B)
+                weights_C = self._weights if trains else None
+                weights_B = None if weights_C is None else weights_C.to(scores.device)[targets]
+                total = smoothed_cross_entropy(scores, targets, self.spec.label_smoothing if trains else 0.0, weights_B)
             case "multi":
-                total = F.binary_cross_entropy_with_logits(scores_BC, targets, reduction="none").mean(1).sum()
+                total = F.binary_cross_entropy_with_logits(scores, targets, reduction="none").mean(1).sum()
             case _:
-                total = (scores_BC - targets).square().sum()
-        return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
+                total = (scores - targets).square().sum()
+        return Loss(total, torch.tensor(len(scores), device=scores.device))
 
     @staticmethod
     def _lm_loss(model: LanguageModel, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
@@ -118,22 +134,15 @@ class TaggingObjective(RowObjective):
     def count(self, batch: Batch) -> int:
         return 0 if batch.tags_BW is None else int((batch.tags_BW != IGNORE).sum())
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        assert isinstance(model, Tagger)
-        scores_BWC, auxiliary_B = model.word_scores(batch)
-        return with_auxiliary(self.head_loss(model, scores_BWC, batch), auxiliary_B, batch.tags_BW)
+    def read(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        return cast(Tagger, model).word_scores(batch)
 
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        assert isinstance(model, Tagger)
-        return self.head_loss(model, model.word_scores(batch).scores_BTC, batch)
-
-    @staticmethod
-    def head_loss(model: Tagger, scores_BWC: Tensor, batch: Batch) -> Loss:
-        """The loss of given scores."""
+    def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch) -> Loss:
+        """The loss of given scores (B, W, C)."""
         if batch.tags_BW is None:
             raise ValueError("a batch without tags has no loss")
         keep_BW = batch.tags_BW != IGNORE
-        return Loss(-model.log_p(scores_BWC, batch.tags_BW, keep_BW).sum(), keep_BW.sum())
+        return Loss(-cast(Tagger, model).log_p(scores, batch.tags_BW, keep_BW).sum(), keep_BW.sum())
 
 
 @dataclass(frozen=True)
@@ -147,24 +156,17 @@ class AnswerSpanObjective(RowObjective):
         spans = [example.label.astype(np.int64) for example in examples if example.label is not None]
         return _rows(examples, self.vocabulary, spans_B2=torch.from_numpy(np.stack(spans)) if spans else None)
 
-    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        assert isinstance(model, SpanReader)
-        scores_BTC, auxiliary_B = model.scores(batch)
-        return with_auxiliary(self.head_loss(scores_BTC, batch), auxiliary_B, None)
+    def read(self, model: LanguageModel, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        return cast(SpanReader, model).scores(batch)
 
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        assert isinstance(model, SpanReader)
-        return self.head_loss(model.scores(batch).scores_BTC, batch)
-
-    @staticmethod
-    def head_loss(scores_BT2: Tensor, batch: Batch) -> Loss:
-        """The loss of given scores."""
+    def head_loss(self, model: LanguageModel, scores: Tensor, batch: Batch) -> Loss:
+        """The loss of given scores (B, T, 2)."""
         if batch.spans_B2 is None:
             raise ValueError("a batch without answers has no loss")
         if batch.keep_BT is not None:
-            scores_BT2 = scores_BT2.masked_fill(~batch.keep_BT[..., None], -torch.inf)
-        total = F.cross_entropy(scores_BT2, batch.spans_B2, reduction="sum") / 2
-        return Loss(total, torch.tensor(len(scores_BT2), device=scores_BT2.device))
+            scores = scores.masked_fill(~batch.keep_BT[..., None], -torch.inf)
+        total = F.cross_entropy(scores, batch.spans_B2, reduction="sum") / 2
+        return Loss(total, torch.tensor(len(scores), device=scores.device))
 
 
 def _rows(examples: Sequence[Example], vocabulary: Vocabulary, **answers: Tensor | None) -> Batch:

@@ -35,9 +35,10 @@ from lmtool.tables.notices import Notice
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.split import restore_split, split_rows
-from lmtool.tables.tasks.classification import as_answer, as_source, build_task
+from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.results import Results
 from lmtool.tables.tasks.task import AnsweringModel, Task
+from lmtool.tables.tasks.text_to_text import as_answer, as_source
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer

@@ -23,7 +23,7 @@ from lmtool.tables.data import kind_of_rows, task_names
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
 from lmtool.tables.rows import EncodedRow
-from lmtool.tables.tasks.classification import build_task
+from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.results import Results
 from lmtool.tables.tasks.spans import SpanTask
 from lmtool.tables.tasks.task import AnsweringModel, Cells, Task

@@ -14,7 +14,7 @@ from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded, load_run
 from lmtool.tables.columns import Columns
 from lmtool.tables.reading import LabelledText
-from lmtool.tables.tasks.classification import build_task
+from lmtool.tables.tasks.build import build_task
 from tests.compute.together import together
 from tests.training.tiny import Work
 

@@ -235,7 +235,7 @@ def test_the_softmax_classifier_has_the_gradient_of_its_closed_form(label: int) 
     (built, objective), tokens_BT = linear("class", 3), tiny.tokens(1, 6)
     assert isinstance(built.body, AveragingModel)
     batch = Batch(tokens_BT, labels_B=torch.tensor([label]))
-    loss = objective.head_loss(built.body.scores(batch, built.head, 0.0), batch).total
+    loss = objective.head_loss(built, built.body.scores(batch, built.head, 0.0), batch).total
     loss.backward()
     x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
     expected_loss, gradient = reference.softmax_gradient(built.head.weight.detach().numpy(), x, label)
@@ -248,7 +248,7 @@ def test_the_sigmoid_classifier_has_the_gradient_of_its_closed_form() -> None:
     (built, objective), tokens_BT, labels = linear("multi", 2), tiny.tokens(1, 6), [1, 0]
     assert isinstance(built.body, AveragingModel)
     batch = Batch(tokens_BT, values_BC=torch.tensor([labels]).double())
-    loss = objective.head_loss(built.body.scores(batch, built.head, 0.0), batch).total
+    loss = objective.head_loss(built, built.body.scores(batch, built.head, 0.0), batch).total
     loss.backward()
     x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
     parts = [

@@ -11,13 +11,11 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
-from lmtool.model.heads import SpanReader
-from lmtool.objective import Loss
-from lmtool.objective.heads import AnswerSpanObjective
 from lmtool.recipe.spec.objective import QuestionAnswering
 from lmtool.tables.annotations import AnswerSpan
 from lmtool.tables.reading import LabelledText
@@ -116,14 +114,11 @@ class SpanTask(Task):
 
     def _extracted(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[list[Extracted], float]:
         """The best span of each question, in order, and the mean loss of a window; NaN without known answers."""
-        lm, objective = cast(SpanReader, model.lm), cast(AnswerSpanObjective, model.objective)
         windows = cast(Sequence[Window], rows)
 
-        def read(batch: Batch, indices: list[int]) -> tuple[Loss | None, list[Floats]]:
-            scores_BT2 = lm.scores(batch).scores_BTC
-            loss = None if batch.spans_B2 is None else objective.head_loss(scores_BT2, batch)
+        def read(scores_BT2: Tensor, _: Batch, indices: list[int]) -> list[Floats]:
             scores = scores_BT2.cpu().double().numpy()
-            return loss, [self._best(windows[i], scores_T2) for i, scores_T2 in zip(indices, scores, strict=True)]
+            return [self._best(windows[i], scores_T2) for i, scores_T2 in zip(indices, scores, strict=True)]
 
         evaluated = model.evaluate(rows, read)
         pairs = groupby(zip(windows, evaluated.arrays, strict=True), key=lambda pair: pair[0].number)

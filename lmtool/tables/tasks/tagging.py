@@ -9,12 +9,11 @@ from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.inference.evaluation import Validation
 from lmtool.model.heads import Tagger
-from lmtool.objective import Loss
-from lmtool.objective.heads import TaggingObjective
 from lmtool.recipe.spec.objective import Tagging
 from lmtool.tables.annotations import OUTSIDE, find_entities, has_entities
 from lmtool.tables.labels import LabelMap
@@ -69,15 +68,12 @@ class TagTask(Task):
 
     def _tags(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[list[Tags], float]:
         """The predicted tags of each row, and the mean loss of a word; NaN where the rows have no tags."""
-        lm, objective = cast(Tagger, model.lm), cast(TaggingObjective, model.objective)
         sentences = cast(Sequence[TaggedRow], rows)
 
-        def read(batch: Batch, indices: list[int]) -> tuple[Loss | None, list[NDArray[np.float64]]]:
+        def read(scores_BWC: Tensor, batch: Batch, indices: list[int]) -> list[NDArray[np.float64]]:
             assert batch.places_BW is not None
-            scores_BWC = lm.word_scores(batch).scores_BTC
-            loss = None if batch.tags_BW is None else objective.head_loss(lm, scores_BWC, batch)
-            tags_BW = lm.decode(scores_BWC, batch.places_BW >= 0).cpu().double().numpy()
-            return loss, [tags_BW[n, : len(sentences[i].placed_W)] for n, i in enumerate(indices)]
+            tags_BW = cast(Tagger, model.lm).decode(scores_BWC, batch.places_BW >= 0).cpu().double().numpy()
+            return [tags_BW[n, : len(sentences[i].placed_W)] for n, i in enumerate(indices)]
 
         evaluated = model.evaluate(rows, read)
         return [self._named(*pair) for pair in zip(sentences, evaluated.arrays, strict=True)], evaluated.loss

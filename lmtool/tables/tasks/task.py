@@ -5,16 +5,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.inference.evaluation import Evaluated, Items, Validation, evaluate
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
+from lmtool.objective.heads import RowObjective
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.results import Results
@@ -29,6 +31,9 @@ LONGEST_TEXT = 1000
 Floats = NDArray[np.float64]
 Cells = tuple[object, ...]
 
+Read = Callable[[Tensor, Batch, list[int]], Sequence[NDArray[Any]]]
+"""An array for each row of a batch, from its scores, itself, and the indices of the rows."""
+
 
 @dataclass(frozen=True)
 class AnsweringModel:
@@ -38,14 +43,18 @@ class AnsweringModel:
     objective: Objective
     compute: Compute
 
-    def evaluate(
-        self, rows: Sequence[EncodedRow], read: Callable[[Batch, list[int]], tuple[Loss | None, Sequence[NDArray[Any]]]]
-    ) -> Evaluated:
-        """The loss of rows, and an array for each. read: these of a batch, of the rows with the given indices."""
+    def evaluate(self, rows: Sequence[EncodedRow], read: Read | None = None) -> Evaluated:
+        """The loss of rows, and an array for each from the scores of a head. The loss of a head is NaN where rows have
+        no labels."""
 
         def collated(indices: list[int]) -> tuple[Loss | None, Sequence[NDArray[Any]]]:
-            batch = self.objective.collate([rows[i].example() for i in indices])
-            return read(batch.to(self.compute.device), indices)
+            batch = self.objective.collate([rows[i].example() for i in indices]).to(self.compute.device)
+            if read is None:
+                return self.objective.score(self.lm, batch), ()
+            objective, is_labelled = cast(RowObjective, self.objective), rows[indices[0]].label is not None
+            scores, _ = objective.read(self.lm, batch)
+            loss = objective.head_loss(self.lm, scores, batch) if is_labelled else None
+            return loss, read(scores, batch, indices)
 
         return evaluate(self.lm, Items([row.lengths for row in rows], collated), self.compute)
 

@@ -28,18 +28,11 @@ from lmtool.tables.data import open_tables, task_names
 from lmtool.tables.labels import Label
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
-from lmtool.tables.tasks import classification
-from lmtool.tables.tasks.classification import (
-    MISTAKES,
-    AnsweringModel,
-    AnswerTask,
-    Task,
-    as_answer,
-    as_source,
-    build_task,
-    first_unrepeated,
-)
+from lmtool.tables.tasks import classification, text_to_text
+from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.metrics import NO_LABEL
+from lmtool.tables.tasks.task import MISTAKES, AnsweringModel, Task
+from lmtool.tables.tasks.text_to_text import AnswerTask, as_answer, as_source, first_unrepeated
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -417,8 +410,8 @@ def test_the_hypotheses_of_each_row_are_told_apart(monkeypatch: pytest.MonkeyPat
         asked.append(arguments[3])
         return [SimpleNamespace(sample=sample, text=text) for sample, text in ranked]
 
-    monkeypatch.setattr(classification, "write", generated)
-    monkeypatch.setattr(classification, "complete", iter)
+    monkeypatch.setattr(text_to_text, "write", generated)
+    monkeypatch.setattr(text_to_text, "complete", iter)
     task = answer_task(recipe)
     assert task.write(a_model(recipe), pairs(task, ["a", "bb", "ccc"])) == ["ab cd", "e", "f"]
     (settings,) = asked
@@ -493,7 +486,7 @@ def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monk
         asked.extend(prompts)
         return write(lm, prompt_format, prompts, *more)
 
-    monkeypatch.setattr(classification, "write", spy)
+    monkeypatch.setattr(text_to_text, "write", spy)
     task.write(model, rows)
     assert sorted(prompt.source for prompt in asked) == sorted(tuple(row.tokens.tolist()) for row in rows)
     assert {prompt.tokens for prompt in asked} == {(TOKENIZER.bos_id,)}

@@ -3,16 +3,17 @@
 import json
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lmtool.compute.device import choose_compute
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.inference.load import build_model
+from lmtool.model.heads import TokenScores
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
@@ -127,9 +128,7 @@ class Scripted:
     def train(self, mode: bool) -> None: ...
 
     def scores(self, batch: Any) -> Any:
-        import torch
-
-        return SimpleNamespace(scores_BTC=torch.from_numpy(self.scores_V2)[batch.tokens_BT].float(), auxiliary_B=None)
+        return TokenScores(torch.from_numpy(self.scores_V2)[batch.tokens_BT].float(), None)
 
 
 @pytest.mark.parametrize("seed", range(5))
