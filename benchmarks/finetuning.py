@@ -46,7 +46,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, WordPieceTokenizer
 from lmtool.recipe.spec.training import AdamW, Linear, Training
 from lmtool.recipe.spec.transformer import Norm, Transformer
-from lmtool.tables.data import open_tables, read_tables
+from lmtool.tables.prepare import open_tables, read_tables
 from lmtool.tables.reading import read_labelled
 from lmtool.tables.rows import POOL_BATCHES, EncodedRow, TableExamples
 from lmtool.tables.tasks.classification import HeadTask

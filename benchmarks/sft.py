@@ -39,7 +39,8 @@ from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import AdamW, Lora
-from lmtool.tables.data import TableData, read_tables
+from lmtool.tables.data import TableData
+from lmtool.tables.prepare import read_tables
 from lmtool.tables.rows import EncodedRow
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.fit import Trainable, fit

@@ -26,8 +26,8 @@ from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find, run_directory
 from lmtool.tables.columns import RowKind, has_usual_label
-from lmtool.tables.data import check_tables, kind_of_rows, open_tables, read_tables
 from lmtool.tables.notices import Notice
+from lmtool.tables.prepare import check_tables, kind_of_rows, open_tables, read_tables
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]

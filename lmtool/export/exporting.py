@@ -30,7 +30,7 @@ from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering,
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
-from lmtool.tables.data import task_names
+from lmtool.tables.prepare import task_names
 from lmtool.tokenization.chat import PAIRS, ChatFormat, own_template, standing_alone
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer

@@ -19,8 +19,8 @@ from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswe
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.tables.columns import Columns, choose_columns
-from lmtool.tables.data import kind_of_rows, task_names
 from lmtool.tables.labels import LabelKind, LabelMap
+from lmtool.tables.prepare import kind_of_rows, task_names
 from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.build import build_task

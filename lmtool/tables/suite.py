@@ -15,8 +15,8 @@ from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import Loaded
 from lmtool.recipe.spec.text import Data
 from lmtool.run.paths import INFO
-from lmtool.tables.data import task_names
 from lmtool.tables.predict import AS_TRAINED, measure_tables
+from lmtool.tables.prepare import task_names
 from lmtool.tables.tasks.results import Results
 
 _PARTS = re.compile(r"(test|dev|valid|validation)$")

@@ -19,7 +19,8 @@ from lmtool.recipe.spec.text import Data
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import has_words
 from lmtool.tables.columns import RowKind
-from lmtool.tables.data import TableData, TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
+from lmtool.tables.data import TableData
+from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
 from lmtool.training.events import Event

@@ -24,7 +24,7 @@ from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
 from lmtool.run.files import StreamMark, describe_environment
 from lmtool.run.find import find_resumable
-from lmtool.tables.data import kind_of_rows, open_tables, read_tables, usual_metric
+from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_metric
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text

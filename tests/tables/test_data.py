@@ -14,8 +14,9 @@ from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.run.files import SavedSplit
-from lmtool.tables.data import TableData, open_tables, read_tables
+from lmtool.tables.data import TableData
 from lmtool.tables.predict import measure_tables, predict
+from lmtool.tables.prepare import open_tables, read_tables
 from lmtool.tables.tasks.results import Results
 from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
 

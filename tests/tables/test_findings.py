@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lmtool.recipe.load import Setting, load
 from lmtool.tables import findings
-from lmtool.tables.data import check_tables
 from lmtool.tables.findings import _near
+from lmtool.tables.prepare import check_tables
 from lmtool.tables.reading import LabelledText
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=14).map(" ".join), max_size=8)

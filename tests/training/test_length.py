@@ -14,7 +14,7 @@ from lmtool.inference.base import read_tokenizer
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
-from lmtool.tables.data import open_tables, read_tables
+from lmtool.tables.prepare import open_tables, read_tables
 from lmtool.training import finetuning, length
 from lmtool.training.data import read_text
 from lmtool.training.events import Plan, Stepped, StepsChanged, Timed

@@ -24,8 +24,8 @@ from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
 from lmtool.tables.columns import Columns
-from lmtool.tables.data import open_tables, task_names
 from lmtool.tables.labels import Label
+from lmtool.tables.prepare import open_tables, task_names
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks import classification, text_to_text

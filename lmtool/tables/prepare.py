@@ -1,0 +1,371 @@
+"""From the tables that a recipe names to rows for training, validation and testing."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from lmtool.data.files import display, shown
+from lmtool.data.prepare import default_cache
+from lmtool.data.table import Skipped, Table, open_table, spelled_number
+from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec.objective import AnyObjective, Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import Data, TokenizerFile
+from lmtool.run.files import HeldRows, SavedSplit
+from lmtool.tables.annotations import has_entities
+from lmtool.tables.columns import Columns, RowKind, choose_columns
+from lmtool.tables.data import TableData, TaskRows
+from lmtool.tables.findings import find_in_tables
+from lmtool.tables.labels import LabelKind, LabelMap
+from lmtool.tables.notices import Notice
+from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
+from lmtool.tables.split import restore_split, split_rows
+from lmtool.tables.tasks.build import build_task
+from lmtool.tables.tasks.task import Task
+from lmtool.tables.tasks.text_to_text import as_answer, as_source
+from lmtool.tokenization.chat import ChatFormat
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
+
+HELD_OUT = "-s data.valid_fraction=0.1"
+
+MOST_VALIDATIONS = 20
+"""Validations of a run whose recipe counts epochs between them."""
+
+
+@dataclass(frozen=True)
+class TaskTables:
+    """The tables of one task, of which the training table is open.
+
+    name: prefix of each source; empty for a single-task model. weight: how often an epoch has each row.
+    """
+
+    name: str
+    table: Table
+    columns: Columns
+    valid: str | None
+    test: str | None
+    weight: float = 1.0
+
+
+def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
+    """Open the training table of each task that a recipe names, and find its columns.
+
+    kind: of the rows of a single table; None where the table decides.
+    Raises UsageError when the recipe names them wrongly, and the errors of tables.
+    """
+    if not data.tasks:
+        if not data.train:
+            raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
+        if len(data.train) != 1 or len(data.valid) > 1:
+            raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
+        return [TaskTables("", *_open(data.train[0], data, kind), data.valid[0] if data.valid else None, data.test)]
+    tests = dict(_named(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
+    named: dict[str, tuple[str, float]] = {}
+    for text in data.tasks:
+        name, rest = _named(text, "data.tasks", "nli:train.csv")
+        if name in named:
+            raise UsageError(f"two tasks are named {name}", where="data.tasks", fix="give each a name of its own")
+        file, _, last = rest.rpartition(":")
+        weight = spelled_number(last) if file else None
+        named[name] = (file, weight) if weight is not None and 0 < weight < math.inf else (rest, 1.0)
+    if unknown := next((name for name in tests if name not in named), None):
+        raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(named)}")
+    return [
+        TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
+    ]
+
+
+def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:
+    """The texts of the first rows of a training table, a row's in one. Raises a RowFault as `read_labelled` does."""
+    skipped = Skipped() if skip_bad_rows else None
+    rows = stream_labelled(tables.table, replace(tables.columns, label=None), skipped=skipped)
+    return ["\n".join(item.texts) for _, item in islice(rows, most)]
+
+
+def task_names(data: Data) -> list[str]:
+    """Names of the tasks that a run was trained on; one empty name for a single table."""
+    return [text.partition(":")[0] for text in data.tasks] or [""]
+
+
+def kind_of_rows(objective: AnyObjective) -> RowKind:
+    """What the rows are that train a model with this objective."""
+    kinds: dict[type, RowKind] = {Tagging: "words", QuestionAnswering: "questions"}
+    return kinds.get(type(objective), "texts")
+
+
+def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Table, Columns]:
+    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    return table, choose_columns(table, data, kind=kind)
+
+
+def _named(text: str, key: str, example: str) -> tuple[str, str]:
+    name, _, file = text.partition(":")
+    if not (name and file):
+        raise UsageError(f"{text!r:.60} is no name:file", where=key, fix=f"write {example}")
+    return name, file
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The texts of one task's tables. notices: of all of them. kept: what to save of the split, if there is one."""
+
+    tables: TaskTables
+    parts: dict[str, LabelledTexts]
+    notices: list[Notice]
+    kept: HeldRows | None
+
+    @property
+    def train(self) -> LabelledTexts:
+        return self.parts["train"]
+
+    @property
+    def valid(self) -> LabelledTexts:
+        """The rows that choose the checkpoint: those for training where none are held out."""
+        return self.parts.get("validation", self.train)
+
+    @property
+    def held(self) -> dict[str, LabelledTexts]:
+        """The rows that are not for training, by part."""
+        return {name: part for name, part in self.parts.items() if name != "train"}
+
+    def texts(self, objective: AnyObjective) -> Iterable[str]:
+        """The texts of the training rows."""
+        for item in self.train.items:
+            if isinstance(objective, Tagging):
+                yield " ".join(item.texts)
+            elif isinstance(objective, Classification | QuestionAnswering):
+                yield from item.texts
+            else:
+                yield as_source(self.tables.name, self.tables.columns.texts, item.texts)
+                yield as_answer(item) or ""
+
+    def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> tuple[TaskRows, list[str], list[str]]:
+        """The rows as token ids, and the lines and the warnings about them."""
+        name, labels = self.tables.name, self.train.labels
+        classes = labels.names if labels is not None and labels.kind == "class" else ()
+        task = build_task(recipe, prompt_format, name, self.tables.columns, classes)
+        encoded = {key: task.encode(texts.items) for key, texts in self.parts.items()}
+        warnings = list(dict.fromkeys(map(str, self.notices)))
+        for key, rows in encoded.items():
+            if n_cut := len({row.number for row in rows if row.cut}):
+                n_rows, context = len(self.parts[key]), recipe.model.context
+                warnings.append(f"{n_cut:,} of {n_rows:,} {key} rows are truncated to the context of {context}")
+        held = [f"{key}: {len(texts):,} rows" for key, texts in self.held.items()]
+        if self.valid is self.train:
+            held = [f"validation: the same, none held out ({HELD_OUT} holds some out)", *held]
+        title = f"task {name}" if name else "table"
+        lines = [self.tables.columns.describe(), f"{title}: {self.train.describe()}; {', '.join(held)}"]
+        train = encoded["train"]
+        if len(train) > len(self.train):
+            lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
+        parts = train, encoded.get("validation", train), encoded.get("test")
+        labelled = None if labels is None else (self.train, self.parts.get("test", self.valid))
+        rows_of_task = TaskRows(task, self.tables.weight, *parts, labelled)
+        return rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings]
+
+
+def read_tables(
+    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: SavedSplit | None = None
+) -> TableData:
+    """Read the tables of all tasks, and encode their rows; the data's recipe has what is inferred from the tables.
+
+    tokenizer: of the run that is fine-tuned; when None, one is trained on the texts. split: the rows held out by an
+    earlier session of the run. Raises the errors of the tables, and UsageError for a recipe that does not fit them.
+    """
+    _refuse_unfit(recipe, tasks)
+    if not recipe.data.tasks:
+        recipe = recipe.with_values({"data": recipe.data.with_values(_columns(tasks[0].columns))})
+    if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
+        tokenizer = Tokenizer.load(recipe.tokenizer.path)
+    chat = None if tokenizer is None else PromptFormat.of(recipe, tokenizer).chat
+    known = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
+    kind = _known_kind(recipe.objective)
+    labels = LabelMap(kind, known) if kind is not None and known else None
+    read = []
+    for task in tasks:
+        held = None if split is None else split.of(task.name)
+        read.append(_read(task, recipe, labels, held, chat))
+        if held is None:
+            read[-1].notices.extend(find_in_tables(read[-1].train, read[-1].held, tokenizer, None, brief=True))
+    if isinstance(recipe.objective, Classification):
+        recipe = recipe.with_values({"objective": _settled(recipe.objective, read)})
+    elif isinstance(recipe.objective, Tagging):
+        recipe = recipe.with_values({"objective.labels": cast(LabelMap, read[0].train.labels).names})
+    if recipe.evaluation.metric == "auto":
+        recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
+    if tokenizer is None:
+        assert not isinstance(recipe.tokenizer, TokenizerFile)
+        texts = chain.from_iterable(part.texts(recipe.objective) for part in read)
+        tokenizer = Tokenizer.train(recipe.tokenizer, texts)
+    prompt_format = PromptFormat.of(recipe, tokenizer)
+    tasks_rows, lines, warnings = zip(*(part.encode(recipe, prompt_format) for part in read), strict=True)
+    recipe = _with_sizes(recipe, sum(round(task.weight * len(task.train)) for task in tasks_rows), tokenizer)
+    _check_metric(recipe, tasks_rows[0].task)
+    kept = {part.tables.name: part.kept for part in read if part.kept is not None}
+    saved = SavedSplit(kept.get("", kept)) if kept else None
+    return TableData(recipe, prompt_format, tasks_rows, tuple(chain(*lines)), tuple(chain(*warnings)), saved)
+
+
+def usual_metric(objective: AnyObjective) -> str:
+    """The metric that chooses the best checkpoint where the recipe leaves it to the table."""
+    match objective:
+        case Classification(task="class"):
+            return "accuracy"
+        case Tagging(labels=tags):
+            return "f1" if has_entities(tags) else "accuracy"
+        case QuestionAnswering():
+            return "f1"
+    return "loss"
+
+
+def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
+    """Raise UsageError or DataError for tables that the model of a recipe cannot learn from."""
+    spec = recipe.objective
+    for task in tasks:
+        where = f"{display(task.table.path)}, column {shown(task.columns.messages or '')}"
+        if task.columns.messages is not None and task.name:
+            raise DataError("conversations are for one table, not for tasks", where=where, fix="name it as TABLE")
+        if task.columns.messages is not None and (not isinstance(spec, Seq2Seq) or recipe.model.reads != "past"):
+            what = f"a {recipe.model.title} with objective {spec.kind} does not read conversations"
+            fix = "fine-tune a decoder with --from, or name columns with --source-column and --target-column"
+            raise DataError(what, where=where, fix=fix)
+        if recipe.data.tasks and isinstance(spec, HeadSpec):
+            raise UsageError("a classifier is trained on one labelled table", where="data.train", fix="name one table")
+        if isinstance(spec, Classification) and task.columns.target is not None:
+            what = f"{task.columns.describe()}: a target text, where a classifier needs a label"
+            fix = "name the label with --label-column, or train a text-to-text model: see lmtool recipes ls"
+            raise DataError(what, where=str(task.table.path), fix=fix)
+
+
+def _known_kind(spec: AnyObjective) -> LabelKind | None:
+    """The kind of labels that an objective says, if any."""
+    if isinstance(spec, Tagging):
+        return "tags"
+    return spec.task if isinstance(spec, Classification) and spec.task != "auto" else None
+
+
+def check_tables(
+    recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None
+) -> tuple[list[str], list[Notice]]:
+    """Lines that describe the tables that a recipe names, and all notices of them, once; see `find_in_tables`.
+
+    Without a validation table the rows are those that a run would hold out. Raises the errors of tables.
+    """
+    lines: list[str] = []
+    notices: list[Notice] = []
+    for task in open_tables(recipe.data, kind):
+        read = _read(task, recipe, None, None, None)
+        notices += [*read.notices, *find_in_tables(read.train, read.held, tokenizer, usual, brief=False)]
+        sizes = "; ".join(f"{name}: {part.describe()}" for name, part in read.parts.items())
+        lines += [task.table.describe(), task.columns.describe(), sizes]
+    return lines, list(dict.fromkeys(notices))
+
+
+def _read(
+    task: TaskTables, recipe: Recipe, labels: LabelMap | None, split: HeldRows | None, chat: ChatFormat | None
+) -> _Read:
+    """The rows for training, validation and testing; a part is held out unless a validation table is given.
+
+    labels: the known ones. split: the rows that are held out, where they are known.
+    """
+    data, skips, kind = recipe.data, recipe.data.skip_bad_rows, _known_kind(recipe.objective)
+    texts = read_labelled(task.table, task.columns, kind=kind, labels=labels, skip_bad_rows=skips, chat=chat)
+    notices = [*texts.notices, *_skipped(texts.skipped)]
+
+    def read_beside(source: str) -> LabelledTexts:
+        """Another table with the columns and labels of the training table."""
+        named = Data(encoding=data.encoding, delimiter=data.delimiter, **_columns(texts.columns))
+        table, columns = _open(source, named, texts.columns.kind)
+        others = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=skips, chat=chat)
+        shared = shared_rows(texts, others, Path(source).name)
+        notices.extend([*filter(None, [shared]), *_skipped(others.skipped, f" of {Path(source).name}")])
+        return others
+
+    parts, kept = {"train": texts}, None
+    if task.valid:
+        parts["validation"] = read_beside(task.valid)
+    elif data.valid_fraction:
+        divided = restore_split(texts, split) if split else split_rows(texts, data.valid_fraction, recipe.seed)
+        parts, kept = {"train": divided.train, "validation": divided.test}, divided.held_rows()
+    if task.test:
+        parts["test"] = read_beside(task.test)
+    return _Read(task, parts, notices, kept)
+
+
+def _skipped(skipped: Skipped, of: str = "") -> list[Notice]:
+    return [Notice("skipped rows", skipped.count, str(skipped).replace(":", f"{of}:", 1))] if skipped.count else []
+
+
+def _columns(columns: Columns) -> dict[str, Any]:
+    if columns.messages is not None:
+        return {"messages_column": columns.messages}
+    if columns.target is not None:
+        return {"source_column": columns.texts[0], "target_column": columns.target, "input_column": columns.input}
+    return {"text_columns": columns.texts, "label_column": columns.label}
+
+
+def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
+    """The spec with what is inferred from the table: kind and names of labels, and the scaling of numbers."""
+    train = read[0].train
+    labels = cast(LabelMap, train.labels)
+    spec = spec.with_values({"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
+    if labels.kind == "number":
+        value_R = np.array([item.label for item in train.items], dtype=np.float64)
+        center = float(value_R.mean()) if spec.center is None else spec.center
+        # relative to the largest deviation, since squares of very small ones are 0
+        largest = float(np.abs(value_R - value_R.mean()).max()) or 1.0
+        deviation = largest * float(np.std((value_R - value_R.mean()) / largest))
+        scale = (deviation or 1.0) if spec.scale is None else spec.scale
+        spec = spec.with_values({"center": center, "scale": scale})
+    return spec.with_values({"class_weights": class_weights(spec, train)})
+
+
+def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ...] | None:
+    """The weight of each class in the loss: n / (C n_c) where the recipe has `balanced`, else as given.
+
+    Raises UsageError when rows do not have one class each, or when the numbers of weights and classes differ.
+    """
+    weights, where = spec.class_weights, "objective.class_weights"
+    if weights is None:
+        return None
+    if spec.task != "class":
+        kinds = {"multi": "several labels", "number": "a number"}
+        what = f"class weights need one class per row, but rows have {kinds[spec.task]}"
+        raise UsageError(what, where=where, fix="omit it, or add --labels class if each row has one")
+    if weights == "balanced":
+        counts = Counter(item.label for item in train.items)
+        n, n_classes = len(train), len(spec.labels)
+        # a class whose rows are all held out has no weight
+        return tuple(n / (n_classes * counts[name]) if counts[name] else 0.0 for name in spec.labels)
+    if len(weights) != len(spec.labels):
+        what = f"there are {len(weights)} weights for {len(spec.labels)} classes: {', '.join(spec.labels)}"[:200]
+        raise UsageError(what, where=where, fix="give one for each, in this order, or balanced")
+    return weights
+
+
+def _check_metric(recipe: Recipe, task: Task) -> None:
+    """Raise UsageError for a metric that the task does not have."""
+    metric, spec = recipe.evaluation.metric, recipe.objective
+    if metric != "loss" and metric not in task.metrics:
+        kind = f"labels of kind {spec.task}" if isinstance(spec, Classification) else f"objective {spec.kind}"
+        known = " or ".join(("loss", *task.metrics))
+        raise UsageError(f"the metric {metric} is not for {kind}", where="evaluation.metric", fix=f"use {known}")
+
+
+def _with_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
+    """The recipe with its steps for `n_rows` rows in an epoch, and with the size of the vocabulary."""
+    training, steps, every = recipe.training, recipe.training.steps, recipe.evaluation.every
+    if training.epochs is not None:
+        steps = max(training.min_steps or 1, math.ceil(training.epochs * n_rows / training.batch_size))
+    if (epochs := recipe.evaluation.epochs) is not None:
+        per_epoch = n_rows / training.batch_size
+        every = max(round(epochs * per_epoch), math.ceil(steps / MOST_VALIDATIONS))
+    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
+    return recipe.with_values({"training.steps": steps, "evaluation.every": every, "model.vocab_size": rows})
