@@ -151,7 +151,7 @@ def tokenize(folder: Path, n_blocks: int) -> None:
     place, size = text.head_end, 0
     began = time.perf_counter()
     for _ in range(n_blocks):
-        block = text.block(place)
+        block = streaming.Block(text, place)
         size += sum(int(chunk.n_bytes.sum()) for chunk in encode(coalesce(block.chunks()), tokenizer))
         place = block.end
     print(json.dumps({"MB/s": size / 1e6 / (time.perf_counter() - began)}))

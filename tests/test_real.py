@@ -105,8 +105,11 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
         assert result.exit_code == 0, result.output
     texts = [text for pair in PARAPHRASES for text in pair]
     rows = [(text,) for text in texts]
-    wanted = TextClassifier.of(load_run(str(tmp_path / "run"), CPU)).classify(rows)
-    assert TextClassifier.of(load_run(str(imported(str(tmp_path / "out"))), CPU)).classify(rows) == wanted
+    tuned, again = (
+        TextClassifier.of(load_run(run, CPU)) for run in (str(tmp_path / "run"), str(imported(str(tmp_path / "out"))))
+    )
+    wanted = tuned.predict(tuned.encode(rows))
+    assert again.predict(again.encode(rows)) == wanted
     found = executed(tmp_path / "out", texts=texts)["probabilities"]
     np.testing.assert_allclose(found, [[*one.probabilities.values()] for one in wanted], atol=1e-4)
 

@@ -5,12 +5,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from lmtool.data.delimited import Fault, RowRecord, misfit
 from lmtool.data.files import display, text_blocks
-from lmtool.data.rowfile import RowFile, TextRows, clean, json_reason
+from lmtool.data.rowfile import TextRows, clean, json_reason
 from lmtool.errors import DataError
 
 CONLL, SQUAD = ".conll", ".json"
@@ -142,8 +141,3 @@ def _damaged(values: Sequence[Any]) -> Fault | None:
             what = f"the {name} is {'missing' if value is None else type(value).__name__}, not text"
             return Fault("wrong type", what, "write text", None, name)
     return None
-
-
-def open_annotated(path: Path, ending: str, limit: int, encoding: str | None) -> RowFile:
-    """The rows of a file whose format is that of CONLL or SQUAD."""
-    return Conll(path, limit, encoding) if ending == CONLL else Squad(path, limit, encoding)

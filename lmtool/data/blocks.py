@@ -114,7 +114,7 @@ class BlockStores:
         """Make the store of a block; returns where the next one begins."""
         start = before.result()
         while not self._is_closed:
-            block = self._text.block(start, self._part)
+            block = Block(self._text, start, self._part)
             store = self._write(number, block)
             if store is not None:
                 self._starts[number], self._stores[number] = start, store

@@ -122,9 +122,8 @@ class Corpus:
             yield first
             yield from chunks
         elif path in self.named:
-            raise DataError(
-                "the file is empty: it holds no text", where=display(path), fix="name a file with text in it"
-            )
+            what, fix = "the file is empty: it holds no text", "name a file with text in it"
+            raise DataError(what, where=display(path), fix=fix)
 
     def _divide(self, path: Path, extent: Extent | None = None) -> Iterator[Chunk]:
         ending = suffix(path)

@@ -100,9 +100,8 @@ def find_files(source: str) -> list[Path]:
         if path.is_file():
             return [path]
         if path.exists():
-            raise DataError(
-                "not a file: text is read more than once", where=display(path), fix="save it to a file first"
-            )
+            what, fix = "not a file: text is read more than once", "save it to a file first"
+            raise DataError(what, where=display(path), fix=fix)
     if glob.has_magic(source):
         files = sorted(Path(f) for f in glob.glob(str(path), recursive=True) if os.path.isfile(f))
         if files:

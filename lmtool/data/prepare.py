@@ -345,7 +345,8 @@ def _encode(chunk: Chunk, tokenizer: Tokenizer, stream: bool) -> EncodedChunk:
     tokens, lengths = tokenizer.encode_many(chunk.texts)
     if not stream:
         tokens, lengths = _with_ends(tokens, lengths, chunk, tokenizer)
-    return EncodedChunk(tokens, lengths, _n_bytes(chunk.texts), _n_words(chunk.texts), chunk.ends)
+    n_bytes = np.array([size(text) for text in chunk.texts], dtype=np.int64)
+    return EncodedChunk(tokens, lengths, n_bytes, _n_words(chunk.texts), chunk.ends)
 
 
 def _with_ends(
@@ -364,10 +365,6 @@ def _with_ends(
         is_text[position] = False
     tokens[is_text] = ids
     return tokens, lengths
-
-
-def _n_bytes(texts: Sequence[str]) -> NDArray[np.int64]:
-    return np.array([size(text) for text in texts], dtype=np.int64)
 
 
 def _n_words(texts: Sequence[str]) -> NDArray[np.int64]:

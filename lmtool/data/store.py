@@ -321,7 +321,6 @@ class StoreWriter:
             self._index.truncate(self._now.documents * _COLUMNS * 8)
         self.chunks_done = self._now.chunks
         """How many of the corpus' first chunks are already on disk, to be skipped."""
-        self._n_tokens = sum(self._now.shards)
         self._shard: list[NDArray[Any]] = []
         self._shard_tokens = 0
         self._rows: list[NDArray[np.int64]] = []
@@ -345,7 +344,7 @@ class StoreWriter:
     def append(self, chunk: EncodedChunk) -> None:
         """Add the next chunk. Raises ResourceError when it cannot be written."""
         now = self._now
-        ends = self._n_tokens + np.cumsum(chunk.lengths)
+        ends = sum(now.shards) + self._shard_tokens + np.cumsum(chunk.lengths)
         rows = np.stack([ends, chunk.n_bytes, chunk.n_words], axis=1).astype("<i8")
         rows[0, 1] += now.open_bytes
         rows[0, 2] += now.open_words
@@ -356,7 +355,6 @@ class StoreWriter:
         self._rows.append(rows)
         now.documents += len(rows)
         now.chunks += 1
-        self._n_tokens += len(chunk.tokens)
         self._shard.append(chunk.tokens.astype(self._dtype))
         self._shard_tokens += len(chunk.tokens)
         if self._shard_tokens >= SHARD_TOKENS:
@@ -392,7 +390,7 @@ class StoreWriter:
             fingerprint=self._fingerprint,
             vocab_size=self._vocab_size,
             dtype="<u2" if self._dtype.itemsize == 2 else "<u4",
-            tokens=self._n_tokens,
+            tokens=sum(self._now.shards),
             **self._now.model_dump(include={"shards", "documents", "checksums"}),
         )
         write_file(self._folder / MANIFEST, manifest.sealed())

@@ -52,7 +52,7 @@ class TextHead(Corpus):
         return False
 
     def chunks(self) -> Iterator[Chunk]:
-        return coalesce(self.whole.block(BlockStart()).chunks())
+        return coalesce(Block(self.whole, BlockStart()).chunks())
 
 
 class StreamedText:
@@ -61,6 +61,7 @@ class StreamedText:
     n_units: in a turn.
     n_bytes: of the files, and of datasets as far as it is known.
     head: see above; `read_head` has to be called first.
+    first_numbers: of each unit in the head, the number there of its first document.
     """
 
     def __init__(self, data: Data, seed: int) -> None:
@@ -81,7 +82,7 @@ class StreamedText:
         self.n_bytes = sum(size for size, _ in self._states) + sum(shards.size for shards in self._shards)
         self.head = TextHead(tuple(files), frozenset(), data.column, documents, whole=self)
         self.head_end = BlockStart()
-        self._first_numbers: dict[int, int] = {}
+        self.first_numbers: dict[int, int] = {}
 
     @property
     def share(self) -> float:
@@ -96,26 +97,18 @@ class StreamedText:
         total = hashlib.sha256(repr((UNIT, BLOCK, self._seed, [one.identity for one in self._shards])).encode())
         for path, (size, _) in zip(self.head.files, self._states, strict=True):
             total.update(f"{suffix(path)} {packing(path)} {size} ".encode())
-        block = self.block(BlockStart())
+        block = Block(self, BlockStart())
         for chunk in block.chunks():
             total.update("\0".join(chunk.texts).encode())
             total.update(b"\0\0" if chunk.ends else b"\0")
         self.head_end = block.end
-        self._first_numbers = block.first_numbers
+        self.first_numbers = block.first_numbers
         return total.hexdigest()
-
-    def block(self, begin: BlockStart, part: Part | None = None) -> "Block":
-        """The block that begins at a place; without the documents that `part` of the head leaves out."""
-        return Block(self, begin, part)
 
     def unit(self, turn: int, rank: int) -> int:
         """The number of a unit from its rank in the order of a turn."""
         key = hash_key(self._seed, "units", turn)
         return int(permute(np.array([rank]), self.n_units, key)[0])
-
-    def first_number(self, unit: int) -> int | None:
-        """The number, in the head, of the first document of a unit; None where the head has none of it."""
-        return self._first_numbers.get(unit)
 
     def chunks(self, unit: int) -> Iterator[Chunk]:
         """The documents of a unit. Raises DataError, also where a file has changed since it was found."""
@@ -129,9 +122,8 @@ class StreamedText:
         extent = None
         if self._divisible[file]:
             blank_lines = suffix(path) == ".txt" and self._corpus.documents == "blank-line"
-            extent = Extent(
-                *(next_document(path, n * UNIT, size, blank_lines=blank_lines) for n in (within, within + 1))
-            )
+            ends = (next_document(path, n * UNIT, size, blank_lines=blank_lines) for n in (within, within + 1))
+            extent = Extent(*ends)
         if extent is None or extent.begin < extent.end:
             yield from self._corpus.of_extent(path, extent)
         self._unchanged(file)
@@ -151,13 +143,13 @@ class StreamedText:
 
 
 class Block:
-    """A part of a streamed text; see `StreamedText.block`.
+    """The block of a streamed text that begins at a place; without the documents that `part` of the head leaves out.
 
     end: where the next block begins. first_numbers: of each unit, the number in this block of its first document. Both
     are known once all chunks were read.
     """
 
-    def __init__(self, text: StreamedText, begin: BlockStart, part: Part | None) -> None:
+    def __init__(self, text: StreamedText, begin: BlockStart, part: Part | None = None) -> None:
         self._text, self._begin, self._part = text, begin, part
         self.end = begin
         self.first_numbers: dict[int, int] = {}
@@ -169,7 +161,7 @@ class Block:
         while rank < text.n_units:
             unit = text.unit(turn, rank)
             self.first_numbers[unit] = number
-            in_head = text.first_number(unit)
+            in_head = text.first_numbers.get(unit)
             for n_chunks, chunk in enumerate(text.chunks(unit), 1):
                 before, in_head = in_head, None if in_head is None else in_head + chunk.n_ends
                 if n_chunks <= skipped:

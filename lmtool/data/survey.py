@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lmtool import records
 from lmtool.checksum import sha256_of_json
 from lmtool.data.cached import SURVEYS, cached
-from lmtool.data.corpus import Chunk, Corpus, open_corpus
+from lmtool.data.corpus import Corpus, open_corpus
 from lmtool.data.files import content_hash, display
 from lmtool.data.streaming import StreamedText, TextHead, streams
 from lmtool.errors import DataError
@@ -137,19 +137,16 @@ def _survey(corpus: Corpus, cache: Path, report: Report, content: str | None = N
     """Read the corpus once. content: its hash, where that is known."""
     content = content or content_hash(corpus.files)
     key = cache_key("counts", content, corpus.column, corpus.documents, corpus.adds_line_ends)
-    survey = cached(
-        cache / SURVEYS,
-        key,
-        "the survey of a text",
-        lambda: records.encode(_count(corpus, report).model_dump()),
-        partial(records.read, Survey),
-    )
+    entry = cache / SURVEYS, key, "the survey of a text"
+    survey = cached(*entry, lambda: records.encode(_count(corpus, report).model_dump()), partial(records.read, Survey))
     return SurveyedText(corpus, content, survey)
 
 
 def _count(corpus: Corpus, report: Report) -> Survey:
     documents = characters = n_bytes = longest = begun = 0
-    words = _Words()
+    alphabet: set[str] = set()
+    seen: set[str] = set()
+    words_and_new = [(0, 0)]
     for chunk in corpus.chunks():
         documents += chunk.n_ends
         lengths = [len(text) for text in chunk.texts]
@@ -158,7 +155,11 @@ def _count(corpus: Corpus, report: Report) -> Survey:
         characters += chunk.size
         n_bytes += sum(map(size, chunk.texts))
         if characters <= _SAMPLE:
-            words.add(chunk)
+            alphabet.update(*chunk.texts)
+            for words in map(_WORD.findall, chunk.texts):
+                new = set(words) - seen
+                words_and_new.append((len(words), len(new)))
+                seen |= new
         report("reading", characters, 0)
     if not documents:
         where = ", ".join(map(display, corpus.files))[:200]
@@ -168,29 +169,13 @@ def _count(corpus: Corpus, report: Report) -> Survey:
         characters=characters,
         bytes=n_bytes,
         longest=longest,
-        alphabet=len(words.alphabet),
-        new_words=words.new_share(),
+        alphabet=len(alphabet),
+        new_words=_new_share(words_and_new),
     )
 
 
-class _Words:
-    """The distinct words and characters of a text, and how many words of each chunk were new in it."""
-
-    def __init__(self) -> None:
-        self.alphabet: set[str] = set()
-        self._seen: set[str] = set()
-        self._new: list[tuple[int, int]] = []
-
-    def add(self, chunk: Chunk) -> None:
-        self.alphabet.update(*chunk.texts)
-        for text in chunk.texts:
-            words = _WORD.findall(text)
-            distinct = set(words) - self._seen
-            self._new.append((len(words), len(distinct)))
-            self._seen |= distinct
-
-    def new_share(self) -> float:
-        """The share of new words in the last tenth of the texts, or in the last one; 1 without words."""
-        n_words, n_new = np.array(self._new or [(0, 0)]).T
-        after = np.cumsum(n_words) > 0.9 * n_words.sum()
-        return float(n_new[after].sum() / n_words[after].sum()) if n_words.sum() else 1.0
+def _new_share(words_and_new: Sequence[tuple[int, int]]) -> float:
+    """The share of new words in the last tenth of the texts, or in the last one; 1 without words."""
+    n_words, n_new = np.array(words_and_new).T
+    after = np.cumsum(n_words) > 0.9 * n_words.sum()
+    return float(n_new[after].sum() / n_words[after].sum()) if n_words.sum() else 1.0

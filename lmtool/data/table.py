@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lmtool import durable
-from lmtool.data.annotated import CONLL, SQUAD, Conll, conll_lines, open_annotated
+from lmtool.data.annotated import CONLL, SQUAD, Conll, Squad, conll_lines
 from lmtool.data.delimited import FIELD_LIMIT, DialectHints
 from lmtool.data.files import display, find_files, infer_encoding, shown, unpacked_name
 from lmtool.data.hub import PREFIX, fetch
@@ -132,9 +132,8 @@ class Table:
 
     def fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
         """A fault at a place of this table; a column is given by name or index."""
-        return RowFault(
-            kind, what, where=self.file.where(row, line, column), fix=f"{fix}, or skip bad rows: --skip-bad-rows"
-        )
+        fix = f"{fix}, or skip bad rows: --skip-bad-rows"
+        return RowFault(kind, what, where=self.file.where(row, line, column), fix=fix)
 
 
 def open_table(
@@ -160,8 +159,9 @@ def open_table(
     where = display(path) if not source.startswith(PREFIX) else shown(source)
     ending = _ending(path, source)
     encoding = "UTF-8" if source.startswith(PREFIX) else encoding or infer_encoding(path, usual_encoding)
-    if ending in (CONLL, SQUAD):
-        file = open_annotated(path, ending, field_limit, encoding)
+    annotated = {CONLL: Conll, SQUAD: Squad}
+    if ending in annotated:
+        file: RowFile = annotated[ending](path, field_limit, encoding)
     else:
         file = open_rows(path, ending, field_limit, encoding, DialectHints(delimiter))
     table = Table(source, file)

@@ -37,8 +37,5 @@ def _merges(tokenizer: Tokenizer, words: Sequence[MergedWord]) -> Markup:
         for step, merge in enumerate(word.merges, 1):
             joined = f"{tokenizer.piece(merge.left)!r} + {tokenizer.piece(merge.right)!r}"
             rows.append([step, joined, merge.priority, _coloured(tokenizer, merge.pieces)])
-    return table(
-        ["step", "merge", "priority", "pieces after it"],
-        rows,
-        caption="Each word begins as bytes; of all merges that are possible, the one learned first comes next.",
-    )
+    caption = "Each word begins as bytes; of all merges that are possible, the one learned first comes next."
+    return table(["step", "merge", "priority", "pieces after it"], rows, caption=caption)

@@ -172,14 +172,11 @@ def _metrics(histories: Sequence[History]) -> list[Section]:
     names = list(dict.fromkeys(name for history in histories for name in history.metrics))
     if not names:
         return []
-    drawn = [
-        _Drawn(
-            history,
-            [record for record in history.records if any(number(record.get(name)) is not None for name in names)],
-            i,
-        )
-        for i, history in enumerate(histories)
-    ]
+
+    def measured(record: Record) -> bool:
+        return any(number(record.get(name)) is not None for name in names)
+
+    drawn = [_Drawn(history, list(filter(measured, history.records)), i) for i, history in enumerate(histories)]
     charts = {name: (name, name, f"Validation {name} over steps") for name in names}
     return [_over_steps("Metrics", "metric", drawn, charts, {name: name for name in names}, "Of the validation rows.")]
 

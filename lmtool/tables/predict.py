@@ -135,10 +135,6 @@ class TextClassifier:
         """The texts of rows, of the columns that `texts_of_a_row` names, as token ids."""
         return self.task.encode([LabelledText(texts, None, None, row) for row, texts in enumerate(rows)])
 
-    def classify(self, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
-        """The answer for the texts of each row."""
-        return self.predict(self.encode(rows))
-
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """The answer for each row."""
         with self.loaded.joined() as loaded:

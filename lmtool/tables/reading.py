@@ -173,9 +173,8 @@ def read_labelled(
     items = tuple(example for example, _ in rows)
     if not items:
         what = "no rows remain" if skipped.count or n_blank else "the table has no rows"
-        raise DataError(
-            what, where=display(table.path), fix=str(skipped) if skipped.count else "name a table with rows"
-        )
+        fix = str(skipped) if skipped.count else "name a table with rows"
+        raise DataError(what, where=display(table.path), fix=fix)
     notices = [*_repairs(n_blank, reader.n_repaired), *_notices(items, label_map)]
     if label_map is not None and labels is None:
         _refuse_one_class(items, label_map, f"{display(table.path)}, column {shown(str(columns.label))}")

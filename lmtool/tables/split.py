@@ -21,11 +21,8 @@ class Split:
 
     def held_rows(self) -> HeldRows:
         """The row numbers of both parts, to be saved with a run."""
-        return HeldRows(
-            table=self.train.table.source,
-            train=[item.row for item in self.train.items],
-            test=[item.row for item in self.test.items],
-        )
+        train, test = ([item.row for item in part.items] for part in (self.train, self.test))
+        return HeldRows(table=self.train.table.source, train=train, test=test)
 
 
 def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:

@@ -83,11 +83,8 @@ def tables_in(source: str) -> dict[str, str]:
             if not re.search(r"[\W_]train$|^train$", name.lower()):
                 tables[name] = str(path)
     if not tables:
-        raise DataError(
-            "the folder has no table to evaluate on",
-            where=display(folder),
-            fix=f"put {', '.join(ENDINGS)} files there",
-        )
+        fix = f"put {', '.join(ENDINGS)} files there"
+        raise DataError("the folder has no table to evaluate on", where=display(folder), fix=fix)
     return tables
 
 
@@ -137,9 +134,8 @@ def task_score(name: str, figures: Mapping[str, Any]) -> TaskScore:
     if key.startswith("cola") and "matthews" in figures:
         return TaskScore("Matthews correlation", figures["matthews"])
     if key.startswith(("mrpc", "qqp")) and "f1" in figures:
-        return TaskScore(
-            f"mean of accuracy and F1 of {figures['positive']}", mean((figures["accuracy"], figures["f1"]))
-        )
+        measure = f"mean of accuracy and F1 of {figures['positive']}"
+        return TaskScore(measure, mean((figures["accuracy"], figures["f1"])))
     for figure, measure in (("accuracy", "accuracy"), ("micro_f1", "micro F1"), ("exact", "exact matches")):
         if figure in figures:
             return TaskScore(measure, figures[figure])
@@ -159,9 +155,8 @@ def _named(table: str, known: Iterable[str], what: str) -> str:
     if key not in keys and key.startswith("mnli") and "mnli" in keys:
         return keys["mnli"]
     if key not in keys:
-        raise UsageError(
-            f"no {what} is named as the table {table}", where=", ".join(known)[:200], fix="rename one, or move it away"
-        )
+        what, fix = f"no {what} is named as the table {table}", "rename one, or move it away"
+        raise UsageError(what, where=", ".join(known)[:200], fix=fix)
     return keys[key]
 
 

@@ -146,7 +146,7 @@ def test_the_cache_answers_the_second_time(book: Path, cache: Path, monkeypatch:
     def never(*_: object, **__: object) -> None:
         raise AssertionError
 
-    for name in "_encode", "spread_sample", "_n_bytes":
+    for name in "_encode", "spread_sample", "_n_words":
         monkeypatch.setattr(prepare_module, name, never)
     moved = book.rename(book.with_name("renamed.txt"))
     os.utime(moved, (1, 1))

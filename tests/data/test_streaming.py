@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmtool.data import files, streaming
 from lmtool.data.corpus import Chunk, Corpus, Division, open_corpus
 from lmtool.data.split import Documents
-from lmtool.data.streaming import BlockStart, StreamedText
+from lmtool.data.streaming import Block, BlockStart, StreamedText
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 
@@ -104,7 +104,7 @@ def test_a_turn_is_read_in_blocks_in_an_order_of_its_own(tmp_path: Path, monkeyp
     for turn in range(2):
         order: list[str] = []
         while place.turn == turn:
-            block = text.block(place)
+            block = Block(text, place)
             chunks = list(block.chunks())
             assert chunks[0].starts
             assert chunks[-1].ends
@@ -128,7 +128,7 @@ def test_a_long_document_is_cut_into_blocks(tmp_path: Path, monkeypatch: pytest.
     text.read_head()
     place, found, n_blocks = BlockStart(), "", 0
     while not place.turn:
-        block = text.block(place)
+        block = Block(text, place)
         chunks = list(block.chunks())
         assert sum(chunk.size for chunk in chunks) < 1_000_000
         assert chunks[-1].ends
@@ -149,7 +149,7 @@ def test_documents_of_the_head_are_held_out_in_every_turn(tmp_path: Path, monkey
     assert len(held_out) > 3
     place, seen = text.head_end, joined(list(train.of(text.head.chunks())))
     while place.turn < 2:
-        block = text.block(place, train)
+        block = Block(text, place, train)
         seen += joined(list(block.chunks()))
         place = block.end
     assert set(held_out).isdisjoint(seen)

@@ -3,6 +3,7 @@ card says, and read back, with the same predictions."""
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lmtool.export.exporting import export
 from lmtool.inference.load import Loaded, load_run
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.predict import TextClassifier, predict
+from lmtool.tables.predict import Prediction, TextClassifier, predict
 from tests.interop import test_importing
 from tests.interop.runs import made
 from tests.interop.test_importing import BERT, END, FRAMED, PLAIN, ROBERTA, S, byte_level, peer_in, word_pieces
@@ -128,6 +129,11 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
+def classified(loaded: Loaded, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
+    classifier = TextClassifier.of(loaded)
+    return classifier.predict(classifier.encode(rows))
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
@@ -141,8 +147,8 @@ def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, monkeypat
     export(str(run), tmp_path / "out")
     loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
     rows = [(text,) for text in ROWS]
-    wanted = TextClassifier.of(loaded).classify(rows)
-    assert TextClassifier.of(again).classify(rows) == wanted
+    wanted = classified(loaded, rows)
+    assert classified(again, rows) == wanted
     if HEADS[kind]["task"] == "number":
         close(executed(tmp_path / "out", texts=ROWS)["numbers"], [float(one.label) for one in wanted])
     else:
@@ -176,9 +182,7 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, monkeypatch: pyte
     again, wanted = back(tmp_path / "out"), load_run(str(run), CPU)
     assert again.recipe.objective == wanted.recipe.objective
     rows = [(text,) for text in ROWS]
-    for found, one in zip(
-        TextClassifier.of(again).classify(rows), TextClassifier.of(wanted).classify(rows), strict=True
-    ):
+    for found, one in zip(classified(again, rows), classified(wanted, rows), strict=True):
         assert found.probabilities == pytest.approx(one.probabilities, abs=0.05)
     assert "head.safetensors" in (tmp_path / "out" / "README.md").read_text()
 
@@ -190,9 +194,9 @@ def test_two_texts_a_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run = tuned(tmp_path, "bert", monkeypatch, head(**HEADS[kind]), text_columns=columns)
     export(str(run), tmp_path / "out")
     rows = list(zip(ROWS, ROWS[1:] + ROWS[:1], strict=True))
-    wanted = TextClassifier.of(load_run(str(run), CPU)).classify(rows)
+    wanted = classified(load_run(str(run), CPU), rows)
     assert back(tmp_path / "out").recipe.data.text_columns == columns
-    assert TextClassifier.of(back(tmp_path / "out")).classify(rows) == wanted
+    assert classified(back(tmp_path / "out"), rows) == wanted
     found = executed(tmp_path / "out", texts=rows)["probabilities"]
     close(found, [list(one.probabilities.values()) for one in wanted])
 
@@ -207,7 +211,7 @@ def test_a_context_shorter_than_the_positions(
     loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
     assert again.recipe.model.longest_row == 20
     rows = [(text,) for text in ROWS]
-    assert TextClassifier.of(again).classify(rows) == TextClassifier.of(loaded).classify(rows)
+    assert classified(again, rows) == classified(loaded, rows)
 
 
 def damaged(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:

@@ -105,11 +105,8 @@ class SpanTask(Task):
                 inside = answer is not None and start <= answer[0] and answer[1] < stop
                 span = [first + at - start for at in answer] if inside and answer is not None else [null, null]
                 label = np.array(span, dtype=np.float64)
-            characters = characters_N2[start:stop]
-            window = Window(
-                item.row, tokens, cut, segments, label, item=item, first=first, characters_N2=characters, null=null
-            )
-            windows.append(window)
+            row = item.row, tokens, cut, segments, label
+            windows.append(Window(*row, item=item, first=first, characters_N2=characters_N2[start:stop], null=null))
         return windows
 
     def _extracted(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[list[Extracted], float]:
