@@ -48,10 +48,8 @@ def generate(
     """
     options = replace(options, **changes)
     if model.reads == "both":
-        raise UsageError(
-            f"a bidirectional model has no next token, which {settings.name} needs",
-            fix="fill masks with --strategy mask-predict",
-        )
+        what = f"a bidirectional model has no next token, which {settings.name} needs"
+        raise UsageError(what, fix="fill masks with --strategy mask-predict")
     if draft is not None:
         refuse_draft(settings)
         draft.check(model, 1 + max(set(range(model.vocab_size)) - set(options.banned_ids), default=-1))

@@ -60,20 +60,15 @@ def fill(
     Iterating raises NumericalError when the model's logits are not finite.
     """
     if model.reads != "both":
-        raise UsageError(
-            "mask-predict is for bidirectional models, which this one is not",
-            fix="leave --strategy out, or choose greedy, sample or beam",
-        )
+        what = "mask-predict is for bidirectional models, which this one is not"
+        raise UsageError(what, fix="leave --strategy out, or choose greedy, sample or beam")
     for i, ids in enumerate(texts, 1):
         where = f"prompt {i} of {len(texts)}" if len(texts) > 1 else ""
         if mask_id not in ids:
             raise UsageError("the prompt has no mask to fill", where=where, fix="put a mask at each position to fill")
         if model.context is not None and len(ids) > model.context:
-            raise UsageError(
-                f"the prompt has {len(ids)} tokens with its masks, but the model's context is {model.context}",
-                where=where,
-                fix="shorten it, or ask for fewer tokens",
-            )
+            what = f"the prompt has {len(ids)} tokens with its masks, but the model's context is {model.context}"
+            raise UsageError(what, where=where, fix="shorten it, or ask for fewer tokens")
     options = replace(options, **changes)
     banned = sorted({*options.banned_ids, mask_id})
     filler = _Filler(settings, mask_id, banned, ALTERNATIVES if options.details else 0)

@@ -90,19 +90,13 @@ class ModelRunner:
         if context is None or (n_answered <= context and self.has_room(prompt)):
             return prompt
         if overflow == "refuse":
-            raise UsageError(
-                f"the prompt has {len(ids)} tokens, but the model's context is {context}",
-                where=where,
-                fix="shorten it, or choose --overflow cut or slide",
-            )
+            what = f"the prompt has {len(ids)} tokens, but the model's context is {context}"
+            raise UsageError(what, where=where, fix="shorten it, or choose --overflow cut or slide")
         if n_answered > context and prompt.source is not None:
             n_left = context - (len(prompt.tokens) if self._source_counts else 0)
             if n_left < 1:
-                raise UsageError(
-                    f"the target begins with {len(prompt.tokens)} tokens, but the model's context is {context}",
-                    where=where,
-                    fix="shorten it",
-                )
+                what = f"the target begins with {len(prompt.tokens)} tokens, but the model's context is {context}"
+                raise UsageError(what, where=where, fix="shorten it")
             prompt = replace(prompt, source=prompt.source[:n_left])
         room = self.room(prompt)
         if room is None or self.has_room(prompt):

@@ -121,10 +121,8 @@ class Limits(Common):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
-            raise UsageError(
-                f"min_new_tokens is {self.min_new_tokens}",
-                fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}",
-            )
+            what = f"min_new_tokens is {self.min_new_tokens}"
+            raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
         for ids, bias in self.logit_bias:
             if not ids or math.isnan(bias) or bias == math.inf:
                 raise UsageError(
@@ -220,20 +218,14 @@ class Beam(Limits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.num_return <= self.num_beams:
-            raise UsageError(
-                f"num_return is {self.num_return}, but num_beams is {self.num_beams}",
-                fix="return at least 1 hypothesis and at most as many as there are beams",
-            )
+            what = f"num_return is {self.num_return}, but num_beams is {self.num_beams}"
+            raise UsageError(what, fix="return at least 1 hypothesis and at most as many as there are beams")
         if self.groups < 1 or self.num_beams % self.groups:
-            raise UsageError(
-                f"groups is {self.groups}, which does not divide num_beams {self.num_beams}",
-                fix="choose groups of equal size",
-            )
+            what = f"groups is {self.groups}, which does not divide num_beams {self.num_beams}"
+            raise UsageError(what, fix="choose groups of equal size")
         if (self.groups > 1) != (self.diversity > 0):
-            raise UsageError(
-                f"diversity is {self.diversity} with groups {self.groups}",
-                fix="take 2 groups or more and a diversity above 0, or neither",
-            )
+            what = f"diversity is {self.diversity} with groups {self.groups}"
+            raise UsageError(what, fix="take 2 groups or more and a diversity above 0, or neither")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,10 +250,8 @@ class MaskPredict(Sampling, Common):
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(len(ids) != 1 for ids, _ in self.logit_bias):
-            raise UsageError(
-                "mask-predict takes logit_bias of single tokens only",
-                fix="give a text of one token, as shown by lmtool tokenize --show",
-            )
+            what = "mask-predict takes logit_bias of single tokens only"
+            raise UsageError(what, fix="give a text of one token, as shown by lmtool tokenize --show")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,10 +136,8 @@ class ModelDraft(Draft):
                 fix="name a draft of the same kind",
             )
         if self.model.vocab_size < n_ids:
-            raise UsageError(
-                f"the draft has {self.model.vocab_size} tokens, and the model {n_ids}",
-                fix="name a draft with the same tokenizer",
-            )
+            what = f"the draft has {self.model.vocab_size} tokens, and the model {n_ids}"
+            raise UsageError(what, fix="name a draft with the same tokenizer")
 
     def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
         return _Follower(self._runner, self._prompt, request, sampler, vocab_size)
@@ -254,8 +252,12 @@ class SpeculativeBatch(RequestBatch):
         self._waiting = self.requests
         if not self._waiting:
             return []
-        active = self._activated(self._waiting[0])
-        request, sampler = active.request, active.sampler
+        request = self._waiting[0]
+        if self._active is None or self._active.request is not request:
+            assert isinstance(request.strategy, Sampler)
+            proposer = self._draft.beside(request, request.strategy, self._runner.vocab_size)
+            self._active = _Active(request, request.strategy, proposer)
+        active, sampler = self._active, self._active.sampler
         hidden_1TD, state, proposal = self._read(active)
         n = len(proposal.tokens)
         logits_TV = self._runner.logits(hidden_1TD[0, -n - 1 :])
@@ -280,13 +282,6 @@ class SpeculativeBatch(RequestBatch):
         assert kept is not None
         active.state = kept.reclaimed()
         return events
-
-    def _activated(self, request: Request) -> _Active:
-        if self._active is None or self._active.request is not request:
-            assert isinstance(request.strategy, Sampler)
-            proposer = self._draft.beside(request, request.strategy, self._runner.vocab_size)
-            self._active = _Active(request, request.strategy, proposer)
-        return self._active
 
     def _read(self, active: _Active) -> tuple[Tensor, DecodeState, Proposal]:
         """Hidden states (1, T, D) up to the end of what is proposed, the state, and the proposal.

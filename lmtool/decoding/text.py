@@ -48,13 +48,13 @@ class Completion:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    ranks: tuple[int, ...] | None
-    removed: tuple[float, ...] | None
-    score: float | None
     steps: int
     seed: int
     finish_reason: FinishReason
+    ranks: tuple[int, ...] | None = None
+    removed: tuple[float, ...] | None = None
     alternatives: tuple[tuple[Alternative, ...], ...] | None = None
+    score: float | None = None
     tree: tuple[BeamNode, ...] | None = None
     proposed: int = 0
     accepted: int = 0
@@ -96,10 +96,8 @@ def write(
     if isinstance(settings, MaskPredict):
         return _fill(model, prompt_format, prompts, settings, options)
     if options.mask is not None or options.length:
-        raise UsageError(
-            f"masks are not for {settings.name}, which generates from left to right",
-            fix="omit --mask and --length, or choose --strategy mask-predict",
-        )
+        what = f"masks are not for {settings.name}, which generates from left to right"
+        raise UsageError(what, fix="omit --mask and --length, or choose --strategy mask-predict")
     inputs = [p if isinstance(p, Prompt) else prompt_format.prompt(p, options.prefix) for p in prompts]
     end_ids, stopped = prompt_format.end_ids, set[tuple[int, int]]()
 
@@ -148,10 +146,8 @@ def _fill(
     options: Options,
 ) -> Iterator[Piece]:
     if options.stop or options.prefix:
-        raise UsageError(
-            "mask-predict does not generate from left to right: it takes no stop string and no prefix",
-            fix="omit them",
-        )
+        what = "mask-predict does not generate from left to right: it takes no stop string and no prefix"
+        raise UsageError(what, fix="omit them")
     texts = []
     tokenizer = prompt_format.tokenizer
     for prompt in map(_text_of, prompts):
@@ -166,32 +162,22 @@ def _fill(
     def piece(result: Filled) -> Piece:
         coming, stream = (choice.token for choice in result.choices), tokenizer.stream()
         ids = [next(coming) if token == tokenizer.mask_id else token for token in texts[result.prompt]]
-        completion = Completion(
-            prompt=_text_of(prompts[result.prompt]),
-            sample=result.sample,
-            draw=result.draw,
-            text="".join(map(stream.push, ids)) + stream.flush(),
-            **_columns(result.choices),
-            score=None,
-            steps=result.steps,
-            seed=settings.seed,
-            finish_reason="filled",
-        )
+        text, prompt = "".join(map(stream.push, ids)) + stream.flush(), _text_of(prompts[result.prompt])
+        completion = _completed(result, result.choices, prompt, text, seed=settings.seed, finish_reason="filled")
         return Piece(result.prompt * options.n + result.sample, completion.text, completion)
 
     return map(piece, filled)
 
 
-def _columns(choices: Sequence[Choice]) -> dict[str, Any]:
-    """The fields of a completion that have a value for each token."""
-    detailed = bool(choices) and choices[0].rank is not None
-    details = {
-        "ranks": tuple(choice.rank for choice in choices),
-        "removed": tuple(choice.removed for choice in choices),
-        "alternatives": tuple(choice.alternatives for choice in choices),
-    }
-    tokens, logprobs = tuple(choice.token for choice in choices), tuple(choice.logprob for choice in choices)
-    return {"tokens": tokens, "logprobs": logprobs, **(details if detailed else dict.fromkeys(details))}
+def _completed(
+    last: TokenEvent | Filled, choices: Sequence[Choice], prompt: str, text: str, **others: Any
+) -> Completion:
+    """A completion of these choices. last: what completes it. others: fields with a value for the whole text."""
+    columns = {"tokens": "token", "logprobs": "logprob"}
+    if choices[0].rank is not None:
+        columns |= {"ranks": "rank", "removed": "removed", "alternatives": "alternatives"}
+    others |= {name: tuple(getattr(choice, of_one) for choice in choices) for name, of_one in columns.items()}
+    return Completion(prompt, last.sample, last.draw, text, steps=last.steps, **others)
 
 
 def _text_of(prompt: str | Prompt) -> str:
@@ -308,17 +294,5 @@ class GeneratedText:
         reason = "stop" if self.stop.stopped else last.finish
         if reason is None:
             return None
-        return Completion(
-            prompt=self.prompt,
-            sample=last.sample,
-            draw=last.draw,
-            text=self.text,
-            **_columns(self.events),
-            score=last.score,
-            steps=last.steps,
-            seed=self.seed,
-            finish_reason=reason,
-            tree=last.tree,
-            proposed=last.proposed,
-            accepted=last.accepted,
-        )
+        others = {name: getattr(last, name) for name in ("score", "tree", "proposed", "accepted")}
+        return _completed(last, self.events, self.prompt, self.text, seed=self.seed, finish_reason=reason, **others)

@@ -35,9 +35,12 @@ class Base:
 
     @classmethod
     def of(cls, run: Run, checkpoint: Checkpoint, warnings: Sequence[str] = ()) -> "Base":
-        """A checkpoint of a run. warnings: those of opening it."""
-        recipe, tokenizer, doubts = read_run(run, checkpoint)
-        return cls(run, checkpoint, recipe, tokenizer, (*warnings, *doubts))
+        """A checkpoint of a run. warnings: those of opening it.
+
+        Raises CheckpointError when the tokenizer or the recipe is not the run's own.
+        """
+        recipe, doubts = read_recipe(run, checkpoint)
+        return cls(run, checkpoint, recipe, read_tokenizer(run), (*warnings, *doubts))
 
     @property
     def is_published(self) -> bool:
@@ -71,22 +74,19 @@ def base_of(run: Run) -> Base:
 
     Raises CheckpointError when it is missing, or when its weights have changed.
     """
-    info = run.info.base
-    if info is None:
-        raise CheckpointError("the run does not name the base of its adapters", where=str(run.path), fix="train anew")
-    return _reopen(info, f"{run.name} holds adapters only, to", "`lmtool runs merge` makes a run that needs no base")
+    need, note = f"{run.name} holds adapters only, to", "`lmtool runs merge` makes a run that needs no base"
+    return _reopen(run, run.info.base, "the base of its adapters", need, note)
 
 
 def teacher_of(run: Run) -> Base:
     """The checkpoint that a run is distilled from, found as `base_of` does. Raises CheckpointError likewise."""
-    info = run.info.teacher
-    if info is None:
-        raise CheckpointError("the run does not name its teacher", where=str(run.path), fix="train anew")
-    return _reopen(info, f"{run.name} learns from", "only with it training goes on")
+    return _reopen(run, run.info.teacher, "its teacher", f"{run.name} learns from", "only with it training goes on")
 
 
-def _reopen(record: OtherRun, need: str, note: str) -> Base:
-    """The checkpoint of a `Base.record`. need, note: why it is needed, and what to know, for errors."""
+def _reopen(of_run: Run, record: OtherRun | None, name: str, need: str, note: str) -> Base:
+    """The checkpoint of a `Base.record` of a run. name, need, note: what it is, why it is needed, and what to know."""
+    if record is None:
+        raise CheckpointError(f"the run does not name {name}", where=str(of_run.path), fix="train anew")
     wanted = f"{need} {record.checkpoint} of {record.run}"
     try:
         run = find(record.path if Path(record.path).exists() else record.run).run
@@ -94,32 +94,17 @@ def _reopen(record: OtherRun, need: str, note: str) -> Base:
     except CheckpointError as error:
         raise CheckpointError(f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {note}") from error
     if checkpoint.model_digest != record.sha256:
-        raise CheckpointError(
-            f"{wanted}, which has changed since",
-            where=str(checkpoint.path),
-            fix="restore the checkpoint, or train anew",
-        )
+        what = f"{wanted}, which has changed since"
+        raise CheckpointError(what, where=str(checkpoint.path), fix="restore the checkpoint, or train anew")
     return Base.of(run, checkpoint)
-
-
-def read_run(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, Tokenizer, list[str]]:
-    """The recipe and the tokenizer of a run at a checkpoint, and warnings: see `read_recipe`.
-
-    Raises CheckpointError when the tokenizer or the recipe is not the run's own.
-    """
-    recipe, warnings = read_recipe(run, checkpoint)
-    return recipe, read_tokenizer(run), warnings
 
 
 def read_tokenizer(run: Run) -> Tokenizer:
     """The tokenizer of a run. Raises CheckpointError when it is not the one that the run was trained with."""
     tokenizer = Tokenizer.load(run.tokenizer_path)
     if tokenizer.fingerprint != run.fingerprints["tokenizer"]:
-        raise CheckpointError(
-            "the tokenizer does not fit the model: it is not the one that the model was trained with",
-            where=str(run.tokenizer_path),
-            fix="restore the run's own tokenizer.json",
-        )
+        what = "the tokenizer does not fit the model: it is not the one that the model was trained with"
+        raise CheckpointError(what, where=str(run.tokenizer_path), fix="restore the run's own tokenizer.json")
     return tokenizer
 
 
@@ -139,11 +124,9 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     forged = [different[key] for key in unchangeable(different)]
     if forged:
         more = f", and {len(forged) - 3} more" if len(forged) > 3 else ""
-        raise CheckpointError(
-            f"{RECIPE} is not the recipe of this model: {'; '.join(plain(text)[:200] for text in forged[:3])}{more}",
-            where=str(run.recipe_path),
-            fix="undo these changes, or delete the file: the checkpoint has the recipe too",
-        )
+        what = f"{RECIPE} is not the recipe of this model: {'; '.join(plain(text)[:200] for text in forged[:3])}{more}"
+        fix = "undo these changes, or delete the file: the checkpoint has the recipe too"
+        raise CheckpointError(what, where=str(run.recipe_path), fix=fix)
     return written, []
 
 

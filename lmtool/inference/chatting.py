@@ -162,10 +162,8 @@ class Conversation:
             if following is None:
                 if len(ids) < context:
                     break
-                raise UsageError(
-                    f"the prompt has {len(ids)} tokens, but the model's context is {context}",
-                    fix="shorten the message, or the system message",
-                )
+                what = f"the prompt has {len(ids)} tokens, but the model's context is {context}"
+                raise UsageError(what, fix="shorten the message, or the system message")
             first = following
         return ids, first, wanted if context is None else min(wanted, context - len(ids))
 
@@ -228,19 +226,15 @@ def format_of(loaded: Loaded) -> ChatFormat:
     prompt_format, where = loaded.prompt_format, plain(str(loaded.run_path))
     if prompt_format.reads != "past":
         answers = prompt_format.reads == "source"
-        raise UsageError(
-            f"only decoders hold conversations, and this model is not one: {loaded.model.description}",
-            where=where,
-            fix="answer single texts with lmtool generate" if answers else "name the run of a decoder",
-        )
+        what = f"only decoders hold conversations, and this model is not one: {loaded.model.description}"
+        fix = "answer single texts with lmtool generate" if answers else "name the run of a decoder"
+        raise UsageError(what, where=where, fix=fix)
     if prompt_format.chat is not None:
         return prompt_format.chat
     if prompt_format.answers and loaded.tokenizer.published is not None:
-        raise UsageError(
-            "the model was fine-tuned on pairs of texts, and has no chat template for conversations",
-            where=where,
-            fix="answer single texts with lmtool generate, or fine-tune it on a column of messages",
-        )
+        what = "the model was fine-tuned on pairs of texts, and has no chat template for conversations"
+        fix = "answer single texts with lmtool generate, or fine-tune it on a column of messages"
+        raise UsageError(what, where=where, fix=fix)
     today = datetime.now()
     return ChatFormat.of(loaded.tokenizer, lambda: today)
 
@@ -257,10 +251,8 @@ def checked(messages: Sequence[Message]) -> list[Message]:
         try:
             content.encode()
         except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the message is not UTF-8 at character {error.start}",
-                fix="write it in UTF-8, or fix the terminal's locale",
-            ) from None
+            what = f"the message is not UTF-8 at character {error.start}"
+            raise UsageError(what, fix="write it in UTF-8, or fix the terminal's locale") from None
         plain_messages.append(Message(role=role, content=content))
     if not plain_messages:
         raise UsageError("there is no message to answer", fix="end with a message of the user")

@@ -5,6 +5,7 @@ Shapes: B rows, T positions, D model width, N words.
 
 import io
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,7 +108,8 @@ def save(path: Path, embedded: Iterable[Embedded]) -> None:
     .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, and words (N) unless pooled.
     """
     with writing(path), durable.staged(path) as new:
-        durable.write_new(new, _arrays(embedded) if path.suffix == ".npz" else _encoded(as_lines(embedded)))
+        lines = (f"{line}\n".encode() for line in as_lines(embedded))
+        durable.write_new(new, _arrays(embedded) if path.suffix == ".npz" else lines)
 
 
 def as_lines(embedded: Iterable[Embedded]) -> Iterator[str]:
@@ -116,10 +118,6 @@ def as_lines(embedded: Iterable[Embedded]) -> Iterator[str]:
         vectors = one.vectors.tolist()
         values = {"vector": vectors[0]} if one.words is None else {"words": one.words, "vectors": vectors}
         yield json.dumps({"text": one.text, **values})
-
-
-def _encoded(lines: Iterable[str]) -> Iterator[bytes]:
-    return (f"{line}\n".encode() for line in lines)
 
 
 def _arrays(embedded: Iterable[Embedded]) -> list[memoryview]:
@@ -176,33 +174,20 @@ def text_row(loaded: Loaded, number: int, text: str, *, truncate: bool = False, 
     room = (loaded.model.context or len(ids) + 2) - len(before) - len(after)
     if len(ids) > room:
         if not truncate:
-            raise UsageError(
-                f"text {number + 1} has {len(ids)} tokens, but the model reads {room}",
-                fix="divide it, or truncate it with --truncate",
-            )
+            what = f"text {number + 1} has {len(ids)} tokens, but the model reads {room}"
+            raise UsageError(what, fix="divide it, or truncate it with --truncate")
         ids, offsets = ids[:room], offsets[:room]
     if not ids:
         raise UsageError(f"text {number + 1} has no tokens", fix="remove it")
-    spans = find_words(text) if words else []
-    pieces: list[list[int]] = [[] for _ in spans]
-    word = 0
-    for token, (start, stop) in enumerate(offsets, len(before)):
-        while word < len(spans) and spans[word][1] <= start:
-            word += 1
+    first, last = len(before), len(before) + len(ids)
+    starts, stops = [start for start, _ in offsets], [stop for _, stop in offsets]
+    pieces: dict[tuple[int, int], list[int]] = {}
+    for begin, end in find_words(text) if words else ():
         # a token may belong to several words
-        for touched in range(word, len(spans)):
-            if spans[touched][0] >= stop:
-                break
-            pieces[touched].append(token)
-    kept = [i for i, tokens in enumerate(pieces) if tokens]
-    return TextRow(
-        number,
-        [*before, *ids, *after],
-        len(before),
-        len(before) + len(ids),
-        [text[slice(*spans[i])] for i in kept],
-        [pieces[i] for i in kept],
-    )
+        if touched := range(bisect_right(stops, begin), bisect_left(starts, end)):
+            pieces[begin, end] = [first + token for token in touched]
+    row = [*before, *ids, *after]
+    return TextRow(number, row, first, last, [text[begin:end] for begin, end in pieces], list(pieces.values()))
 
 
 def _read(

@@ -69,11 +69,8 @@ class Drafter:
             smaller = load_packed(reference, loaded.compute)
             TextGenerator(smaller).check_generates()
             if smaller.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
-                raise UsageError(
-                    "the draft has another tokenizer than the model",
-                    where=where,
-                    fix="name a draft with the same tokenizer, such as one distilled from it, or --draft ngram",
-                )
+                fix = "name a draft with the same tokenizer, such as one distilled from it, or --draft ngram"
+                raise UsageError("the draft has another tokenizer than the model", where=where, fix=fix)
             drafter = cls(ModelDraft(smaller.model, n_tokens), smaller)
         try:
             drafter.draft.check(loaded.model, loaded.tokenizer.vocab_size)
@@ -142,11 +139,9 @@ class TextGenerator:
     def check_generates(self) -> None:
         """Raise UsageError for a model that only embeds texts, or is without likelihood, and so generates none."""
         if isinstance(self.loaded.recipe.objective, Embedding):
-            raise UsageError(
-                "this model embeds texts, and predicts no tokens",
-                where=str(self.loaded.run_path),
-                fix="use lmtool embed --whole, or name a language model",
-            )
+            what = "this model embeds texts, and predicts no tokens"
+            fix = "use lmtool embed --whole, or name a language model"
+            raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
         self.loaded.check_likelihood()
 
     def completions(
@@ -175,12 +170,10 @@ class TextGenerator:
             return None
         kept = self._kept_lines if samples and self.loaded.model.reads == "past" else None
         if options.novel and kept is None:
-            what = "it keeps no lines of its training data" if samples else f"{settings.name} draws nothing"
-            raise UsageError(
-                f"no text of this run can be drawn again: {what}",
-                where=str(self.loaded.run_path),
-                fix="omit --novel, which is for samples of a model that was trained on a list of short lines",
-            )
+            why = "it keeps no lines of its training data" if samples else f"{settings.name} draws nothing"
+            what = f"no text of this run can be drawn again: {why}"
+            fix = "omit --novel, which is for samples of a model that was trained on a list of short lines"
+            raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
         return kept
 
     @cached_property

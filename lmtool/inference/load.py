@@ -299,11 +299,8 @@ def _copy(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoi
         old, new = saved.get(name), kept.get(name)
         free = int(name in lm.any_length)
         if old is None or new is None or old.ndim != new.ndim or old.shape[free:] != new.shape[free:]:
-            raise CheckpointError(
-                f"the checkpoint does not fit the recipe: {name} is {_shape(old)}, not {_shape(new)}",
-                where=str(checkpoint.path),
-                fix="restore the run from a copy, or train anew",
-            )
+            what = f"the checkpoint does not fit the recipe: {name} is {_shape(old)}, not {_shape(new)}"
+            raise CheckpointError(what, where=str(checkpoint.path), fix="restore the run from a copy, or train anew")
     parameters = dict(lm.named_parameters())
     for name, parameter in kept.items():
         if name not in lm.any_length:
@@ -322,11 +319,9 @@ def _set(parameter: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 def _refuse_not_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        raise NumericalError(
-            f"the weights are not finite: {name} holds NaN or infinity",
-            where=str(checkpoint.path),
-            fix="name an earlier checkpoint, RUN@STEP, or train anew",
-        )
+        what = f"the weights are not finite: {name} holds NaN or infinity"
+        fix = "name an earlier checkpoint, RUN@STEP, or train anew"
+        raise NumericalError(what, where=str(checkpoint.path), fix=fix)
 
 
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:

@@ -33,11 +33,8 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     adapted = open_base(reference)
     old, recipe, step = adapted.run, adapted.recipe, adapted.checkpoint.step
     if recipe.tuning.lora is None:
-        raise UsageError(
-            "this run has no adapters: it needs no base run",
-            where=str(old.path),
-            fix="name a run that was trained with tuning.lora",
-        )
+        what = "this run has no adapters: it needs no base run"
+        raise UsageError(what, where=str(old.path), fix="name a run that was trained with tuning.lora")
     name = f"{old.info.recipe}-merged"
     folder = output or unused_folder(name)
     refuse_used(folder)

@@ -26,6 +26,7 @@ from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
+from lmtool.records import finite
 from lmtool.run.order import hash_key, permute
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -84,24 +85,13 @@ class Perplexity:
     def record(self) -> dict[str, float | int | None]:
         """The JSON record; None for values that are not finite."""
         if self.unit == "pair":
-            return {"loss": _finite(self.loss), "pairs": self.tokens, "context": self.context}
-        return {
-            "loss": _finite(self.loss),
-            "perplexity": _finite(self.perplexity),
-            "word_perplexity": _finite(self.word_perplexity),
-            "bits_per_byte": _finite(self.bits_per_byte),
-            "tokens": self.tokens,
-            "context": self.context,
-            "stride": self.stride,
-        }
+            return {"loss": finite(self.loss), "pairs": self.tokens, "context": self.context}
+        names = ("loss", "perplexity", "word_perplexity", "bits_per_byte", "tokens", "context", "stride")
+        return {name: finite(getattr(self, name)) for name in names}
 
 
 def _exp(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
@@ -303,10 +293,8 @@ def _measure(loaded: Loaded, text: EvaluationText, report: Report) -> Measured:
     context = text.context or lm.context or loaded.recipe.model.context
     stride = text.stride or context
     if lm.longest is not None and context > lm.longest:
-        raise UsageError(
-            f"a context of {context} is longer than the model's, which has {lm.longest} learned positions",
-            fix=f"use {lm.longest} or less",
-        )
+        what = f"a context of {context} is longer than the model's, which has {lm.longest} learned positions"
+        raise UsageError(what, fix=f"use {lm.longest} or less")
     if stride > context:
         raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
     if text.column is not None:

@@ -83,11 +83,8 @@ class VectorSource:
             if (form := next((form for form in (name, lower(name)) if form in rows), None))
         ]
         if not pairs:
-            raise DataError(
-                f"none of the {len(names):,} words of the vocabulary has a vector",
-                where=plain(self.name),
-                fix="name vectors of the language of the text",
-            )
+            what = f"none of the {len(names):,} words of the vocabulary has a vector"
+            raise DataError(what, where=plain(self.name), fix="name vectors of the language of the text")
         ids = [i for i, _ in pairs]
         counts_V = counts_V[: tokenizer.vocab_size].copy()
         counts_V[[i for i in tokenizer.special_ids if i != tokenizer.unk_id]] = 0
@@ -105,11 +102,8 @@ class VectorSource:
         """Raise UsageError for a kind of tokenizer whose entries the vectors are not of."""
         expected = self.vectors.kind if isinstance(self.vectors, RunVectors) else "word"
         if kind != expected:
-            raise UsageError(
-                f"the vectors of {plain(self.name)} are of the tokens of a {expected} tokenizer, not of a {kind} one",
-                where="model.embeddings",
-                fix=f"set tokenizer.kind={expected}",
-            )
+            what = f"the vectors of {plain(self.name)} are of the tokens of a {expected} tokenizer, not of a {kind} one"
+            raise UsageError(what, where="model.embeddings", fix=f"set tokenizer.kind={expected}")
 
 
 def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
@@ -126,11 +120,8 @@ def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
     key = "embedding_width" if isinstance(recipe.model, Transformer) and recipe.model.embedding_width else "d_model"
     width = getattr(recipe.model, key)
     if source.vectors.width != width:
-        raise UsageError(
-            f"the vectors have {source.vectors.width} numbers, and model.{key} is {width}",
-            where=plain(name),
-            fix=f"set model.{key}={source.vectors.width}",
-        )
+        what = f"the vectors have {source.vectors.width} numbers, and model.{key} is {width}"
+        raise UsageError(what, where=plain(name), fix=f"set model.{key}={source.vectors.width}")
     if base is not None or not isinstance(recipe.tokenizer, TokenizerFile):
         source.check_kind(recipe.tokenizer.kind if base is None else base.tokenizer.kind)
     return source
@@ -160,24 +151,13 @@ class FeatureSource:
     """An opened run, and its model in CPU memory, whose states another model reads.
 
     recipe: of that other model, with the sizes of the states and with the run's tokenizer.
+    line: what is read, for people.
     """
 
     base: Base
     model: LanguageModel
     recipe: Recipe
-
-    @property
-    def line(self) -> str:
-        """What is read, for people."""
-        assert isinstance(self.recipe.model, Recurrent | Averaging)
-        features = self.recipe.model.features
-        assert features is not None
-        name = plain(features.run)
-        where = "beside" if features.beside else "in place of"
-        return (
-            f"features: {name}, {self.model.description}, {features.mixed_layers} layers of {features.width}, frozen, "
-            f"{where} the embeddings; with its tokenizer"
-        )
+    line: str
 
 
 def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
@@ -193,28 +173,23 @@ def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
     if base is not None:
         old = base.recipe.model.features if isinstance(base.recipe.model, Recurrent | Averaging) else None
         if old is None or old.run != features.run or old.beside != features.beside:
-            raise UsageError(
-                f"{base.run.name} was trained without these features, for which its layers are too narrow",
-                where="model.features",
-                fix="train from scratch with --recipe, or omit them",
-            )
+            what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
+            raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
     source = open_base(features.run if base is None else str(base.run.path / FEATURES))
     theirs = source.recipe.model
     if source.recipe.tuning.lora is not None:
-        raise UsageError(
-            f"{source.run.name} holds adapters only",
-            where="model.features.run",
-            fix=f"make a whole run first: lmtool runs merge {source.run.name}",
-        )
+        fix = f"make a whole run first: lmtool runs merge {source.run.name}"
+        raise UsageError(f"{source.run.name} holds adapters only", where="model.features.run", fix=fix)
     if isinstance(theirs, Recurrent | Averaging) and theirs.features is not None:
-        raise UsageError(
-            f"{source.run.name} reads features of another run itself",
-            where="model.features.run",
-            fix="name that run, or one without features",
-        )
+        what = f"{source.run.name} reads features of another run itself"
+        raise UsageError(what, where="model.features.run", fix="name that run, or one without features")
     lm = trained_model(source, CPU)
     with torch.no_grad():
         layers = lm.eval().layers(Batch(torch.zeros(1, 2, dtype=torch.int64)))
     sizes = {"width": layers[-1].shape[-1], "mixed_layers": len(layers), "longest": lm.longest}
     values = {"model.features": features.with_values(sizes), "tokenizer": source.recipe.tokenizer}
-    return FeatureSource(source, lm, recipe.with_values(values))
+    line = (
+        f"features: {plain(features.run)}, {lm.description}, {len(layers)} layers of {sizes['width']}, frozen, "
+        f"{'beside' if features.beside else 'in place of'} the embeddings; with its tokenizer"
+    )
+    return FeatureSource(source, lm, recipe.with_values(values), line)

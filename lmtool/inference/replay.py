@@ -61,11 +61,8 @@ def record(generator: TextGenerator, completion: Completion, settings: Settings,
     details = {"ranks": completion.ranks, "removed": completion.removed} if options.details else {}
     drafted: dict[str, Any] = {}
     if generator.drafter is not None:
-        drafted = {
-            "draft": generator.drafter.record(),
-            "proposed": completion.proposed,
-            "accepted": completion.accepted,
-        }
+        counts = {"proposed": completion.proposed, "accepted": completion.accepted}
+        drafted = {"draft": generator.drafter.record(), **counts}
     return {
         "prompt": completion.prompt,
         "sample": completion.sample,
@@ -137,16 +134,12 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
     Raises CheckpointError when the weights are missing or have changed.
     """
     peers: dict[tuple[str, ...], TextGenerator] = {}
-    threads = torch.get_num_threads()
-    try:
-        for record in records:
-            names = ("run", "step", "checkpoint", "device", "precision", "draft")
-            key = tuple(str(record.get(name)) for name in names)
-            if key not in peers:
-                peers[key] = _load_recorded(record)
-            yield _repeat(peers[key], record)
-    finally:
-        torch.set_num_threads(threads)
+    for record in records:
+        names = ("run", "step", "checkpoint", "device", "precision", "draft")
+        key = tuple(str(record.get(name)) for name in names)
+        if key not in peers:
+            peers[key] = _load_recorded(record)
+        yield _repeat(peers[key], record)
 
 
 def _load_recorded(record: Mapping[str, Any]) -> TextGenerator:
@@ -158,7 +151,6 @@ def _load_recorded(record: Mapping[str, Any]) -> TextGenerator:
         generator.drafter = Drafter.open(reference, draft["tokens"], generator.loaded)
         if generator.drafter.loaded is not None:
             _check_same(generator.drafter.loaded, draft)
-    generator.threads = None  # those of the record, which `_repeat` sets
     return generator
 
 
@@ -174,7 +166,7 @@ def _check_same(loaded: Loaded, record: Mapping[str, Any]) -> None:
 
 
 def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:
-    torch.set_num_threads(record["threads"])
+    generator.threads = record["threads"]
     settings, options = _asked(record)
     completions = {c.sample: c for c in generator.completions([record["prompt"]], settings, options)}
     # A beam search returns several texts of one sample; other strategies return one, whatever its number.

@@ -110,22 +110,17 @@ def score_answers(
     longer than the context, and for a model that does not generate text.
     """
     if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads in ("words", "both"):
-        raise UsageError(
-            f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} answers no prompts",
-            where=str(loaded.run_path),
-            fix="name a language model, such as a decoder",
-        )
+        what = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} answers no prompts"
+        raise UsageError(what, where=str(loaded.run_path), fix="name a language model, such as a decoder")
     rows = [_answer_rows(loaded, prompt, answers) for prompt in prompts]
     longest = loaded.model.longest or loaded.model.context
     if longest is not None:
         lengths = [(max(row.length for row in group), origin) for group, origin in zip(rows, origins, strict=True)]
         if long := [(length, origin) for length, origin in lengths if length > longest]:
             length, origin = long[0]
-            raise UsageError(
-                f"{len(long):,} of {len(prompts):,} prompts do not fit the context of {longest} tokens",
-                where=f"{origin}: {length:,} tokens with an answer",
-                fix="shorten the prompt or the texts, take fewer --shots, or a model with a longer context",
-            )
+            what = f"{len(long):,} of {len(prompts):,} prompts do not fit the context of {longest} tokens"
+            fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
+            raise UsageError(what, where=f"{origin}: {length:,} tokens with an answer", fix=fix)
     total_PA = np.zeros((len(prompts), len(answers)))
     tokens_PA = np.zeros((len(prompts), len(answers)), dtype=np.int64)
     for p, logprobs in enumerate(_logprobs(loaded, rows, report)):

@@ -97,20 +97,18 @@ class AveragingModel(WithoutNextToken):
     owner_K: Tensor | None
 
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.context = spec.context
-        self.spec = spec
         n_features = vocab_size + spec.n_hashed
+        mean_width = spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
+        width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
+        description = "linear in words" if spec.one_hot else f"mean of words, {spec.n_layers} x {width}"
+        super().__init__(vocab_size, spec.context, description)
+        self.spec, self.width = spec, width
         self.register_buffer("idf_F", torch.ones(n_features) if spec.tf_idf else None)
         # no n-gram has the hash -1: until they are counted, a bucket stands for all
         owner_K = torch.full((spec.n_hashed,), -1, dtype=torch.int32) if spec.tf_idf and spec.ngrams > 1 else None
         self.register_buffer("owner_K", owner_K)
         self.features_of_tokens = None if spec.features is None else FrozenFeatures(spec.features)
-        mean_width = spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
-        self.width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
-        self.description = "linear in words" if spec.one_hot else f"mean of words, {spec.n_layers} x {self.width}"
         widths = (mean_width, *(spec.d_model,) * spec.n_layers)
         self.dense = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.activation = torch.relu if spec.activation == "relu" else torch.tanh

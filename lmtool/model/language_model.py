@@ -69,18 +69,16 @@ class LanguageModel(nn.Module, ABC):
     counts_V: count of each id in the training text, for models that keep it; zeros until it is known.
     """
 
-    vocab_size: int
-    context: int | None
     longest: int | None = None
     reads: Reads = "past"
     recurrent: bool = False
     step_threads: int | None = None
     any_length: frozenset[str] = frozenset()
-    description: str
     counts_V: Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int, context: int | None, description: str) -> None:
         super().__init__()
+        self.vocab_size, self.context, self.description = vocab_size, context, description
         self.register_buffer("counts_V", None)
 
     @abstractmethod
@@ -193,10 +191,9 @@ class Wrapper(LanguageModel):
     """A wrapper around another model, its body; delegates to it what a subclass does not override."""
 
     def __init__(self, body: LanguageModel) -> None:
-        super().__init__()
+        super().__init__(body.vocab_size, body.context, body.description)
         self.body = body
-        self.vocab_size, self.context, self.longest = body.vocab_size, body.context, body.longest
-        self.reads, self.recurrent, self.description = body.reads, body.recurrent, body.description
+        self.longest, self.reads, self.recurrent = body.longest, body.reads, body.recurrent
 
     def forward(self, batch: Batch) -> Output:
         return cast(Output, self.body(batch))

@@ -71,12 +71,9 @@ class NGramModel(CountingModel):
     any_length = frozenset(("grams_GN", "counts_G"))
 
     def __init__(self, spec: NGram, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.context = None
+        super().__init__(vocab_size, None, f"{spec.order}-gram")
         self.order = spec.order
         self.width = spec.d_model
-        self.description = f"{spec.order}-gram"
         self.register_buffer("grams_GN", torch.empty(0, spec.order, dtype=torch.int32))
         self.register_buffer("counts_G", torch.empty(0, dtype=torch.int64))
         self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))

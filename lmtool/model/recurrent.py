@@ -32,9 +32,8 @@ class Layers(nn.Module):
 
     def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(
-            make_cell(spec, d_in=input_width(spec) if i == 0 else None) for i in range(spec.n_layers)
-        )
+        first = None if spec.features is None else spec.features.width_with(spec.d_model)
+        self.cells = nn.ModuleList(make_cell(spec, d_in=None if i else first) for i in range(spec.n_layers))
         self.dropout = spec.dropout
         self.backwards = backwards
 
@@ -76,9 +75,7 @@ class RecurrentModel(LanguageModel):
     recurrent = True
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.context = None
+        super().__init__(vocab_size, None, f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}")
         self.dropout = spec.dropout
         attends = spec.attention is not None and spec.attention.feed == "output"
         self.embedding = nn.Embedding(vocab_size, spec.d_model)
@@ -89,7 +86,6 @@ class RecurrentModel(LanguageModel):
         self.head = None if spec.tie_embeddings else nn.Linear(self.width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         self.features = None if spec.features is None else FrozenFeatures(spec.features)
-        self.description = f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}"
 
     def forward(self, batch: Batch) -> Output:
         return Output(self._read(batch, self.start(batch))[0])
@@ -186,11 +182,6 @@ class RecurrentDecoder(RecurrentModel):
 def make_cell(spec: Recurrent, d_out: int | None = None, d_in: int | None = None) -> Cell:
     """A layer from `d_in` to `d_out`, by default both the model's width."""
     return build_cell(spec.cell, spec.nonlinearity, d_in or spec.d_model, d_out or spec.d_model)
-
-
-def input_width(spec: Recurrent) -> int:
-    """Width of what the first layer reads."""
-    return spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
 
 
 def find_texts(batch: Batch) -> Texts | None:

@@ -38,17 +38,14 @@ class TransformerModel(LanguageModel):
     """Base of all Transformers: input embeddings, of its own or `inputs`, a head, and the use of a Stack."""
 
     def __init__(self, spec: Transformer, vocab_size: int, inputs: Inputs | None = None) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.context = spec.context
+        shared = " shared" if spec.share_layers else ""
+        super().__init__(vocab_size, spec.context, f"{spec.title}, {spec.n_layers} x {spec.d_model}{shared}")
         self.longest = longest(spec)
         self.inputs = Inputs(spec, vocab_size) if inputs is None else inputs
         self.ngrams = None
         if spec.ngram_embedding is not None:
             self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
         self.head = Head(spec, vocab_size, self.inputs.tokens)
-        self.description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
-        self.description += " shared" if spec.share_layers else ""
 
     def forward(self, batch: Batch) -> Output:
         return self._read(self.stacks()[0], batch)

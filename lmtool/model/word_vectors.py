@@ -33,10 +33,8 @@ class WordVectorModel(WithoutNextToken):
     title: str
     counts_V: Tensor
 
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.context = None
+    def __init__(self, vocab_size: int, description: str) -> None:
+        super().__init__(vocab_size, None, description)
         self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
 
     def layers(self, batch: Batch) -> list[Tensor]:
@@ -58,8 +56,7 @@ class SkipGramModel(WordVectorModel):
     title = "skip-gram"
 
     def __init__(self, spec: SkipGram | Glove, vocab_size: int) -> None:
-        super().__init__(vocab_size)
-        self.description = f"{spec.kind}, {spec.d_model} wide"
+        super().__init__(vocab_size, f"{spec.kind}, {spec.d_model} wide")
         self.centres = nn.Embedding(vocab_size, spec.d_model)
         self.neighbours = nn.Embedding(vocab_size, spec.d_model)
         for table in (self.centres, self.neighbours):
@@ -177,9 +174,8 @@ class PpmiModel(WordVectorModel, CountingModel):
     title = "ppmi"
 
     def __init__(self, spec: Ppmi, vocab_size: int) -> None:
-        super().__init__(vocab_size)
+        super().__init__(vocab_size, f"ppmi, window {spec.window}, {spec.d_model} wide")
         self.width = spec.window
-        self.description = f"ppmi, window {spec.window}, {spec.d_model} wide"
         self.register_buffer("keys_P", torch.empty(0, dtype=torch.int64))
         self.register_buffer("sums_P", torch.empty(0, dtype=torch.float64))
         self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))

@@ -28,6 +28,9 @@ MAX_ALTERNATIVES = 20
 GivenText = Annotated[str, Field(max_length=1 << 20)]
 GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=1 << 17, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+FEW = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
+"""How many texts a list may have."""
+
 Zero = Annotated[float, Field(ge=0, le=0)]
 """A number that only its default is offered of."""
 
@@ -80,12 +83,7 @@ class TextBody(Body):
 class CompletionBody(TextBody):
     """POST /v1/completions. max_tokens: 0 with `echo` alone, to read the probabilities of a prompt."""
 
-    prompt: (
-        GivenText
-        | GivenIds
-        | Annotated[list[GivenText], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
-        | Annotated[list[GivenIds], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
-    ) = ""
+    prompt: GivenText | GivenIds | Annotated[list[GivenText], FEW] | Annotated[list[GivenIds], FEW] = ""
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool | None = None
@@ -135,7 +133,7 @@ class ChatBody(TextBody):
 class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
-    input: GivenText | Annotated[list[GivenText], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+    input: GivenText | Annotated[list[GivenText], FEW]
     encoding_format: Literal["float", "base64"] | None = None
 
 
@@ -143,10 +141,7 @@ class ClassifyBody(Body):
     """POST /classify. input: a text, or for runs that read several columns, these by name; or a list of either."""
 
     input: (
-        GivenText
-        | dict[str, GivenText]
-        | Annotated[list[GivenText], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
-        | Annotated[list[dict[str, GivenText]], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+        GivenText | dict[str, GivenText] | Annotated[list[GivenText], FEW] | Annotated[list[dict[str, GivenText]], FEW]
     )
 
     @field_validator("input")

@@ -76,7 +76,7 @@ class Progress:
 
 @dataclass(eq=False)
 class _Client:
-    """A client and its request.
+    """A client.
 
     waiting: texts not yet in the batch.
     updates: what it reads next.
@@ -84,7 +84,6 @@ class _Client:
     gone: nobody reads the updates.
     """
 
-    generation: GenerationRequest
     waiting: "deque[_Text]"
     updates: "asyncio.Queue[Progress | Exception]"
     came: float
@@ -97,14 +96,13 @@ class _Text:
 
     index: as in `Progress`.
     reach: the slots of the KV cache that it fills when it is complete.
-    generated_text: None until it is in the batch.
     """
 
     client: _Client
     index: int
     request: Request
     reach: int
-    generated_text: GeneratedText | None = None
+    generated_text: GeneratedText
 
 
 class Scheduler:
@@ -135,7 +133,9 @@ class Scheduler:
         self._runner = ModelRunner(model)
         self.slot_bytes = _slot_bytes(self._runner, generator) if generator.writes else 0
         if n_slots is None:
-            n_slots = default_slots(self.slot_bytes, n_rows, model.context, _memory(self._runner.device))
+            is_gpu = self._runner.device.type == "cuda"
+            free = torch.cuda.mem_get_info(self._runner.device)[0] if is_gpu else machine_memory()
+            n_slots = default_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
         self._samplers: WeakValueDictionary[Any, Sampler] = WeakValueDictionary()
         self._banned: dict[frozenset[int], torch.Tensor] = {}
@@ -229,12 +229,13 @@ class Scheduler:
             raise QueueFull
 
     def _client(self, generation: GenerationRequest) -> _Client:
-        client = _Client(generation, deque(), asyncio.Queue(), time.perf_counter())
+        client = _Client(deque(), asyncio.Queue(), time.perf_counter())
         sampler, settings = self._sampler(generation), generation.settings
         most = settings.max_new_tokens
         for i, request in enumerate(requests_of(generation.prompts, sampler, settings.seed, most, generation.n)):
             numbered = replace(request, prompt=next(self._numbers), wants_prompt=generation.wants_prompt)
-            client.waiting.append(_Text(client, i, numbered, self._reach(request)))
+            text = GeneratedText.of(generation.prompt_format, request.start, settings.seed, generation.stop)
+            client.waiting.append(_Text(client, i, numbered, self._reach(request), text))
         return client
 
     def _sampler(self, generation: GenerationRequest) -> Sampler:
@@ -270,8 +271,12 @@ class Scheduler:
         """What is done between two tokens, and the next token of each text."""
         for text in [text for text in self._texts.values() if text.client.gone]:
             self._remove(text)
-        if call is not None:
-            self._call(*call)
+        if call is not None and call[1].set_running_or_notify_cancel():
+            compute, future = call
+            try:
+                future.set_result(compute())
+            except Exception as error:
+                future.set_exception(error)
         self._fill()
         if self._texts:
             self._step()
@@ -281,13 +286,6 @@ class Scheduler:
     def _remove(self, text: _Text) -> None:
         del self._texts[text.request.prompt]
         self._batch.leave(text.request)
-
-    def _call(self, call: Callable[[], Any], future: "Future[Any]") -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except Exception as error:
-                future.set_exception(error)
 
     def _fill(self) -> None:
         """Let texts that wait join the batch, in their order, as many as there is room for."""
@@ -302,12 +300,10 @@ class Scheduler:
             if not client.waiting:
                 with self._changed:
                     self._queue.popleft()
-            wanted, start = client.generation, text.request.start
             with self._ending(client):
-                text.generated_text = GeneratedText.of(wanted.prompt_format, start, wanted.settings.seed, wanted.stop)
                 self._batch.join(text.request)
                 self._texts[text.request.prompt] = text
-                self._metrics.prompt_tokens.inc(len(start.text))
+                self._metrics.prompt_tokens.inc(len(text.request.start.text))
 
     def _reach(self, request: Request) -> int:
         """The slots of the KV cache that a text fills when it is complete."""
@@ -344,7 +340,6 @@ class Scheduler:
 
     def _progress(self, event: TokenEvent) -> "_Update":
         text = self._texts[event.prompt]
-        assert text.generated_text is not None
         shown = text.generated_text.push(event)
         completion = text.generated_text.completion()
         if event.steps == 1:
@@ -383,8 +378,3 @@ def default_slots(slot_bytes: int, n_rows: int, context: int | None, memory: int
     most = math.inf if context is None else n_rows * context
     room = math.inf if memory is None else memory // 4 // (COPIES * slot_bytes)
     return int(max(context or 1, min(most, room)))
-
-
-def _memory(device: torch.device) -> int | None:
-    """Bytes that the device has: those that are free of a GPU, else the machine's."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()

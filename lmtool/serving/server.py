@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import h11
@@ -143,7 +143,10 @@ async def _serve(
         scheduler.refuse()
         if guard.n_open:
             tell(f"finishing {guard.n_open} requests, for at most {grace:g} s; another signal ends at once")
-        await _until(lambda: not guard.n_open or not received.empty(), grace)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while guard.n_open and received.empty():
+                    await asyncio.sleep(0.02)
     return number
 
 
@@ -174,14 +177,6 @@ async def answering(guard: Guard, scheduler: Scheduler, listener: socket.socket)
         server.should_exit = True
         await asyncio.to_thread(scheduler.close)
         await running
-
-
-async def _until(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until something holds, or the time is over."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not holds() and loop.time() < end:
-        await asyncio.sleep(0.02)
 
 
 def listen(host: str, port: int) -> socket.socket:

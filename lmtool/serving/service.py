@@ -31,6 +31,9 @@ from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
 
+SAMPLING = {"seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+"""Fields of a body that are settings of sampling, by the same names."""
+
 TOKENS_AT_ONCE = 2048
 """Tokens after which texts that are embedded or classified let a token of those that are generated be computed."""
 
@@ -180,16 +183,9 @@ class Service:
     ) -> GenerationRequest:
         if len(prompts) * (body.n or 1) > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
-        settings = Sample(
-            seed=secrets.randbelow(2**32) if body.seed is None else body.seed,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_k=body.top_k,
-            top_p=None if body.top_p == 1 else body.top_p,
-            min_p=body.min_p,
-            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-            max_new_tokens=most,
-            logit_bias=self._biases(body.logit_bias or {}),
-        )
+        chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
+        chosen |= body.model_dump(include=SAMPLING, exclude_none=True)
+        settings = Sample(**chosen, max_new_tokens=most, logit_bias=self._biases(body.logit_bias or {}))
         return GenerationRequest(prompt_format, tuple(prompts), settings, body.n or 1, body.stops, n_alternatives)
 
     def _biases(self, logit_bias: dict[str, float]) -> LogitBias:
@@ -279,7 +275,7 @@ class _Token(NamedTuple):
 
 @dataclass
 class _Choice:
-    """One text of an answer so far. length: its characters, also of a streamed text, which is not kept."""
+    """One text of an answer so far, of a stream what is not yet sent. length: characters of all of it."""
 
     text: str = ""
     tokens: list[_Token] = field(default_factory=list)
@@ -309,24 +305,17 @@ class ClientAnswer:
         """The events of one more token."""
         choice = self._choices[progress.index]
         is_first = not choice.begun
-        text, tokens = self._take(choice, progress)
-        if not (text or tokens or choice.finish or is_first):
+        self.add(progress)
+        if not (choice.text or choice.tokens or choice.finish or is_first):
             return
-        delta = {"role": "assistant", "content": text} if is_first else {"content": text}
-        content = {"delta": delta} if self._request.is_chat else {"text": text}
-        event = self._choice(progress.index, content, tokens)
+        delta = {"role": "assistant", "content": choice.text} if is_first else {"content": choice.text}
+        event = self._choice(progress.index, {"delta": delta} if self._request.is_chat else {"text": choice.text})
+        choice.text, choice.tokens = "", []
         yield self._object(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
 
     def last(self) -> dict[str, Any]:
         """The last event of a stream that counts tokens."""
         return self._object(".chunk", choices=[], usage=self._usage())
-
-    def add(self, progress: Progress) -> None:
-        """Take one more token of an answer that is not streamed."""
-        choice = self._choices[progress.index]
-        text, tokens = self._take(choice, progress)
-        choice.text += text
-        choice.tokens += tokens
 
     def whole(self) -> bytes:
         """The whole answer."""
@@ -335,12 +324,11 @@ class ClientAnswer:
     def _whole(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        content = {"message": message} if self._request.is_chat else {"text": choice.text}
-        return self._choice(index, content, choice.tokens)
+        return self._choice(index, {"message": message} if self._request.is_chat else {"text": choice.text})
 
-    def _choice(self, index: int, content: dict[str, Any], tokens: Sequence[_Token]) -> dict[str, Any]:
-        finish = self._choices[index].finish
-        return {"index": index, **content, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+    def _choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
+        choice = self._choices[index]
+        return {"index": index, **content, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
 
     def _object(self, part: str, **more: Any) -> dict[str, Any]:
         kind = f"chat.completion{part}" if self._request.is_chat else "text_completion"
@@ -351,15 +339,14 @@ class ClientAnswer:
         n_generated = self._n_generated
         return {"prompt_tokens": n_read, "completion_tokens": n_generated, "total_tokens": n_read + n_generated}
 
-    def _take(self, choice: _Choice, progress: Progress) -> tuple[str, list[_Token]]:
-        """The text that a token adds, and what is told of its probability, with those of the prompt for the first."""
-        request, event = self._request, progress.event
-        prompt = progress.index // self._generation.n
-        echoed, tokens = "", []
+    def add(self, progress: Progress) -> None:
+        """Take one more token: its text, and what is told of it; with the first one also of those of the prompt."""
+        request, event, choice = self._request, progress.event, self._choices[progress.index]
+        prompt, echoed = progress.index // self._generation.n, ""
         if not choice.begun:
             echoed = "" if request.echoed is None else request.echoed[prompt]
             if self._generation.wants_prompt:
-                tokens = self._of_prompt(self._generation.prompts[prompt].tokens[0], progress.read)
+                choice.tokens = self._of_prompt(self._generation.prompts[prompt].tokens[0], progress.read)
         text = "" if request.echo_only else progress.text
         if request.is_chat and not choice.length:
             text = text.lstrip()
@@ -367,12 +354,12 @@ class ClientAnswer:
             self._n_generated += 1
             if request.wants_logprobs and event.finish != "end":
                 offset = choice.length + len(echoed)
-                tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset))
+                choice.tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset))
         choice.begun = True
+        choice.text += echoed + text
         choice.length += len(echoed) + len(text)
         if progress.completion is not None:
             choice.finish = "length" if request.echo_only else _FINISH[progress.completion.finish_reason]
-        return echoed + text, tokens
 
     def _of_prompt(self, first: int, read: Sequence[Choice]) -> list[_Token]:
         """The tokens of a prompt; the first one has no probability."""

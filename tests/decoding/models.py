@@ -17,12 +17,8 @@ class HistoryModel(LanguageModel):
     positions processed.
     """
 
-    description = "a table of histories"
-
     def __init__(self, vocab_size=11, context=None):
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.context = context
+        super().__init__(vocab_size, context, "a table of histories")
         self.read = 0
         self.register_buffer("place", torch.zeros(()))
 
