@@ -17,20 +17,8 @@ DEFAULT_RECIPE = "default"
 Overrides = Annotated[
     list[str] | None, _shared("KEY=VALUE", "Override a key of the recipe; +N adds. May be repeated.", "--set", "-s")
 ]
-Column = Annotated[str | None, _shared("NAME", "Text column of .jsonl, .csv and .parquet files.")]
-Valid = Annotated[list[str] | None, _shared("FILE", "Validation text, instead of part of TEXT. May be repeated.")]
-Minutes = Annotated[float | None, _shared("N", "Train so many steps that the run takes N minutes here.")]
-Epochs = Annotated[float | None, _shared("N", "Passes over the training text.")]
-Tokens = Annotated[int | None, _shared("N", "Tokens to train on.")]
-Labels = Annotated[
-    Literal["auto", "class", "multi", "number", "tags", "answers"],
-    _shared(
-        "",
-        "One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a context; "
-        "inferred from the table.",
-        panel="Data",
-    ),
-]
+COLUMN_HELP = "Text column of .jsonl, .csv and .parquet files."
+Column = Annotated[str | None, _shared("NAME", COLUMN_HELP)]
 
 
 def recipe_name(default: str | None) -> Any:
@@ -39,19 +27,39 @@ def recipe_name(default: str | None) -> Any:
     return option("NAME", text, "--recipe", "-r", default=default, shown=DEFAULT_RECIPE)
 
 
+KeyOptions = dict[str, tuple[Any, Any]]
+"""Options that set keys of the recipe, by dotted key: the type, and what `option` makes; None too without a default."""
+
 _of_data = partial(option, panel="Data")
-READING: Mapping[str, tuple[Any, Any]] = {
-    "text_column": (list[str] | None, _of_data("NAME", "A text column. May be repeated.")),
-    "label_column": (str | None, _of_data("NAME", "The label column.")),
-    "source_column": (str | None, _of_data("NAME", "The column of source texts.")),
-    "target_column": (str | None, _of_data("NAME", "The column of target texts.")),
-    "input_column": (str | None, _of_data("NAME", "The column of inputs, which follow the source.")),
-    "messages_column": (str | None, _of_data("NAME", "The column of conversations, for decoders.")),
-    "encoding": (str | None, _of_data("NAME", "Encoding of tables; UTF-8 where the text is valid so.")),
-    "delimiter": (str | None, _of_data("C", "The field delimiter; inferred from the table.")),
-    "skip_bad_rows": (bool, flag("Skip bad rows and count them.", "--skip-bad-rows", panel="Data")),
+READING: KeyOptions = {
+    "data.text_columns": (list[str], _of_data("NAME", "A text column. May be repeated.", "--text-column")),
+    "data.label_column": (str, _of_data("NAME", "The label column.")),
+    "data.source_column": (str, _of_data("NAME", "The column of source texts.")),
+    "data.target_column": (str, _of_data("NAME", "The column of target texts.")),
+    "data.input_column": (str, _of_data("NAME", "The column of inputs, which follow the source.")),
+    "data.messages_column": (str, _of_data("NAME", "The column of conversations, for decoders.")),
+    "data.encoding": (str, _of_data("NAME", "Encoding of tables; UTF-8 where the text is valid so.")),
+    "data.delimiter": (str, _of_data("C", "The field delimiter; inferred from the table.")),
+    "data.skip_bad_rows": (bool, flag("Skip bad rows and count them.", "--skip-bad-rows", panel="Data")),
 }
-"""The options of reading tables, named as the keys of `Data` that they set: type and option."""
+"""The options of reading tables."""
+
+_LABELS_HELP = (
+    "One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a context; inferred "
+    "from the table."
+)
+_LabelsName = Literal["auto", "class", "multi", "number", "tags", "answers"]
+LABELS: KeyOptions = {"objective.task": (_LabelsName, _of_data("", _LABELS_HELP, "--labels", default="auto"))}
+"""The option that names the kind of labels, whose value `label_settings` reads."""
+
+OF_TEXT: KeyOptions = {
+    "data.valid": (list[str], option("FILE", "Validation text, instead of part of TEXT. May be repeated.")),
+    "data.column": (str, option("NAME", COLUMN_HELP)),
+    "training.minutes": (float, option("N", "Train so many steps that the run takes N minutes here.")),
+    "training.epochs": (float, option("N", "Passes over the training text.")),
+    "training.tokens": (int, option("N", "Tokens to train on.")),
+}
+"""The options that say which text is trained on, and for how long."""
 
 CommandFunction = Callable[..., None]
 
@@ -76,9 +84,13 @@ def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[CommandFun
     return decorated
 
 
-def reads_tables(*names: str) -> Callable[[CommandFunction], CommandFunction]:
-    """A decorator that gives a command the options of READING, or those with some names; see `with_options`."""
-    return with_options({name: READING[name] for name in names or READING})
+def sets(options: KeyOptions) -> Callable[[CommandFunction], CommandFunction]:
+    """A decorator that gives a command options that set keys of the recipe, named as the last part of these.
+
+    See `with_options`, and `settings_in` for what they set.
+    """
+    types = {key: type_ | None if made.default is None else type_ for key, (type_, made) in options.items()}
+    return with_options({_name(key): (types[key], made) for key, (_, made) in options.items()})
 
 
 def with_settings(
@@ -107,14 +119,18 @@ def stated(*options: tuple[str, object, str]) -> "list[Setting]":
     """The settings of those options that are used; each is a key of the recipe, a value, and the option as typed."""
     from lmtool.recipe.load import Setting
 
-    return [Setting(key, value, name) for key, value, name in options if value is not None]
+    return [Setting(*one) for one in options if one[1] is not None and one[1] is not False and one[1] != []]
 
 
-def reading_settings(reading: Mapping[str, Any]) -> "list[Setting]":
-    """The settings of the options of `reads_tables`."""
-    used = {name: value for name, value in reading.items() if value not in (None, False, [])}
-    named = ((name, "text_columns" if name == "text_column" else name, value) for name, value in used.items())
-    return stated(*((f"data.{key}", value, f"--{name.replace('_', '-')}") for name, key, value in named))
+def settings_in(values: Mapping[str, Any], options: KeyOptions = READING) -> "list[Setting]":
+    """The settings of those options of `sets` that are used. values: by the names of the options."""
+    flags = {key: [*made.param_decls, f"--{_name(key).replace('_', '-')}"][0] for key, (_, made) in options.items()}
+    return stated(*((key, values.get(_name(key)), flag) for key, flag in flags.items()))
+
+
+def _name(key: str) -> str:
+    """The parameter for an option that sets a dotted key."""
+    return key.rpartition(".")[2]
 
 
 def label_settings(labels: str) -> "list[Setting]":

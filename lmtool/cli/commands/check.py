@@ -8,7 +8,7 @@ import typer
 
 from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.settings import Column, Labels, Overrides, label_settings, reading_settings, reads_tables, stated
+from lmtool.cli.settings import LABELS, READING, Column, Overrides, label_settings, sets, settings_in, stated
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ MOST = 20
 """Damaged files that are listed."""
 
 
-@reads_tables()
+@sets(READING | LABELS)
 def check(
     names: list[str] | None = argument("RUN|TABLE|TEXT", "A run, a table, texts, or a folder of tokens."),
     valid: list[str] | None = option("FILE", "Validation text or table. May be repeated."),
@@ -28,13 +28,12 @@ def check(
     tokenizer: str | None = option("RUN", "Is the text in the language of this run's or file's tokenizer?"),
     column: Column = None,
     *,
-    labels: Labels = "auto",
     overrides: Overrides = None,
     with_cache: bool = flag("Verify the cache of tokens too.", "--cache"),
     strict: bool = flag("Any finding is an error, exit code 3.", "--strict"),
     as_json: Json = False,
     quiet: Quiet = False,
-    **reading: Any,
+    **options: Any,
 ) -> None:
     """Verify every file of a run; or look in a table or a text for what ruins training before it starts.
 
@@ -55,8 +54,8 @@ def check(
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [run_of(names[0])]
     flags = [
-        *reading_settings(reading),
-        *label_settings(labels),
+        *label_settings(options.pop("task")),
+        *settings_in(options),
         *stated(("data.train", names, "TEXT"), ("data.valid", valid, "--valid")),
         *stated(("data.test", test, "--test"), ("data.column", column, "--column")),
     ]

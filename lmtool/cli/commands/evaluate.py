@@ -8,7 +8,7 @@ import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.settings import Column, as_data, reading_settings, reads_tables
+from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 
 if TYPE_CHECKING:
     from lmtool.data.table import Skipped
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lmtool.tables.tasks.results import Results
 
 
-@reads_tables()
+@sets(READING)
 def evaluate(
     run: RunName,
     text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}; - is standard input."),
@@ -83,7 +83,7 @@ def evaluate(
         raise UsageError("there is nothing to evaluate", fix=fix)
     if prompt is None and (answers or shots or train or calibrate):
         raise UsageError("answers, shots and calibration are of prompts", fix='add --prompt "... {text} ..."')
-    settings = reading_settings(reading)
+    settings = settings_in(reading)
     data, skipped = as_data(settings), Skipped()
     if prompt is not None:
         if typed or not text:

@@ -10,7 +10,10 @@ import typer
 
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, Quiet
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.settings import Labels, Overrides, label_settings, reading_settings, reads_tables, stated
+from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, label_settings, sets, settings_in, stated
+from lmtool.cli.training import continued, follow
+from lmtool.errors import UsageError
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,9 +22,31 @@ if TYPE_CHECKING:
     from lmtool.training.start import Invocation
 
 _data, _training, _evaluation = (partial(option, panel=panel) for panel in ("Data", "Training", "Evaluation"))
+_TASK_HELP = "Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated."
+_TASK_TEST_HELP = "Like --test, for one of the tasks. May be repeated."
+_RANK_HELP = "Train LoRA adapters of this rank and the head, and save only these."
+_VALID_HELP = "Validation table, to choose the best checkpoint; else part of TABLE is held out."
+_Metric = Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact"]
+OPTIONS: KeyOptions = {
+    **READING,
+    "data.tasks": (list[str], _data("NAME:FILE[:WEIGHT]", _TASK_HELP, "--task")),
+    "data.task_tests": (list[str], _data("NAME:FILE", _TASK_TEST_HELP, "--task-test")),
+    **LABELS,
+    "data.valid": (str, _data("FILE", _VALID_HELP)),
+    "data.test": (str, _data("FILE", "Test table, evaluated once at the end.")),
+    "training.epochs": (float, _training("N", "Epochs, passes over the table.")),
+    "training.minutes": (float, _training("N", "Train so many steps that the run takes N minutes here.")),
+    "evaluation.metric": (_Metric, _evaluation("", "Metric to choose the best checkpoint by.")),
+    "evaluation.patience": (int, _evaluation("N", "Stop early after N validations without improvement.", min=1)),
+    "objective.class_weights": (Literal["balanced"], _training("", "Weight the loss by inverse class frequency.")),
+    "tuning.freeze": (Literal["body"], _training("", "Train the head only, on a frozen body.")),
+    "tuning.lora.rank": (int, _training("N", _RANK_HELP, "--lora-rank", min=1)),
+    "distillation.teacher": (str, _training("RUN", "Learn the probabilities of this run, of the same labels, too.")),
+}
+"""The options that set keys of the recipe."""
 
 
-@reads_tables()
+@sets(OPTIONS)
 def finetune(
     table: str | None = argument("TABLE", "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME."),
     source: str | None = option(
@@ -30,34 +55,12 @@ def finetune(
     recipe: str | None = option("NAME", "Train from scratch with this recipe.", "--recipe", "-r"),
     overrides: Overrides = None,
     *,
-    task: list[str] | None = _data(
-        "NAME:FILE[:WEIGHT]",
-        "Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated.",
-    ),
-    task_test: list[str] | None = _data("NAME:FILE", "Like --test, for one of the tasks. May be repeated."),
-    labels: Labels = "auto",
-    valid: str | None = _data(
-        "FILE", "Validation table, to choose the best checkpoint; else part of TABLE is held out."
-    ),
-    test: str | None = _data("FILE", "Test table, evaluated once at the end."),
-    epochs: float | None = _training("N", "Epochs, passes over the table."),
-    minutes: float | None = _training("N", "Train so many steps that the run takes N minutes here."),
-    metric: Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact"] | None = _evaluation(
-        "", "Metric to choose the best checkpoint by."
-    ),
-    patience: int | None = _evaluation("N", "Stop early after N validations without improvement.", min=1),
-    class_weights: Literal["balanced"] | None = _training("", "Weight the loss by inverse class frequency."),
-    freeze: Literal["body"] | None = _training("", "Train the head only, on a frozen body."),
-    lora_rank: int | None = _training(
-        "N", "Train LoRA adapters of this rank and the head, and save only these.", min=1
-    ),
-    teacher: str | None = _training("RUN", "Learn the probabilities of this run, of the same labels, too."),
     merge: bool = flag("At the end, also make a run with the adapters merged.", "--merge", panel="Output"),
     seeds: int = _training("N", "Train N runs with different seeds, and report mean and deviation.", default=1, min=1),
     output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output"),
     start_or_resume: bool = flag(START_OR_RESUME_HELP, "--start-or-resume", panel="Output"),
     quiet: Quiet = False,
-    **reading: Any,
+    **options: Any,
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, tagged sentences, or questions, and evaluate it.
 
@@ -71,38 +74,17 @@ def finetune(
     lmtool finetune questions.tsv --from hf:sentence-transformers/all-MiniLM-L6-v2 --seeds 3
     lmtool finetune pairs.csv --from last --source-column de --target-column en --lora-rank 8
     """
-    from lmtool.errors import UsageError
     from lmtool.recipe.load import settings_of
     from lmtool.recipe.resolve import resolve
 
     if start_or_resume and (merge or seeds > 1):
         fix = "lmtool runs merge merges its adapters" if merge else "start one for each seed: -s seed=N -o DIR"
         raise UsageError("--start-or-resume is for one run", fix=fix)
-    if start_or_resume:
-        from lmtool.cli.training import continued
-
-        if continued(output, quiet):
-            return
-    flags = [
-        *reading_settings(reading),
-        *label_settings(labels),
-        *stated(
-            ("data.train", table and [table], "TABLE"),
-            ("data.valid", valid and [valid], "--valid"),
-            ("data.test", test, "--test"),
-            ("data.tasks", task, "--task"),
-            ("data.task_tests", task_test, "--task-test"),
-            ("training.epochs", epochs, "--epochs"),
-            ("training.minutes", minutes, "--minutes"),
-            ("evaluation.metric", metric, "--metric"),
-            ("evaluation.patience", patience, "--patience"),
-            ("objective.class_weights", class_weights, "--class-weights"),
-            ("tuning.freeze", freeze, "--freeze"),
-            ("tuning.lora.rank", lora_rank, "--lora-rank"),
-            ("distillation.teacher", teacher, "--teacher"),
-        ),
-    ]
-    if table and task:
+    if start_or_resume and continued(output, quiet):
+        return
+    labels, source_table = label_settings(options.pop("task")), stated(("data.train", table, "TABLE"))
+    flags = [*source_table, *labels, *settings_in(options, OPTIONS)]
+    if table and options["tasks"]:
         raise UsageError("--task is used instead of TABLE", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
@@ -111,10 +93,8 @@ def finetune(
     if recipe is not None:
         resolve(recipe, settings)  # mistakes are told before anything heavy is imported
 
-    from lmtool.cli.training import follow
     from lmtool.compute.processes import is_main
     from lmtool.inference.merging import merge as make_merged
-    from lmtool.printable import plain
     from lmtool.tables.tasks.results import spread
     from lmtool.training.finetuning import plan_finetuning
 

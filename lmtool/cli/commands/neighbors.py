@@ -8,12 +8,12 @@ import typer
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import check_new, describe, show_lines
-from lmtool.cli.settings import Column, as_data, reading_settings, reads_tables
+from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 
-@reads_tables("encoding", "delimiter", "skip_bad_rows")
+@sets({key: READING[key] for key in ("data.encoding", "data.delimiter", "data.skip_bad_rows")})
 def neighbors(
     run: RunName,
     word: str | None = argument("WORD", "A word that is one token of the run; with --in any of that text."),
@@ -63,7 +63,7 @@ def neighbors(
         raise UsageError("--in and --among are for a WORD", fix="give one, or omit them")
     if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
         raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
-    settings = reading_settings(reading)
+    settings = settings_in(reading)
     if settings and similarity is None:
         raise UsageError(f"{settings[0].flag} is for the table of --similarity", fix="omit it")
     check_new(output)

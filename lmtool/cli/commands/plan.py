@@ -3,39 +3,42 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
-from lmtool.cli.commands import pretrain
 from lmtool.cli.help import argument, option
-from lmtool.cli.progress import count, scaled
-from lmtool.cli.settings import Column, Epochs, Minutes, Overrides, Tokens, Valid
+from lmtool.cli.progress import Display, count, scaled
+from lmtool.cli.settings import OF_TEXT, Overrides, sets, settings_in, stated
+from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast, Planned
     from lmtool.recipe.load import Setting
 
 
+@sets(OF_TEXT)
 def plan(
     names: list[str] | None = argument(
         "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
     ),
-    recipe: str | None = option("NAME", "The recipe, if it is not named before.", "--recipe", "-r", shown=""),
+    recipe: str | None = option(
+        "NAME",
+        "The recipe, if it is not named before.",
+        "--recipe",
+        "-r",
+    ),
     text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}"),
     source: str | None = option("RUN", "The run that would be trained further.", "--from"),
-    valid: Valid = None,
-    column: Column = None,
-    minutes: Minutes = None,
-    epochs: Epochs = None,
-    tokens: Tokens = None,
+    *,
     devices: int = option("N", "Devices that share each batch.", default=1, min=1),
     device_kind: str | None = option("KIND", "h100, a100, rtx4090 and others; this machine by default."),
     utilization: float = option("SHARE", "Share of the peak that a device of this kind reaches.", default=0.4),
     overrides: Overrides = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Say what training takes before it is begun: parameters, FLOPs, memory, steps, time.
 
@@ -47,15 +50,13 @@ def plan(
     lmtool plan reviews.csv --from last
     lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
     """
-    from lmtool.cli.progress import Display
-    from lmtool.errors import UsageError
     from lmtool.recipe.load import settings_of
 
     recipes = [*filter(_is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
         raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
-    flags = pretrain.settings(sources, valid, column, minutes=minutes, epochs=epochs, tokens=tokens)
+    flags = [*stated(("data.train", sources, "TEXT")), *settings_in(options, OF_TEXT)]
     planned = _planned(recipes[0] if recipes else None, source, settings_of(overrides or (), flags))
 
     from lmtool.cost.planning import forecast_of
@@ -86,7 +87,6 @@ def _is_recipe(name: str) -> bool:
 def _planned(recipe: str | None, source: str | None, settings: "list[Setting]") -> "Planned":
     """What `lmtool finetune` would train, where recipe or data are for it, or else `pretrain`."""
     from lmtool.checks.check import subject_of
-    from lmtool.errors import UsageError
     from lmtool.inference.base import open_base
     from lmtool.recipe.resolve import LINEAR, resolve
     from lmtool.training.finetuning import plan_finetuning

@@ -7,10 +7,10 @@ import typer
 
 from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.settings import as_data, reading_settings, reads_tables
+from lmtool.cli.settings import READING, as_data, sets, settings_in
 
 
-@reads_tables()
+@sets(READING)
 def predict(
     run: RunName,
     table: str | None = argument(
@@ -47,7 +47,7 @@ def predict(
     from lmtool.tables import predict as predicting
 
     loaded = open_model(run, device, precision)
-    data = as_data(reading_settings(reading))
+    data = as_data(settings_in(reading))
     columns = predicting.texts_of_a_row(loaded, data)
     with table_of_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
         answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
