@@ -1,9 +1,10 @@
 """Output streams that can write any text."""
 
 import io
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from lmtool.compute.device import InferenceName
+    from lmtool.data.table import Skipped
     from lmtool.inference.load import Loaded
     from lmtool.recipe.spec.base import DeviceName
 
@@ -94,6 +96,44 @@ def warn(warnings: Iterable[str]) -> None:
     tell(*(f"warning: {warning}" for warning in warnings))
 
 
+def describe_skipped(skipped: "Skipped | None") -> None:
+    """Warn of rows that were skipped, if any. Processes that only compute report nothing."""
+    from lmtool.compute.processes import is_main
+
+    if skipped is not None and skipped.count and is_main():
+        warn([str(skipped)])
+
+
+def put(*lines: object) -> None:
+    """Write lines to stdout."""
+    for line in lines:
+        typer.echo(plain(str(line)))
+
+
+def put_json(value: object, indent: int | None = None) -> None:
+    """Write a value to stdout as JSON, on one line without an indent."""
+    typer.echo(json.dumps(value, indent=indent))
+
+
+class _Result(Protocol):
+    """What was measured."""
+
+    def record(self) -> Mapping[str, object]: ...
+
+    def lines(self) -> Iterable[str]: ...
+
+
+def put_result(result: _Result, as_json: bool) -> None:
+    """Write what was measured to stdout; in JSON, NaN and infinities are null. Processes that only compute do not."""
+    from lmtool.compute.processes import is_main
+    from lmtool.records import finite
+
+    if is_main() and as_json:
+        put_json(finite(result.record()))
+    elif is_main():
+        put(*result.lines())
+
+
 def check_new(page: Path | None) -> None:
     """Raise UsageError early for a page whose file exists already."""
     if page is not None and page.exists():
@@ -106,6 +146,20 @@ class _Lines(Protocol):
     def __call__(self, width: int, *, ascii_only: bool) -> "Iterable[str | Text]": ...
 
 
+def show_picture(made: _Lines, page: Callable[[], str], output: Path | None, value: object = None) -> None:
+    """Show a picture as a page in a new file, if one is named, and as JSON, the path of the page, or lines."""
+    from lmtool.report.page import write_page
+
+    if output is not None:
+        write_page(output, page())
+    if value is not None:
+        put_json(value)
+    elif output is not None:
+        put(output)
+    else:
+        show_lines(made)
+
+
 def show_lines(made: _Lines) -> None:
     """Print the lines of a picture to stdout, in colours on a terminal; plain strings are text of any origin."""
     from rich.console import Console
@@ -114,7 +168,7 @@ def show_lines(made: _Lines) -> None:
     is_plain = not console.is_terminal or console.no_color or console.is_dumb_terminal
     for line in made(min(console.width, 100), ascii_only=is_plain or not console.encoding.startswith("utf")):
         if isinstance(line, str):
-            typer.echo(plain(line))
+            put(line)
         elif is_plain:
             typer.echo(line.plain.rstrip())
         else:

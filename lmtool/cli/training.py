@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lmtool.cli.output import put, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
-from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.tables.tasks.results import Results
@@ -57,8 +57,7 @@ def follow(
                     reason = event.reason
                 case Results():
                     measured.append(event)
-                    for line in event.lines()[: 1 if brief else None]:
-                        typer.echo(plain(line))
+                    put(*event.lines()[: 1 if brief else None])
                     continue
             display.show(event)
     if display.run is not None:
@@ -99,7 +98,7 @@ def _write_report(run: Path, quiet: bool) -> None:
         page = write_report(Run.open(run))
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        typer.echo(plain(f"warning: no report of this run: {reason}"), err=True)
+        warn([f"no report of this run: {reason}"])
         return
     if not quiet:
-        typer.echo(plain(f"report: {page}"), err=True)
+        tell(f"report: {page}")

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
+from lmtool.cli.output import describe, put, put_json
 
 
 def attention(
@@ -36,7 +35,6 @@ def attention(
     lmtool attention last "The animal was tired." -o page.html
     lmtool attention last --source "Ein Hund läuft." --target "A dog runs." --npz weights.npz
     """
-    import json
     from itertools import chain
 
     from rich.console import Console
@@ -44,11 +42,9 @@ def attention(
     from lmtool.analysis.attention import attention as attend
     from lmtool.analysis.attention import check_output
     from lmtool.analysis.attribution import attribution
-    from lmtool.cli.output import describe
     from lmtool.compute.device import choose_compute
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
-    from lmtool.printable import plain
     from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
     from lmtool.report.page import write_page
 
@@ -66,12 +62,10 @@ def attention(
     if npz is not None:
         attended.save(npz)
     if as_json:
-        value = attended.to_json() | ({} if decided is None else {"attribution": decided.to_json()})
-        typer.echo(json.dumps(value))
-        return
-    for path in filter(None, (output, npz)):
-        typer.echo(plain(str(path)))
-    if output is None and npz is None:
+        put_json(attended.to_json() | ({} if decided is None else {"attribution": decided.to_json()}))
+    elif output is not None or npz is not None:
+        put(*filter(None, (output, npz)))
+    else:
         console = Console(highlight=False)
         words = () if decided is None else attribution_lines(decided)
         for line in chain(matrix_lines(shown, layer, head, console.width), words):

@@ -1,15 +1,13 @@
 """`lmtool check`: verify a run, or look for what ruins training in a table or a text."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, flag, option
+from lmtool.cli.output import put, put_json
+from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, Column, Overrides, label_settings, sets, settings_in, stated
-from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.checks.check import Checked
@@ -75,7 +73,6 @@ def check(
 
 def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from lmtool.checks import check as checking
-    from lmtool.cli.progress import Display
     from lmtool.data.prepare import default_cache
     from lmtool.recipe.load import load
     from lmtool.training.finetuning import named_kind
@@ -111,16 +108,14 @@ def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
 
 def _show(checked: "Checked", as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(checked.record))
+        put_json(checked.record)
         return
-    for line in checked.lines:
-        typer.echo(plain(f"{checked.subject:8} {line}"))
-    for path, problem in checked.damage[:MOST]:
-        typer.echo(plain(f"damaged  {path}: {problem}"))
+    put(*(f"{checked.subject:8} {line}" for line in checked.lines))
+    put(*(f"damaged  {path}: {problem}" for path, problem in checked.damage[:MOST]))
     if len(checked.damage) > MOST:
-        typer.echo(f"damaged  {len(checked.damage) - MOST:,} more; --json lists all")
+        put(f"damaged  {len(checked.damage) - MOST:,} more; --json lists all")
     for notice in checked.notices:
         is_named = notice.text.startswith(notice.kind.split()[0])
-        typer.echo(plain(f"found    {'' if is_named else f'{notice.kind}: '}{notice}"))
+        put(f"found    {'' if is_named else f'{notice.kind}: '}{notice}")
     if not checked.damage and not checked.notices:
-        typer.echo("nothing found")
+        put("nothing found")

@@ -7,7 +7,9 @@ import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Device, Precision, Quiet, RunName, TypedText
 from lmtool.cli.help import argument, flag, option
+from lmtool.cli.output import describe, open_model, put
 from lmtool.cli.settings import Column
+from lmtool.errors import UsageError
 
 
 def embed(
@@ -37,11 +39,8 @@ def embed(
     lmtool embed last --whole --text "One day" --text "It rained."
     lmtool embed last - --layer 0 < lines.txt
     """
-    from lmtool.cli.output import describe, open_model
     from lmtool.compute.processes import is_main
-    from lmtool.errors import UsageError
     from lmtool.inference import embedding
-    from lmtool.printable import plain
 
     if whole and pool != "none":
         raise UsageError(f"--whole pools as the model does, not by --pool {pool}", fix="give only one of them")
@@ -57,4 +56,4 @@ def embed(
                 typer.echo(line)
         return
     embedding.save(output, embedded)
-    typer.echo(plain(str(output)))
+    put(output)

@@ -4,19 +4,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from lmtool.cli.arguments import TEXT_HELP, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 
 if TYPE_CHECKING:
-    from lmtool.data.table import Skipped
     from lmtool.inference.load import Loaded
-    from lmtool.inference.perplexity import Measured
-    from lmtool.tables.prompting import Prompted
-    from lmtool.tables.suite import Suite
-    from lmtool.tables.tasks.results import Results
 
 
 @sets(READING)
@@ -64,7 +57,7 @@ def evaluate(
     lmtool eval last --text "One day it rained."
     lmtool eval last@500 test.csv --json
     """
-    from lmtool.cli.output import describe, open_model
+    from lmtool.cli.output import describe, describe_skipped, open_model, put_result
     from lmtool.cli.progress import Display
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_files, text_files
@@ -99,8 +92,8 @@ def evaluate(
                     result = result.compared_with(other, data)
                 if not number:
                     describe(model, quiet)
-                _tell(result, as_json)
-        _tell_skipped(skipped)
+                put_result(result, as_json)
+        describe_skipped(skipped)
         return
 
     def opened(name: str) -> "Loaded":
@@ -113,8 +106,8 @@ def evaluate(
             raise UsageError("a folder of runs is evaluated on a folder of tables", where=run, fix="name the folder")
         if folder:
             suite = measure_folder(folder, runs or {"": run}, opened, data, skipped)
-            _tell_skipped(skipped)
-            _tell(suite, as_json)
+            describe_skipped(skipped)
+            put_result(suite, as_json)
             for results in suite.results.values():
                 _refuse_undefined(results.loss, run)
             return
@@ -128,8 +121,8 @@ def evaluate(
             for source, results in zip(text or (), each, strict=True):
                 if is_main():
                     _keep(model, [source], results.record())
-                _tell(results, as_json)
-                _tell_skipped(skipped)
+                put_result(results, as_json)
+                describe_skipped(skipped)
                 skipped.kinds.clear()
                 _refuse_undefined(results.loss, run)
         return
@@ -149,30 +142,8 @@ def evaluate(
     if is_main() and not typed and context is None and stride is None:
         figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
         _keep(measured.loaded, text or [], figures | {"step": measured.loaded.step})
-    _tell(measured, as_json)
+    put_result(measured, as_json)
     _refuse_undefined(measured.perplexity.loss, run)
-
-
-def _tell_skipped(skipped: "Skipped") -> None:
-    from lmtool.cli.output import warn
-    from lmtool.compute.processes import is_main
-
-    if skipped.count and is_main():
-        warn([str(skipped)])
-
-
-def _tell(result: "Measured | Prompted | Results | Suite", as_json: bool) -> None:
-    """Print results; in JSON, NaN and infinities are null."""
-    import json
-
-    from lmtool.compute.processes import is_main
-    from lmtool.printable import plain
-    from lmtool.records import finite
-
-    if not is_main():
-        return
-    for line in [json.dumps(finite(result.record()), allow_nan=False)] if as_json else result.lines():
-        typer.echo(plain(line))
 
 
 def _keep(loaded: "Loaded", sources: list[str], figures: Mapping[str, object]) -> None:

@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import tell, warn
+from lmtool.cli.output import put, tell, warn
+from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
-from lmtool.printable import plain
 
 GGUF = ".gguf"
 
@@ -27,12 +25,11 @@ def import_model(
     lmtool import hf:openai-community/gpt2
     lmtool import model.gguf -o runs/model
     """
-    from lmtool.cli.progress import Display
     from lmtool.interop.importing import import_run
 
     with Display(shown=True, quiet=quiet) as display:
         run = import_run(model, output, display.report)
-    typer.echo(plain(str(run)))
+    put(run)
 
 
 def export_run(
@@ -78,4 +75,4 @@ def export_run(
     warn(exported.base.warnings)
     if not quiet:
         tell(f"exported as {exported.describe()}")
-    typer.echo(plain(str(output)))
+    put(output)

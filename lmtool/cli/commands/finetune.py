@@ -6,14 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, Quiet
 from lmtool.cli.help import argument, flag, option
+from lmtool.cli.output import put, tell
 from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, label_settings, sets, settings_in, stated
 from lmtool.cli.training import continued, follow
 from lmtool.errors import UsageError
-from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +100,7 @@ def finetune(
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
-        typer.echo(plain(plan.choice), err=True)
+        tell(plan.choice)
     first = plan.resolved.recipe.seed
     measured = []
     for seed in range(first, first + seeds):
@@ -115,9 +113,8 @@ def finetune(
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 made, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
-                typer.echo(plain(str(made)))
-    for line in spread(measured) if seeds > 1 else []:
-        typer.echo(plain(line))
+                put(made)
+    put(*(spread(measured) if seeds > 1 else ()))
 
 
 def _with_form(start: "Callable[[Invocation], Iterator[Event]]", session: "Invocation") -> "Iterator[Event]":

@@ -2,12 +2,9 @@
 
 from functools import partial
 
-import typer
-
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
-from lmtool.cli.output import check_new, describe, show_lines
-from lmtool.printable import plain
+from lmtool.cli.output import check_new, describe, show_picture
 
 
 def gradients(
@@ -27,21 +24,11 @@ def gradients(
     lmtool gradients last "One day it rained, so the cat stayed in."
     lmtool gradients last "One day" --json
     """
-    import json
-
     from lmtool.analysis.gradients import gradients as compute
     from lmtool.report import gradients as report
-    from lmtool.report.page import write_page
 
     check_new(output)
     flow = compute(run, text, token, device=device)
     describe(flow.loaded, quiet)
-    if output is not None:
-        write_page(output, report.as_page(flow))
-    if as_json:
-        value = {"tokens": flow.pieces, "target": flow.target, "loss": flow.gradient.loss, "norms": flow.gradient.norms}
-        typer.echo(json.dumps(value))
-    elif output is not None:
-        typer.echo(plain(str(output)))
-    else:
-        show_lines(partial(report.as_lines, flow))
+    value = {"tokens": flow.pieces, "target": flow.target, "loss": flow.gradient.loss, "norms": flow.gradient.norms}
+    show_picture(partial(report.as_lines, flow), partial(report.as_page, flow), output, value if as_json else None)

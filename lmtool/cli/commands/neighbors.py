@@ -3,14 +3,11 @@
 from functools import partial
 from typing import Any, Literal
 
-import typer
-
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
-from lmtool.cli.output import check_new, describe, show_lines
+from lmtool.cli.output import check_new, describe, describe_skipped, put, put_json, put_result, show_picture
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 from lmtool.errors import UsageError
-from lmtool.printable import plain
 
 
 @sets({key: READING[key] for key in ("data.encoding", "data.delimiter", "data.skip_bad_rows")})
@@ -46,16 +43,11 @@ def neighbors(
     lmtool neighbors last moon -k 5
     lmtool neighbors last bank --in "the bank of the river" --among texts.txt --map pca
     """
-    import json
-
-    from lmtool.analysis.neighbors import analogy as find_analogy
-    from lmtool.analysis.neighbors import measure_similarity, neighbors_in_context
-    from lmtool.analysis.neighbors import neighbors as find
+    from lmtool.analysis import neighbors as analysis
     from lmtool.compute.device import choose_compute
     from lmtool.inference import embedding
     from lmtool.inference.load import load_run
     from lmtool.report import neighbors as report
-    from lmtool.report.page import write_page
 
     if [word, analogy, similarity].count(None) != 2:
         raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
@@ -70,43 +62,38 @@ def neighbors(
     if similarity is not None:
         if method is not None or output is not None:
             raise UsageError("--similarity has no map", fix="omit --map and -o")
-        measured = measure_similarity(run, similarity, device=device, reading=as_data(settings))
+        measured = analysis.measure_similarity(run, similarity, device=device, reading=as_data(settings))
         describe(measured.loaded, quiet)
-        for line in [json.dumps(measured.record())] if as_json else measured.lines():
-            typer.echo(plain(line))
-        if measured.skipped.count:
-            typer.echo(plain(f"warning: {measured.skipped}"), err=True)
+        put_result(measured, as_json)
+        describe_skipped(measured.skipped)
         return
     loaded = load_run(run, choose_compute(device, "float32"))
     if analogy is not None:
-        result = find_analogy(loaded, analogy, k)
+        result = analysis.analogy(loaded, analogy, k)
     elif text is None:
         assert word is not None
-        result = find(loaded, word, k)
+        result = analysis.neighbors(loaded, word, k)
     else:
         assert word is not None
         texts = embedding.read_texts(among or [], column or "text")
-        result = neighbors_in_context(loaded, word, text, texts, -1 if layer is None else layer, k)
+        result = analysis.neighbors_in_context(loaded, word, text, texts, -1 if layer is None else layer, k)
     describe(result.loaded, quiet)
     if method is None and output is not None:
         method = "pca"
     if method is not None and len(result.nearest) < 3:
         raise UsageError(f"{len(result.nearest)} neighbours are too few for a map", fix="ask for 3 or more with -k")
-    if output is not None and method is not None:
-        write_page(output, report.as_page(result, method))
+    value: dict[str, object] | None = None
     if as_json:
-        points = report.points(result, method) if method else []
+        drawn = report.points(result, method)[1:] if method else []
+        on_map = [{"x": x, "y": y} for x, y in drawn] or [{}] * len(result.nearest)
         nearest = [
-            {"word": neighbor.word, "similarity": neighbor.similarity}
-            | ({} if neighbor.text is None else {"text": neighbor.text})
-            | ({"x": points[i][0], "y": points[i][1]} if points else {})
-            for i, neighbor in enumerate(result.nearest, 1)
+            {"word": one.word, "similarity": one.similarity} | ({} if one.text is None else {"text": one.text}) | point
+            for one, point in zip(result.nearest, on_map, strict=True)
         ]
-        typer.echo(json.dumps({"word": result.word, "neighbors": nearest}))
-    elif output is not None:
-        typer.echo(plain(str(output)))
-    elif method is not None:
-        show_lines(partial(report.as_lines, result, method))
+        value = {"word": result.word, "neighbors": nearest}
+    if method is not None:
+        show_picture(partial(report.as_lines, result, method), partial(report.as_page, result, method), output, value)
+    elif as_json:
+        put_json(value)
     else:
-        for line in report.list_lines(result):
-            typer.echo(plain(line))
+        put(*report.list_lines(result))

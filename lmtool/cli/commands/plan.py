@@ -1,14 +1,12 @@
 """`lmtool plan`: what training takes before it is begun."""
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
+from lmtool.cli.output import put, put_json
 from lmtool.cli.progress import Display, count, scaled
 from lmtool.cli.settings import OF_TEXT, Overrides, sets, settings_in, stated
 from lmtool.errors import UsageError
@@ -66,10 +64,9 @@ def plan(
             planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=display.report
         )
     if as_json:
-        typer.echo(json.dumps(forecast.record()))
-        return
-    for line in _lines(forecast):
-        typer.echo(line)
+        put_json(forecast.record())
+    else:
+        put(*_lines(forecast))
 
 
 def _is_recipe(name: str) -> bool:

@@ -7,6 +7,7 @@ import typer
 
 from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
+from lmtool.cli.output import describe, describe_skipped, open_model
 from lmtool.cli.settings import READING, as_data, sets, settings_in
 
 
@@ -40,7 +41,6 @@ def predict(
     lmtool predict last --text "A film without a single dull minute."
     lmtool predict last - < reviews.csv
     """
-    from lmtool.cli.output import describe, open_model, warn
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_of_texts
     from lmtool.data.table import table_lines, write_table
@@ -61,6 +61,5 @@ def predict(
                 typer.echo(line, nl=False)
         else:
             write_table(output, answers.table, answers.added, answers.rows, guard_formulas=guard_formulas)
-    if answers.skipped is not None and answers.skipped.count:
-        warn([str(answers.skipped)])
+    describe_skipped(answers.skipped)
     describe(loaded, quiet)

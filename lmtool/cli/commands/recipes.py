@@ -1,6 +1,5 @@
 """`lmtool recipes`: list recipes, show or draw one, and print their JSON Schema."""
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import HtmlFile, Json
 from lmtool.cli.help import argument, flag, group, register
-from lmtool.cli.output import check_new, show_lines
+from lmtool.cli.output import check_new, put_json, show_picture
 from lmtool.cli.settings import Overrides
 
 NAMED = argument("NAME", "A shipped recipe, or a YAML file.", ..., shown=True)
@@ -27,7 +26,7 @@ def ls(as_json: Json = False) -> None:
     width = max(len(name) for name in recipes)
     for name, recipe in recipes.items():
         if as_json:
-            typer.echo(json.dumps({"name": name, "description": recipe.description}))
+            put_json({"name": name, "description": recipe.description})
         else:
             typer.echo(f"{name:{width}}  {recipe.description}")
 
@@ -62,18 +61,12 @@ def draw(name: str = NAMED, overrides: Overrides = None, output: HtmlFile = None
     lmtool recipes draw t5-tiny
     lmtool recipes draw longformer-tiny -o longformer.html
     """
-    from lmtool.printable import plain
     from lmtool.recipe.load import load, settings_of
     from lmtool.report import drawing
-    from lmtool.report.page import write_page
 
     check_new(output)
     drawn = drawing.draw(load(name, settings_of(overrides or ())).recipe, Path(name).stem)
-    if output is not None:
-        write_page(output, drawing.as_page(drawn))
-        typer.echo(plain(str(output)))
-        return
-    show_lines(partial(drawing.as_lines, drawn))
+    show_picture(partial(drawing.as_lines, drawn), partial(drawing.as_page, drawn), output)
 
 
 def schema() -> None:

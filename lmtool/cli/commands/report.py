@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import typer
-
 from lmtool.cli.arguments import RUN_HELP
 from lmtool.cli.help import argument, flag, option
-from lmtool.printable import plain
+from lmtool.cli.output import put
 
 WATCH_SECONDS = 5
 """Seconds between two pages of `--watch`."""
@@ -44,7 +42,7 @@ def report(
         return goes_on
 
     goes_on = written()
-    typer.echo(plain(str(output)))
+    put(output)
     while goes_on:
         time.sleep(WATCH_SECONDS)
         goes_on = written()

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
@@ -14,10 +14,15 @@ from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName
 from lmtool.cli.help import argument, flag, group, option, register
+from lmtool.cli.output import put, put_json, show_lines, tell, warn
 from lmtool.cli.progress import count
+from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
 
@@ -25,7 +30,7 @@ DROPPED = ("model", "recipe", "size", "started", "step")
 """Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
 
 
-def list_runs(json: Json = False) -> None:
+def ls(json: Json = False) -> None:
     """List all runs, newest first.
 
     Examples:
@@ -37,16 +42,14 @@ def list_runs(json: Json = False) -> None:
 
     runs = summaries()
     if json:
-        _print_json([asdict(summary) for summary in runs])
+        put_json([asdict(summary) for summary in runs], indent=1)
     elif not runs:
-        typer.echo(f"no runs in {plain(str(runs_root()))}", err=True)
+        tell(f"no runs in {runs_root()}")
     else:
-        columns = {"result": _result, "started": lambda run: _time(run.started), "size": lambda run: decimal(run.bytes)}
-        names = ("name", "step", "result", "started", "size", "state", "recipe", "model")
-        _print_table({name: [str(columns.get(name, attrgetter(name))(run)) for run in runs] for name in names})
+        _list(runs)
 
 
-def show_run(run: RunName = "last", json: Json = False) -> None:
+def show(run: RunName = "last", json: Json = False) -> None:
     """Show one run: its sessions, checkpoints and losses, drawn over the steps.
 
     Examples:
@@ -59,7 +62,7 @@ def show_run(run: RunName = "last", json: Json = False) -> None:
     shown = find(run).run
     summary = summarise(shown.path)
     if json:
-        _print_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True))
+        put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
     tests = {} if summary.problem else figures_on_tests(shown)
     facts = [
@@ -89,15 +92,13 @@ def show_run(run: RunName = "last", json: Json = False) -> None:
         facts.append(("checkpoint", f"{checkpoint.name}: {', '.join(note for note in notes if note)}"))
     if summary.problem:
         facts.append(("problem", summary.problem))
-    for name, value in facts:
-        typer.echo(f"{plain(name):21} {plain(value)}")
+    put(*(f"{plain(name):21} {value}" for name, value in facts))
     if not summary.problem:
         _draw_losses(shown)
 
 
 def _draw_losses(run: "Run") -> None:
     """The losses over the steps, as wide as the terminal: in ASCII where colours are not wanted."""
-    from lmtool.cli.output import show_lines
     from lmtool.report.terminal import plot
     from lmtool.run.history import number
 
@@ -110,7 +111,7 @@ def _draw_losses(run: "Run") -> None:
     show_lines(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
 
 
-def compare_runs(
+def compare(
     runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True), json: Json = False
 ) -> None:
     """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes.
@@ -119,7 +120,9 @@ def compare_runs(
     lmtool runs compare tiny lstm
     lmtool runs compare A B --json
     """
-    from lmtool.errors import UsageError
+    from rich.console import Console
+    from rich.table import Table
+
     from lmtool.interop.reference import find
     from lmtool.run.history import History, differences, doubts, figures
 
@@ -129,10 +132,14 @@ def compare_runs(
     different, notes = differences(histories), doubts(histories)
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
-        _print_json({"runs": summaries, "differences": different, "notes": notes})
+        put_json({"runs": summaries, "differences": different, "notes": notes}, indent=1)
         return
     rows = [[name, *map(_compared, values)] for name, values in (figures(histories) | different).items()]
-    _print_columns(["", *(history.name for history in histories)], rows)
+    heading = ["", *(history.name for history in histories)]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name in heading:
+        table.add_column(overflow="fold", style=None if name else "dim")
+    _print_table(table, ([plain(cell) for cell in row] for row in [heading, *rows]), Console())
     for note in notes:
         typer.echo(f"note\t{plain(note)}")
 
@@ -152,30 +159,7 @@ def _compared(value: object) -> str:
     return str(value)
 
 
-def _print_columns(heading: list[str], rows: list[list[str]]) -> None:
-    """A table with a column for each run; elsewhere than on a terminal tabs between the columns."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console, lines = Console(), [[plain(cell) for cell in row] for row in [heading, *rows]]
-    if not console.is_terminal:
-        _print_tabs(lines)
-        return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name in heading:
-        table.add_column(overflow="fold", style=None if name else "dim")
-    for line in lines:
-        table.add_row(*map(Text, line))
-    console.print(table)
-
-
-def _print_tabs(rows: Iterable[Iterable[str]]) -> None:
-    for row in rows:
-        typer.echo("\t".join(row))
-
-
-def merge_run(
+def merge(
     run: RunName,
     output: Path | None = option("DIR", "The run directory; a new one in runs/ by default.", "--output", "-o"),
 ) -> None:
@@ -186,15 +170,14 @@ def merge_run(
     Examples:
     lmtool runs merge last -o runs/merged
     """
-    from lmtool.cli.output import warn
-    from lmtool.inference.merging import merge
+    from lmtool.inference.merging import merge as make_merged
 
-    merged, warnings = merge(run, output, ["lmtool", *sys.argv[1:]])
+    merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
-    typer.echo(plain(str(merged)))
+    put(merged)
 
 
-def remove_runs(
+def rm(
     runs: list[str] | None = argument("RUN", "Names or directories of runs, or last."),
     older_than: str | None = option(
         "AGE", "Instead of RUN: all runs last used so long ago, such as 12h, 30d or 8w; imported ones stay."
@@ -207,7 +190,6 @@ def remove_runs(
     lmtool runs rm 2026-11-20-tiny-7f3a last
     lmtool runs rm --older-than 30d --yes
     """
-    from lmtool.errors import UsageError
     from lmtool.run import removal
     from lmtool.run.listing import size_of
 
@@ -218,58 +200,59 @@ def remove_runs(
     else:
         paths = removal.runs_older_than(removal.parse_age(older_than))
         if not paths:
-            typer.echo(f"no runs older than {older_than}", err=True)
+            tell(f"no runs older than {older_than}")
             return
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError("nobody is there to be asked before runs are removed", fix="add --yes")
-        for path in paths:
-            typer.echo(f"{plain(str(path))}, {decimal(size_of(path))}", err=True)
+        tell(*(f"{path}, {decimal(size_of(path))}" for path in paths))
         typer.echo(f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}? [y/N] ", nl=False, err=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            typer.echo("nothing is removed", err=True)
+            tell("nothing is removed")
             return
     freed = 0
     for path in paths:
         size = removal.remove_run(path)
         freed += size
-        typer.echo(f"removed {plain(str(path))}, {decimal(size)} freed")
+        put(f"removed {path}, {decimal(size)} freed")
         if path.exists():
-            typer.echo(f"kept in {plain(str(path))}: files that are not the run's", err=True)
+            tell(f"kept in {path}: files that are not the run's")
     if len(paths) > 1:
-        typer.echo(f"{decimal(freed)} freed in all")
+        put(f"{decimal(freed)} freed in all")
 
 
-def _print_json(value: object) -> None:
-    from json import dumps
-
-    typer.echo(dumps(value, indent=1))
-
-
-def _print_table(columns: Mapping[str, list[str]]) -> None:
-    """A table on a terminal; elsewhere one line per row, tabs between the columns, no header."""
+def _list(summaries: "list[Summary]") -> None:
+    """A line for each run; on a terminal with a heading, and the columns that fit."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
-    console = Console()
-    cells = {name: [plain(cell) for cell in column] for name, column in columns.items()}
-    if not console.is_terminal:
-        _print_tabs(zip(*cells.values(), strict=True))
-        return
+    shown = {"result": _result, "started": lambda run: _time(run.started), "size": lambda run: decimal(run.bytes)}
+    names = ("name", "step", "result", "started", "size", "state", "recipe", "model")
+    cells = {name: [plain(str(shown.get(name, attrgetter(name))(run))) for run in summaries] for name in names}
+    console, table = Console(), Table(box=None, pad_edge=False)
     widths = {name: max(map(cell_len, [name, *column])) for name, column in cells.items()}
-    for name in DROPPED:
+    for name in DROPPED if console.is_terminal else ():
         if sum(widths.values()) + 2 * (len(widths) - 1) > console.width:
             del widths[name]
-    table = Table(box=None, pad_edge=False)
     for name, width in widths.items():
         table.add_column(name, justify="right" if name in ("step", "size") else "left", no_wrap=True, width=width)
-    for row in zip(*(cells[name] for name in widths), strict=True):
-        table.add_row(*map(Text, row))
     # Names are typed again, so they are never truncated: on a very narrow terminal lines wrap.
     console.width = max(console.width, sum(widths.values()) + 2 * len(widths))
-    console.print(table)
+    _print_table(table, zip(*(cells[name] for name in widths), strict=True), console)
+
+
+def _print_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
+    """Fill a table and print it to a terminal; elsewhere print the rows alone, tabs between the columns."""
+    from rich.text import Text
+
+    for row in rows:
+        if console.is_terminal:
+            table.add_row(*map(Text, row))
+        else:
+            typer.echo("\t".join(row))
+    if console.is_terminal:
+        console.print(table)
 
 
 def _loss(loss: float | None) -> str:
@@ -307,12 +290,5 @@ app = group(
     "List training runs, show one, compare or remove some, or merge the adapters of one.",
     *("lmtool runs ls", "lmtool runs show last", "lmtool runs rm --older-than 30d"),
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "ls": list_runs,
-    "show": show_run,
-    "compare": compare_runs,
-    "merge": merge_run,
-    "rm": remove_runs,
-}
-for _name, _command in _COMMANDS.items():
-    register(app, _name, _command)
+for _command in (ls, show, compare, merge, rm):
+    register(app, _command.__name__, _command)

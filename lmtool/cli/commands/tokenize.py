@@ -1,6 +1,5 @@
 """`lmtool tokenize`: train a tokenizer, and write text as a token store."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +7,10 @@ import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
+from lmtool.cli.output import check_new, put_json
+from lmtool.cli.progress import Display, count, entries
 from lmtool.cli.settings import DEFAULT_RECIPE, Column, Overrides, recipe_name, stated
+from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.data.prepare import Prepared
@@ -38,8 +40,6 @@ def tokenize(
     lmtool tokenize book.txt --kind bpe --vocab-size 2048 -o tokens
     lmtool tokenize --tokenizer last --show "One day"
     """
-    from lmtool.cli.output import check_new
-    from lmtool.errors import UsageError
     from lmtool.recipe.load import settings_of
     from lmtool.recipe.resolve import resolve
 
@@ -57,7 +57,6 @@ def tokenize(
     settings = settings_of(overrides or (), flags)
     planned = resolve(recipe, settings)
 
-    from lmtool.cli.progress import Display
     from lmtool.data.prepare import default_cache, prepare
     from lmtool.data.survey import resolve_for_text
     from lmtool.interop.reference import with_runs
@@ -97,7 +96,7 @@ def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -
     ids = tokenizer.encode(text)
     pieces = [tokenizer.piece(token) for token in ids]
     if as_json:
-        typer.echo(json.dumps({"text": text, "pieces": pieces, "ids": ids}))
+        put_json({"text": text, "pieces": pieces, "ids": ids})
     else:
         for token, piece in zip(ids, pieces, strict=True):
             typer.echo(f"{token}\t{piece}")
@@ -107,7 +106,6 @@ def _summarise(
     prepared: "Prepared", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Sizes and speed; no speed when everything was cached."""
-    from lmtool.cli.progress import count, entries
     from lmtool.data.prepare import default_cache
 
     stores = {"train": prepared.train, "valid": prepared.valid}
@@ -128,7 +126,7 @@ def _summarise(
         "split": prepared.data.split,
     }
     if as_json:
-        typer.echo(json.dumps(record))
+        put_json(record)
         return
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
     saved = f"{output}: tokenizer.json, train/, valid/"
