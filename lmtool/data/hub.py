@@ -37,7 +37,9 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
     """
     with _loading(source):
         builder, split, files, identity = _builder(source, column)
-        key = sha256_of_json([*identity, *map(_identity, files)])
+        # remote addresses include their revision
+        contents = (content_hash([Path(file)]) if os.path.exists(file) else file for file in files)
+        key = sha256_of_json([*identity, *contents])
         path = cache / "datasets" / f"{key}.jsonl"
         with locked(path.with_suffix(".lock")):
             if not path.exists():
@@ -106,11 +108,6 @@ def _loaded(rows: Iterable[dict[str, Any]], source: str) -> Iterator[dict[str, A
     """Rows whose errors are not taken for those of the disk that they are written to."""
     with _loading(source):
         yield from rows
-
-
-def _identity(file: str) -> str:
-    """A key that changes with the data files: remote addresses include their revision, local files are hashed."""
-    return content_hash([Path(file)]) if os.path.exists(file) else file
 
 
 def _column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterator[dict[str, Any]]:

@@ -270,12 +270,10 @@ def write_table(
     rows: Iterable[tuple[Row, Sequence[Value]]],
     *,
     guard_formulas: bool = False,
-    overwrite: bool = False,
 ) -> None:
-    """Write `table_lines` to a file atomically, in bounded memory.
+    """Write `table_lines` to a new file atomically, in bounded memory.
 
-    Raises UsageError when `path` is the table itself, which is never overwritten, exists without `overwrite`, or is
-    not a file; ResourceError when it cannot be written.
+    Raises UsageError when `path` exists; ResourceError when it cannot be written.
     """
     where = display(path)
     if path.exists():
@@ -283,10 +281,8 @@ def write_table(
             raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
         if not path.is_file():
             raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
-        if not overwrite:
-            raise UsageError(
-                "the file exists already", where=where, fix="choose another name, or remove it", code="output_exists"
-            )
+        what, fix = "the file exists already", "choose another name, or remove it"
+        raise UsageError(what, where=where, fix=fix, code="output_exists")
     text = (line.encode() for line in table_lines(table, added, rows, guard_formulas=guard_formulas))
     with writing(path), durable.staged(path) as new:
         durable.write_new(new, text)

@@ -70,38 +70,37 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
         drawn_BT &= batch.keep_BT
     if model.recurrent and not drawn_BT.any():
         return batch
+    draws_BT = batch.draws_BT.masked_fill(~drawn_BT, -1.0)
     with evaluating(model), torch.no_grad():
-        tokens_BT = _step_by_step(model, batch, drawn_BT) if model.recurrent else _at_once(model, batch, drawn_BT)
+        tokens_BT = _step_by_step(model, batch, draws_BT) if model.recurrent else _at_once(model, batch, draws_BT)
     # torch 2.10 would reuse weights that autocast cast here, without gradients, in the training pass
     torch.clear_autocast_cache()
     return replace(batch, tokens_BT=tokens_BT)
 
 
-def _at_once(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
-    assert batch.draws_BT is not None
+def _at_once(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
     hidden_BTD = model(batch).hidden_BTD
-    tokens_BT = batch.tokens_BT.clone()
-    tokens_BT[drawn_BT] = draw(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], batch.draws_BT[drawn_BT])
+    tokens_BT, drawn_BT = batch.tokens_BT.clone(), draws_BT >= 0
+    tokens_BT[drawn_BT] = draw(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], draws_BT[drawn_BT])
     return tokens_BT
 
 
-def _step_by_step(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
+def _step_by_step(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
     """Processes rows from one column with a sampled token to the next."""
-    assert batch.draws_BT is not None
     if batch.documents_BT is not None:
-        return _text_by_text(model, batch, drawn_BT, batch.documents_BT)
+        return _text_by_text(model, batch, draws_BT, batch.documents_BT)
     tokens_BT, state, read = batch.tokens_BT.clone(), model.start(batch), 0
+    drawn_BT = draws_BT >= 0
     for column in drawn_BT.any(0).nonzero()[:, 0].tolist():
         hidden_BTD, state = model.advance(tokens_BT[:, read:column], state)
         drawn_B, read = drawn_BT[:, column], column
-        tokens_BT[drawn_B, column] = draw(model, hidden_BTD[drawn_B, -1], batch.draws_BT[drawn_B, column])
+        tokens_BT[drawn_B, column] = draw(model, hidden_BTD[drawn_B, -1], draws_BT[drawn_B, column])
     return tokens_BT
 
 
-def _text_by_text(model: LanguageModel, batch: Batch, drawn_BT: Tensor, documents_BT: Tensor) -> Tensor:
+def _text_by_text(model: LanguageModel, batch: Batch, draws_BT: Tensor, documents_BT: Tensor) -> Tensor:
     """Each document of a row as its own right-padded row."""
-    assert batch.draws_BT is not None
-    begins_BT = torch.ones_like(drawn_BT)
+    begins_BT = torch.ones_like(draws_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
     text_N = begins_BT.flatten().cumsum(0) - 1
     starts_R = begins_BT.flatten().nonzero()[:, 0]
@@ -113,8 +112,7 @@ def _text_by_text(model: LanguageModel, batch: Batch, drawn_BT: Tensor, document
         values_RL[text_N, place_N] = values_BT.flatten()
         return values_RL
 
-    texts = Batch(apart(batch.tokens_BT, 0), draws_BT=apart(batch.draws_BT, -1))
-    tokens_RL = _step_by_step(model, texts, apart(drawn_BT, False))
+    tokens_RL = _step_by_step(model, Batch(apart(batch.tokens_BT, 0)), apart(draws_BT, -1))
     return tokens_RL[text_N, place_N].view_as(batch.tokens_BT)
 
 

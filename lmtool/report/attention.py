@@ -52,11 +52,8 @@ def attention_page(
     first = attended.part(kind)
     first.head(layer, head)
     n_layers, n_heads = first.weights_LNTS.shape[:2]
-    start = {
-        "part": attended.parts.index(first),
-        "layer": layer % n_layers,
-        "head": -1 if head is None else head % n_heads,
-    }
+    shown = -1 if head is None else head % n_heads
+    start = {"part": attended.parts.index(first), "layer": layer % n_layers, "head": shown}
     data = {"parts": [_packed(part) for part in attended.parts], "start": start}
     sections = [Section("Weights", Markup("\n").join((render("attention.html"), embed("attention-data", data))))]
     if decided is not None:

@@ -21,7 +21,7 @@ from lmtool.run.directory import Run
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.prepare import kind_of_rows, task_names
-from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
+from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.results import Results
@@ -49,16 +49,17 @@ def measure_tables(
     task: one of those that the model was trained on, where there are several. reading: how the tables are read, where
     that is not as in training. skipped: counts bad rows that are skipped.
     """
+    spec, skips, labels = loaded.recipe.objective, loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows, None
+    if isinstance(spec, Classification | Tagging):
+        labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
     with loaded.joined() as loaded:
         for source in sources:
-            opened = _open(loaded, source, task, reading, labelled=True)
-            chat = loaded.prompt_format.chat
-            labels, skips = opened.labels, opened.skips
-            texts = read_labelled(opened.table, opened.columns, labels=labels, skip_bad_rows=skips, chat=chat)
+            table, columns, trained = _open(loaded, source, task, reading, labelled=True)
+            texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=loaded.prompt_format.chat)
             if skipped is not None:
                 skipped.kinds.update(texts.skipped.kinds)
             classes = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
-            of_table = task_of(loaded, task, opened.trained, classes)
+            of_table = task_of(loaded, task, trained, classes)
             yield of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
 
 
@@ -95,11 +96,11 @@ def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAI
     task, reading: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors
     of tables.
     """
-    opened = _open(loaded, source, task, reading, labelled=False)
-    of_table = task_of(loaded, task, opened.trained, ())
-    skipped = Skipped() if opened.skips else None
-    rows = stream_labelled(opened.table, opened.columns, skipped=skipped, chat=loaded.prompt_format.chat)
-    return Predictions(opened.table, of_table.added, _answered(loaded, of_table, rows), skipped)
+    table, columns, trained = _open(loaded, source, task, reading, labelled=False)
+    of_table = task_of(loaded, task, trained, ())
+    skipped = Skipped() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
+    rows = stream_texts(table, columns, skipped, chat=loaded.prompt_format.chat)
+    return Predictions(table, of_table.added, _answered(loaded, of_table, rows), skipped)
 
 
 @dataclass(frozen=True)
@@ -167,23 +168,10 @@ def _model(loaded: Loaded) -> AnsweringModel:
     return AnsweringModel(loaded.model, loaded.objective, loaded.compute)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A table, its columns, the labels that are known, and whether bad rows are skipped.
-
-    trained: the columns by the names that they had in training, which some models read.
-    """
-
-    table: Table
-    columns: Columns
-    trained: Columns
-    labels: LabelMap | None
-    skips: bool
-
-
-def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bool) -> _Opened:
-    """A table with its columns as in training, where `reading` does not name others."""
-    spec, data = loaded.recipe.objective, loaded.recipe.data
+def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bool) -> tuple[Table, Columns, Columns]:
+    """A table with its columns as in training, where `reading` does not name others; and the columns by the names that
+    they had in training, which some models read."""
+    data = loaded.recipe.data
     _refuse_others(loaded)
     names = task_names(data)
     if task not in names:
@@ -197,18 +185,13 @@ def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bo
         named = named.with_values({"label_column": None, "target_column": None})
     if reading.input_column is None and not matching_column(data.input_column or "", table.names):
         named = named.with_values({"input_column": None})
-    columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(spec))
+    columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(loaded.recipe.objective))
     n_texts = len(data.text_columns)
     if n_texts and len(columns.texts) != n_texts:
         what = f"the model reads {n_texts} {'text' if n_texts == 1 else 'texts'} in a row, not {len(columns.texts)}"
         fix = "give --text-column once for each of them, in this order"
         raise UsageError(what, where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200], fix=fix)
-    trained = replace(columns, texts=data.text_columns) if n_texts else columns
-    skips = data.skip_bad_rows or reading.skip_bad_rows
-    labels = None
-    if isinstance(spec, Classification | Tagging):
-        labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
-    return _Opened(table, columns, trained, labels, skips)
+    return table, columns, replace(columns, texts=data.text_columns) if n_texts else columns
 
 
 def open_beside(source: str, trained: Data, reading: Data) -> Table:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from lmtool.tables.data import TableData, TaskRows
 from lmtool.tables.findings import find_in_tables
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.notices import Notice
-from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
+from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
 from lmtool.tables.split import restore_split, split_rows
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.task import Task
@@ -85,7 +85,7 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
 def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:
     """The texts of the first rows of a training table, a row's in one. Raises a RowFault as `read_labelled` does."""
     skipped = Skipped() if skip_bad_rows else None
-    rows = stream_labelled(tables.table, replace(tables.columns, label=None), skipped=skipped)
+    rows = stream_texts(tables.table, tables.columns, skipped)
     return ["\n".join(item.texts) for _, item in islice(rows, most)]
 
 

@@ -91,29 +91,16 @@ class LabelledTexts:
         return replace(self, items=tuple(self.items[i] for i in indexes), notices=(), skipped=Skipped())
 
 
-def stream_labelled(
-    table: Table,
-    columns: Columns,
-    labels: LabelMap | None = None,
-    skipped: Skipped | None = None,
-    chat: ChatFormat | None = None,
+def stream_texts(
+    table: Table, columns: Columns, skipped: Skipped | None = None, chat: ChatFormat | None = None
 ) -> Iterator[tuple[Row, LabelledText]]:
-    """Rows with their examples, in order and in bounded memory: for tables of any size.
+    """Rows with their texts, without labels, in order and in bounded memory: for tables of any size.
 
-    A label column needs the labels of the training data. Conversations are read up to the last message that is not the
-    assistant's. chat: refuses conversations. Bad rows raise a RowFault, or are counted in `skipped`.
+    Conversations are read up to the last message that is not the assistant's. chat: refuses conversations. Bad rows
+    raise a RowFault, or are counted in `skipped`.
     """
-    if columns.label is not None and labels is None:
-        raise ValueError("a label column needs labels")
-    reader = _Reader(table, columns, chat, labels, answered=False)
-
-    def read(row: Row) -> tuple[Row, LabelledText]:
-        example = reader.example(row)
-        if labels is None or columns.label is None:
-            return row, example
-        return row, reader.labelled(example, row.line, labels.kind)
-
-    return _sound(table.rows(skipped), read, skipped)
+    reader = _Reader(table, replace(columns, label=None), chat, None, answered=False)
+    return _sound(table.rows(skipped), lambda row: (row, reader.example(row)), skipped)
 
 
 def _sound(rows: Iterable[T], read: Callable[[T], R], skipped: Skipped | None) -> Iterator[R]:

@@ -87,20 +87,18 @@ def test_the_table_is_never_overwritten(tmp_path: Path) -> None:
     os.link(tmp_path / "in.csv", tmp_path / "hard.csv")
     for name in "in.csv", "link.csv", "hard.csv", "../" + tmp_path.name + "/in.csv":
         with pytest.raises(UsageError, match="overwrite the table that is read"):
-            write_table(tmp_path / name, source, ["n", "p"], with_length(source), overwrite=True)
+            write_table(tmp_path / name, source, ["n", "p"], with_length(source))
     assert (tmp_path / "in.csv").read_bytes() == before
 
 
-def test_other_files_are_overwritten_only_when_asked(tmp_path: Path) -> None:
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
     source, out = table(tmp_path), tmp_path / "out.csv"
     out.write_text("mine", encoding="utf-8")
     with pytest.raises(UsageError, match="exists already"):
         write_table(out, source, ["n", "p"], with_length(source))
     assert out.read_text(encoding="utf-8") == "mine"
-    write_table(out, source, ["n", "p"], with_length(source), overwrite=True)
-    assert len(read(out)) == 3
     with pytest.raises(UsageError, match="not a file"):
-        write_table(tmp_path, source, [], [], overwrite=True)
+        write_table(tmp_path, source, [], [])
 
 
 def test_all_or_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from lmtool.data.table import RowFault, Table, open_table
 from lmtool.tables.annotations import as_messages
 from lmtool.tables.columns import choose_columns
-from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
+from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
 from lmtool.tokenization.chat import ChatFormat, Message
 from tests.tokenization.chat_templates import published
 
@@ -46,7 +46,7 @@ def test_lists_of_objects_are_conversations(tmp_path: Path, ending: str, name: s
 def test_a_conversation_is_learnt_up_to_the_last_answer_and_asked_up_to_the_last_question(tmp_path: Path) -> None:
     own = table(tmp_path, MESSAGES[:3], MESSAGES[:4], MESSAGES[:1] + MESSAGES[1:2] * 2)
     assert [item.messages for item in read(own)] == [EXPECTED[:2], EXPECTED, (*EXPECTED[:2], EXPECTED[1])]
-    asked = [item for _, item in stream_labelled(own, choose_columns(own))]
+    asked = [item for _, item in stream_texts(own, choose_columns(own))]
     assert [item.messages for item in asked] == [EXPECTED[:3], EXPECTED[:3], EXPECTED[:1]]
     assert {item.target for item in asked} == {None}
 
@@ -101,7 +101,7 @@ def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
 def test_nothing_to_answer_is_a_fault(tmp_path: Path) -> None:
     own = table(tmp_path, [ANSWER])
     with pytest.raises(RowFault, match="no message that is to be answered"):
-        list(stream_labelled(own, choose_columns(own)))
+        list(stream_texts(own, choose_columns(own)))
 
 
 def test_an_input_follows_its_instruction(tmp_path: Path) -> None:

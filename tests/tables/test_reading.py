@@ -13,7 +13,7 @@ from lmtool.data.table import RowFault, Skipped, open_table
 from lmtool.errors import DataError
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.labels import LabelMap
-from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
+from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
 from tests.tables.labelled import labelled, read
 
 
@@ -212,27 +212,23 @@ def test_a_label_unseen_in_training(tmp_path: Path) -> None:
         labelled(tmp_path, "a;c", labels=several)
 
 
-def test_streaming_gives_the_same_examples_and_all_columns(tmp_path: Path) -> None:
-    train = labelled(tmp_path, "x", "y", "x", "y")
-    (tmp_path / "b.csv").write_text("id,text,label\n7,t,x\n8,u,z\n9,v,y\n10,w\n", encoding="utf-8")
+def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("id,text,label\n7,t,x\n8,u\n9,v,\n", encoding="utf-8")
     table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
     columns = choose_columns(table)
-    with pytest.raises(RowFault, match="'z' is not among"):
-        list(stream_labelled(table, columns, train.labels))
+    with pytest.raises(RowFault, match="2 fields"):
+        list(stream_texts(table, columns))
     skipped = Skipped()
-    found = list(stream_labelled(table, columns, train.labels, skipped))
-    assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "y")]
-    assert [example.label for _, example in found] == ["x", "y"]
-    assert skipped.kinds == {"label unseen in training": 1, "ragged row": 1}
-    assert str(skipped) == "skipped 2 bad rows: label unseen in training 1, ragged row 1"
-    with pytest.raises(ValueError, match="needs labels"):
-        next(stream_labelled(table, columns))
+    found = list(stream_texts(table, columns, skipped))
+    assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "")]
+    assert [(example.texts, example.label) for _, example in found] == [(("t",), None), (("v",), None)]
+    assert str(skipped) == "skipped 1 bad row: ragged row 1"
 
 
 def test_without_labels_empty_texts_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("text,id\na,1\n,2\n", encoding="utf-8")
     table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
-    found = [example for _, example in stream_labelled(table, choose_columns(table, labelled=False))]
+    found = [example for _, example in stream_texts(table, choose_columns(table, labelled=False))]
     assert [(example.texts, example.label) for example in found] == [(("a",), None), (("",), None)]
 
 
