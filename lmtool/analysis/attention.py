@@ -224,16 +224,14 @@ def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
     else:
         written = (*loaded.tokenizer.encode(target), loaded.tokenizer.eos_id)
     read, predicted = (*prompt.tokens, *written[:-1]), (*prompt.tokens[1:], *written)
+    row = (*prompt.source, *read) if prompt.source is not None and prompt_format.shares_row else read
+    _check_length(loaded, len(row))
     if prompt.source is None:
-        _check_length(loaded, len(read))
-        return Input(Batch(torch.tensor([read])), read)
+        return Input(Batch(torch.tensor([row])), row)
     if prompt_format.shares_row:
-        row = (*prompt.source, *read)
-        _check_length(loaded, len(row))
         return Input(Batch(torch.tensor([row]), prefix_B=torch.tensor([len(prompt.source)])), row)
-    _check_length(loaded, len(read))
-    batch = Batch(torch.tensor([read]), source_BS=torch.tensor([prompt.source]))
-    return Input(batch, read, prompt.source, predicted)
+    batch = Batch(torch.tensor([row]), source_BS=torch.tensor([prompt.source]))
+    return Input(batch, row, prompt.source, predicted)
 
 
 def _inattentive(loaded: Loaded) -> UsageError:

@@ -47,10 +47,6 @@ class TextHead(Corpus):
 
     whole: "StreamedText"
 
-    @property
-    def adds_line_ends(self) -> bool:
-        return False
-
     def chunks(self) -> Iterator[Chunk]:
         return coalesce(Block(self.whole, BlockStart()).chunks())
 

@@ -58,6 +58,8 @@ class ReplacedTokensObjective(Objective):
     of masks, so that it does not depend on how the batch is split.
     """
 
+    metrics = (ACCURACY, FOUND)
+
     spec: ReplacedTokens
     vocabulary: Vocabulary
 
@@ -65,10 +67,6 @@ class ReplacedTokensObjective(Objective):
     def _masking(self) -> MaskedObjective:
         masked = Masked(kind="masked", rate=self.spec.rate, mask_share=1.0, random_share=0.0)
         return MaskedObjective(masked, self.vocabulary)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ACCURACY, FOUND
 
     def cut(self, context: int) -> Cut:
         """Windows, less the room for [CLS] and [SEP]."""

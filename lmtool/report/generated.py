@@ -43,13 +43,10 @@ def as_page(completions: Sequence[tuple[str, Completion]], tokenizer: Tokenizer,
 
 def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Tokenizer) -> Markup:
     """The tokens of a text, and their numbers as a table."""
-    assert completion.ranks is not None
-    assert completion.removed is not None
-    assert completion.alternatives is not None
     tokens, known = [], []
     rows: list[Sequence[str | int | float]] = []
-    chosen = (completion.tokens, completion.logprobs, completion.ranks)
-    details = zip(*chosen, completion.removed, completion.alternatives, strict=True)
+    chosen = completion.tokens, completion.logprobs, completion.ranks or (), completion.removed or ()
+    details = zip(*chosen, completion.alternatives or (), strict=True)
     for number, (token, logprob, rank, removed, alternatives) in enumerate(details, 1):
         p, piece = exp(logprob), tokenizer.piece(token)
         tokens.append({"piece": piece, "shade": round(p * SHADES)})

@@ -77,8 +77,8 @@ class _Canvas:
     def __init__(self, width: int, height: int, ascii_only: bool) -> None:
         self._width, self._height, self._ascii = width, height, ascii_only
         self._across, self._down = (1, 1) if ascii_only else (2, 4)
-        self._dots = [[0] * width for _ in range(height)]
-        self._line = [[-1] * width for _ in range(height)]
+        self._cells: dict[tuple[int, int], tuple[int, int]] = {}
+        """The dots by row and column, and the line that is seen there."""
 
     def line(self, start: tuple[float, float], stop: tuple[float, float], index: int) -> None:
         """Draw from one place to another, each in shares of the width and the height from the upper left."""
@@ -87,20 +87,17 @@ class _Canvas:
         n = max(1, math.ceil(max(abs(x1 - x0), abs(y1 - y0))))
         for i in range(n + 1):
             x, y = round(x0 + (x1 - x0) * i / n), round(y0 + (y1 - y0) * i / n)
-            column, row = x // self._across, y // self._down
-            self._dots[row][column] |= _DOTS[y % self._down][x % self._across]
-            self._line[row][column] = max(self._line[row][column], index)
+            cell = y // self._down, x // self._across
+            dots, seen = self._cells.get(cell, (0, index))
+            self._cells[cell] = dots | _DOTS[y % self._down][x % self._across], max(seen, index)
 
     def rows(self) -> list[Text]:
         lines = []
-        for dots, indices in zip(self._dots, self._line, strict=True):
-            row = Text()
-            for bits, index in zip(dots, indices, strict=True):
-                if index < 0:
-                    row.append(" ")
-                elif self._ascii:
-                    row.append(MARKS[index % len(MARKS)])
-                else:
-                    row.append(chr(0x2800 + bits), style=STYLES[index % len(STYLES)])
-            lines.append(row)
+        for row in range(self._height):
+            line = Text()
+            for column in range(self._width):
+                dots, index = self._cells.get((row, column), (0, 0))
+                drawn = MARKS[index % len(MARKS)] if self._ascii else chr(0x2800 + dots)
+                line.append(drawn if dots else " ", "" if self._ascii or not dots else STYLES[index % len(STYLES)])
+            lines.append(line)
         return lines

@@ -81,13 +81,9 @@ class TableExamples:
         self._batch_size = batch_size
         self._seed = seed
         self._parts = [(n, max(1, round(times * n))) for n, times in parts or [(len(rows), 1.0)]]
+        self.per_epoch = sum(n_drawn for _, n_drawn in self._parts)
         self._lengths_R = np.array([sum(row.lengths) for row in rows])
         self._epochs: dict[int, NDArray[np.int64]] = {}
-
-    @property
-    def per_epoch(self) -> int:
-        """Rows in one epoch."""
-        return sum(n_drawn for _, n_drawn in self._parts)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which continue from epoch to epoch."""

@@ -53,6 +53,7 @@ class HeadTask(Task):
     def __init__(self, prompt_format: PromptFormat, spec: Classification) -> None:
         super().__init__(prompt_format, "", spec.labels)
         self._map = LabelMap(cast(LabelKind, spec.task), spec.labels)
+        self.added = ("predicted", *(f"p_{name}" for name in self.labels))
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
         rows = []
@@ -128,10 +129,6 @@ class HeadTask(Task):
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         scores_RC, _ = self.scores(model, rows)
         return [self.cells(p_C) for p_C in self.probabilities(scores_RC)]
-
-    @property
-    def added(self) -> tuple[str, ...]:
-        return ("predicted", *(f"p_{name}" for name in self.labels))
 
     def mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
         """The mistakes, the most confident first; none where there are no probabilities."""

@@ -42,7 +42,6 @@ class TagTask(Task):
     """A tag for each word, such as its part of speech, by the state of its first token."""
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "macro-f1": "macro_f1"}
-    added = ("predicted",)
 
     def __init__(self, prompt_format: PromptFormat, spec: Tagging) -> None:
         super().__init__(prompt_format, "", spec.labels)

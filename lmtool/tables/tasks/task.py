@@ -72,18 +72,17 @@ class Task(ABC):
     labels: names of the classes or labels, empty where there are none.
     metrics: those that can choose the best checkpoint besides the loss, and their names among the figures.
     added: names of the columns of `answer`.
+    reread: another reading of a training row, drawn by the generator; None where rows are always the same.
     """
 
     metrics: ClassVar[Mapping[str, str]] = {}
+    added: tuple[str, ...] = ("predicted",)
+    reread: Callable[[EncodedRow, np.random.Generator], EncodedRow] | None = None
 
     def __init__(self, prompt_format: PromptFormat, name: str, labels: tuple[str, ...]) -> None:
         self.prompt_format = prompt_format
         self.name = name
         self.labels = labels
-
-    @property
-    @abstractmethod
-    def added(self) -> tuple[str, ...]: ...
 
     @abstractmethod
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
@@ -109,11 +108,6 @@ class Task(ABC):
     def choose_threshold(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> None:
         """Choose what validation rows decide, before other rows are measured."""
         return
-
-    @property
-    def reread(self) -> Callable[[EncodedRow, np.random.Generator], EncodedRow] | None:
-        """Another reading of a training row, drawn by the generator; None where rows are always the same."""
-        return None
 
     def _text(self, row: EncodedRow) -> str:
         """The texts of a row, a line each, or its source, as far as the model reads them."""

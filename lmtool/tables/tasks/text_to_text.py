@@ -1,6 +1,6 @@
 """The task of writing a text for each row: a target, or a label as text (Raffel et al. 2020)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,19 +37,14 @@ class AnswerTask(Task):
     training rows, which are not conversations, anew each time.
     """
 
-    added = ("predicted",)
-
     def __init__(
         self, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
     ) -> None:
         super().__init__(prompt_format, name, labels)
         self._columns = columns
         self._num_beams = recipe.evaluation.num_beams
-        self._dropout = _dropout(recipe, prompt_format)
-
-    @property
-    def reread(self) -> Callable[[EncodedRow, np.random.Generator], EncodedRow] | None:
-        return None if self._dropout is None else partial(self._resegmented, self._dropout)
+        dropout = _dropout(recipe, prompt_format)
+        self.reread = None if dropout is None else partial(self._resegmented, dropout)
 
     def _resegmented(self, dropout: BpeDropout, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
         """The row with its texts segmented anew; one that is truncated stays, since its text has no end."""
