@@ -168,10 +168,22 @@ class StreamMark(FileModel):
     content: str
 
 
+def _is_record(record: dict[str, Any]) -> dict[str, Any]:
+    StepRecord.model_validate(record)
+    return record
+
+
 class SavedState(FileModel):
     """The content of state.json: what a resumed run continues with, besides weights and moments.
 
-    See `lmtool.training.checkpoint_manager.TrainingState`. Of an imported run only the recipe is known.
+    Of an imported run only the recipe is known.
+
+    stale: validations since the best one.
+    micro_batch: rows at once, maybe halved when out of memory.
+    setup: what else results depend on bitwise, besides recipe and data.
+    recipe: all its values.
+    pending: the record of the last step, where its validation comes after the checkpoint.
+    stream: the mark of each text that is streamed.
     """
 
     tokens: Count = 0
@@ -183,7 +195,7 @@ class SavedState(FileModel):
     micro_batch: Annotated[int, Field(ge=1)] | None = None
     setup: dict[str, str | int | bool | None] = Field(default_factory=dict)
     recipe: dict[str, Any]
-    pending: StepRecord | None = None
+    pending: Annotated[dict[str, Any], AfterValidator(_is_record)] | None = None
     stream: list[StreamMark] | None = None
 
 

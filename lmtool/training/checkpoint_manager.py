@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
+from pydantic import Field
 from torch import Tensor
 
 from lmtool.compute.processes import PeerEnded
@@ -19,39 +20,21 @@ from lmtool.recipe.changes import yardstick
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
+from lmtool.records import finite
 from lmtool.run import tensors
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import Run
-from lmtool.run.files import Validated, saved_state
+from lmtool.run.files import SavedState, Validated, saved_state
 from lmtool.run.log import Record
 from lmtool.run.saving import Snapshot, save_part
 from lmtool.training.events import Logged, Sampled, Saved, Warn
 from lmtool.training.fit import Step
 
 
-@dataclass
-class TrainingState:
-    """State of a checkpoint besides weights and moments, so that a resumed run continues as if never interrupted.
+class TrainingState(SavedState, frozen=False):
+    """State of a checkpoint besides weights and moments, so that a resumed run continues as if never interrupted."""
 
-    stale: validations since the best one.
-    micro_batch: rows at once, maybe halved when out of memory.
-    setup: what else results depend on bitwise, besides recipe and data.
-    recipe: all its values.
-    pending: the record of the last step, where its validation comes after the checkpoint.
-    stream: the mark of each text that is streamed.
-    """
-
-    tokens: int = 0
-    seconds: float = 0.0
-    best_step: int | None = None
-    best_value: float | None = None
-    best_loss: float | None = None
-    stale: int = 0
-    micro_batch: int | None = None
-    setup: dict[str, object] = field(default_factory=dict)
-    recipe: dict[str, object] = field(default_factory=dict)
-    pending: Record | None = None
-    stream: list[dict[str, object]] | None = None
+    recipe: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, noted: Validated | None, recipe: Recipe) -> Self:
@@ -90,10 +73,10 @@ class TrainingState:
         self.seconds += step.seconds
         return {
             "step": step.step,
-            "loss": _finite(step.loss),  # infinite where plain counts give a token no probability
+            "loss": finite(step.loss),  # infinite where plain counts give a token no probability
             "valid_loss": None,
             "lr": step.lr,
-            "grad_norm": _finite(step.grad_norm),
+            "grad_norm": finite(step.grad_norm),
             "tokens": self.tokens,
             "tokens_per_second": round(step.computed / step.seconds),
             "seconds": round(self.seconds, 3),
@@ -107,7 +90,7 @@ class TrainingState:
         is_best = self.is_better(validation, metric)
         if is_best:
             self.best_step, self.best_value, self.stale = step, validation.value(metric), 0
-            self.best_loss = _finite(validation.loss)
+            self.best_loss = finite(validation.loss)
         else:
             self.stale += 1
         return is_best
@@ -126,34 +109,26 @@ class TrainingState:
         return evaluation.patience is not None and self.stale >= evaluation.patience
 
 
+@dataclass
 class CheckpointManager:
     """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error.
 
     As a context manager it ends what is written in the background.
+
+    checkpoint: the last one that is saved, at first that training continues from.
+    superseded: its step, if only an interruption made it.
+    peers: processes that share the model, each of which writes its part.
     """
 
-    def __init__(
-        self,
-        run: Run | None,
-        spec: Checkpointing,
-        checkpoint: Checkpoint | None = None,
-        superseded: int | None = None,
-        peers: Peers = SINGLE_PROCESS,
-    ) -> None:
-        """checkpoint: that training continues from. superseded: its step, if only an interruption made it.
-
-        peers: processes that share the model, each of which writes its part.
-        """
-        self._run = run
-        self._peers = peers
-        self._keep_last = spec.keep_last
-        self._superseded = superseded
-        self._in_background = spec.background
-        self._thread = ThreadPoolExecutor(1)
-        self._saving: Future[Checkpoint | None] | None = None
-        self._saved = None if checkpoint is None else checkpoint.path.name
-        self._unsaved: ResourceError | None = None
-        self._log_failed = False
+    run: Run | None
+    spec: Checkpointing
+    checkpoint: Checkpoint | None = None
+    superseded: int | None = None
+    peers: Peers = SINGLE_PROCESS
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _saving: Future[Checkpoint | None] | None = None
+    _unsaved: ResourceError | None = None
+    _log_failed: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -164,19 +139,19 @@ class CheckpointManager:
     @property
     def keeps(self) -> bool:
         """Whether this process writes to a run."""
-        return self._run is not None
+        return self.run is not None
 
     @property
     def saved(self) -> str:
         """What is saved, in words; empty in a process that does not write."""
-        if self._run is None:
+        if self.run is None:
             return ""
-        return f"{self._saved} is saved" if self._saved else "no checkpoint is saved yet"
+        return f"{self.checkpoint.path.name} is saved" if self.checkpoint else "no checkpoint is saved yet"
 
     def log(self, record: Mapping[str, object]) -> Iterator[Logged | Warn]:
         """Append the record of a step to the metrics."""
-        if self._run is not None:
-            yield from self._append(self._run.metrics.append, record)
+        if self.run is not None:
+            yield from self._append(self.run.metrics.append, record)
             yield Logged(dict(record))
 
     def keep_recipe(self, recipe: Recipe) -> Iterator[Warn]:
@@ -185,8 +160,8 @@ class CheckpointManager:
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warn]:
         """Append a text to the samples."""
-        if self._run is not None:
-            yield from self._append(self._run.samples.append, asdict(sampled))
+        if self.run is not None:
+            yield from self._append(self.run.samples.append, asdict(sampled))
 
     def _append(self, append: Callable[[Mapping[str, object]], None], record: Mapping[str, object]) -> Iterator[Warn]:
         failures = list(self._attempt(lambda run: append(record)))
@@ -197,8 +172,8 @@ class CheckpointManager:
     def _attempt(self, action: Callable[[Run], None], failed: str = "") -> Iterator[Warn]:
         """Write to the run, if this process has one. failed: what a failure is told as."""
         try:
-            if self._run is not None:
-                action(self._run)
+            if self.run is not None:
+                action(self.run)
         except ResourceError as error:
             what = f"{error.what} ({error.where})"
             yield Warn(f"{failed}: {what}" if failed else f"{what}; training continues")
@@ -211,16 +186,16 @@ class CheckpointManager:
         A process without a run writes its part of a sharded model.
         """
         yield from self.finish_pending()
-        if self._run is None and self._peers.size == 1:
+        if self.run is None and self.peers.size == 1:
             return
-        model, optimizer = (held(part, self._peers.rank) for part in (kept(lm), moments))
-        if self._in_background:
+        model, optimizer = (held(part, self.peers.rank) for part in (kept(lm), moments))
+        if self.spec.background:
             model, optimizer = tensors.copied(model), tensors.copied(optimizer)
-        snapshot = Snapshot(step, model, optimizer, asdict(state), state.best_step)
-        save: Callable[[], Checkpoint | None] = partial(save_part, snapshot, self._peers)
-        if self._run is not None:
-            save = partial(self._run.save, snapshot, self._keep_last, self._superseded, self._peers)
-        if self._in_background:
+        snapshot = Snapshot(step, model, optimizer, state.model_dump(), state.best_step)
+        save: Callable[[], Checkpoint | None] = partial(save_part, snapshot, self.peers)
+        if self.run is not None:
+            save = partial(self.run.save, snapshot, self.spec.keep_last, self.superseded, self.peers)
+        if self.spec.background:
             self._saving = self._thread.submit(save)
         else:
             yield from self._tell(save)
@@ -243,18 +218,20 @@ class CheckpointManager:
         else:
             self._unsaved = None
             if saved is not None:
-                self._saved = saved.path.name
+                self.checkpoint = saved
                 yield Saved(saved.path)
 
     def note_validation(self, step: int, state: TrainingState) -> Iterator[Saved | Warn]:
         """Note the result of the validation after a checkpoint, once that is saved."""
         yield from self.finish_pending()
-        yield from self._attempt(lambda run: run.note_validation(state.note(step), self._keep_last, self._superseded))
+        yield from self._attempt(
+            lambda run: run.note_validation(state.note(step), self.spec.keep_last, self.superseded)
+        )
 
     def tidy(self) -> Iterator[Warn]:
         """Remove what a session has left that was killed before it removed older checkpoints."""
         return self._attempt(
-            lambda run: run.tidy(self._keep_last, self._superseded), "older checkpoints could not be removed"
+            lambda run: run.tidy(self.spec.keep_last, self.superseded), "older checkpoints could not be removed"
         )
 
     def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
@@ -264,14 +241,9 @@ class CheckpointManager:
         """
         if (error := self._unsaved) is not None:
             raise ResourceError(f"{error.what}; {self.saved}", where=error.where, fix=error.fix) from error
-        if self._run is not None:
-            self._run.end("stopped" if reason == "interrupted" else "finished", validation)
+        if self.run is not None:
+            self.run.end("stopped" if reason == "interrupted" else "finished", validation)
 
     def drop_optimizers(self) -> Iterator[Warn]:
         """Remove the optimizer state of a finished run."""
         return self._attempt(Run.drop_optimizers, "the optimizer state could not be removed")
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None, as JSON has no infinities."""
-    return value if math.isfinite(value) else None

@@ -1,6 +1,6 @@
 """What a language model is worth in the end: its bits per byte beside those of a 5-gram model of the same text."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from lmtool.data.prepare import Prepared, default_cache, prepare
 from lmtool.model.ngram import NGramModel
@@ -28,35 +28,28 @@ class TextResults:
     """Bits per byte of the best checkpoint on the validation text.
 
     loss: nats per token.
-    ngram: of the 5-gram model; None where the text is too long for it.
-    limit: of the best possible model, for a bundled text.
+    ngram_bits_per_byte: of the 5-gram model; None where the text is too long for it.
+    limit_bits_per_byte: of the best possible model, for a bundled text.
     """
 
     step: int
     tokens: int
     loss: float
     bits_per_byte: float
-    ngram: float | None
-    limit: float | None
+    ngram_bits_per_byte: float | None
+    limit_bits_per_byte: float | None
 
     def record(self) -> dict[str, object]:
         """All results by name, for JSON."""
-        return {
-            "part": "validation",
-            "step": self.step,
-            "tokens": self.tokens,
-            "loss": self.loss,
-            "bits_per_byte": self.bits_per_byte,
-            "ngram_bits_per_byte": self.ngram,
-            "limit_bits_per_byte": self.limit,
-        }
+        return {"part": "validation", **asdict(self)}
 
     def lines(self) -> list[str]:
         """All results as text lines; a model that is worse than counting is told so."""
-        limit = "" if self.limit is None else f"; the best possible model: {self.limit:.3f}"
-        ngram = "" if self.ngram is None else f"; a {ORDER}-gram model: {self.ngram:.3f}"
-        lines = [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){ngram}{limit}"]
-        if self.ngram is not None and self.bits_per_byte >= self.ngram:
+        ngram, limit = self.ngram_bits_per_byte, self.limit_bits_per_byte
+        beside = "" if ngram is None else f"; a {ORDER}-gram model: {ngram:.3f}"
+        beside += "" if limit is None else f"; the best possible model: {limit:.3f}"
+        lines = [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){beside}"]
+        if ngram is not None and self.bits_per_byte >= ngram:
             lines.append(
                 f"warning: counting {ORDER}-grams predicts this text better; give more time (--minutes) or more text, "
                 "or take recipe ngram"

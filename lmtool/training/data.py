@@ -295,8 +295,8 @@ class TextData:
                 tokens=measured.tokens,
                 loss=measured.loss,
                 bits_per_byte=measured.bits_per_byte,
-                ngram=self._ngram_bits() if compute.world.is_main else None,
-                limit=limit(named, data),
+                ngram_bits_per_byte=self._ngram_bits() if compute.world.is_main else None,
+                limit_bits_per_byte=limit(named, data),
             )
         ]
 

@@ -61,9 +61,12 @@ def tokenizer_of(base: Base | None, teacher: Base | None) -> Tokenizer | None:
 
 
 def distilled(
-    objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Base, compute: Compute
-) -> DistilledObjective:
-    """The objective of a student, with its teacher on the same device. recipe: the student's, resolved."""
+    objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Base | None, compute: Compute
+) -> Objective:
+    """The objective of a student, with its teacher on the same device; itself without one. recipe: the student's,
+    resolved."""
+    if teacher is None:
+        return objective
     check_teacher(teacher, recipe, tokenizer)
     # dropout and new weights of the teacher must not move the student's random numbers
     with torch.random.fork_rng(devices=[compute.device] if compute.device.type == "cuda" else []):

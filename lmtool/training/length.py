@@ -98,12 +98,12 @@ class Speed:
 
         began: when the command did, by time.perf_counter. None for a model of counts, and where a loss is not finite.
         """
-        recipe, tokenizer, teacher = data.recipe, data.prompt_format.tokenizer, initialization.teacher
+        recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
         if recipe.model.counts:
             return None
         lm, _ = build_for_training(recipe, tokenizer, compute, data.set_statistics, initialization)
         objective = build_objective(recipe, tokenizer, lm.counts_V)
-        taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
+        taught = distilled(objective, recipe, tokenizer, initialization.teacher, compute)
         examples = data.examples(objective)
         limits = SECONDS, math.ceil(PROBE_SHARE * recipe.training.steps)
         trial = Trial(recipe, compute, *((PROBE_SECONDS, None) if recipe.training.minutes else limits))

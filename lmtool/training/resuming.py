@@ -22,7 +22,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
-from lmtool.run.files import StreamMark, describe_environment
+from lmtool.run.files import describe_environment
 from lmtool.run.find import find_resumable
 from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_metric
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -109,8 +109,7 @@ def _continue(
     initialization = Initialization(base, teacher, features=features)
     # before the text streams, which is read once
     speed = None if world.sharded else Speed.measure(data, initialization, compute, time.perf_counter())
-    marks = [StreamMark.model_validate(mark) for mark in state.stream or ()]
-    with data.streaming(compute, marks):
+    with data.streaming(compute, state.stream or ()):
         if world.is_main:
             damaged = run.start(
                 step=step,

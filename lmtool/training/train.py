@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
-from lmtool.objective import Objective, build_objective
+from lmtool.objective import build_objective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Averaging
+from lmtool.records import finite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -96,7 +97,7 @@ def train(
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
     peers = compute.world.side_group() if compute.world.sharded else SINGLE_PROCESS
     with CheckpointManager(run, recipe.checkpoint, checkpoint, superseded, peers) as manager:
-        session = _prepare(data, compute, initialization, resumed, manager)
+        session = _TrainingSession(data, compute, initialization, resumed, manager)
         yield from map(Warn, session.warnings)
         session.examples = data.examples(session.objective)
         yield session.plan()
@@ -118,32 +119,85 @@ def _saves(recipe: Recipe, step: int) -> bool:
     return _validates(recipe, step) or step % recipe.checkpoint.every == 0
 
 
-@dataclass
 class _TrainingSession:
     """A model in training, and all that changes with it.
 
-    taught: the objective with its teacher, if it has one.
+    trainable: with the teacher of its objective, if it has one.
     sharding: of a model that is sharded over the processes.
     last: the last step that is done.
     carried: the final states of its rows, when the recipe carries states.
     interrupted: the validation of a step at which the run was interrupted.
     """
 
-    data: TrainingData
-    compute: Compute
-    manager: CheckpointManager
-    state: TrainingState
-    lm: LanguageModel
-    objective: Objective
-    taught: Objective
-    sharding: Sharding | None
-    optimizers: Optimizers
-    last: int = 0
-    carried: DecodeState | None = None
-    reason: EndReason = "finished"
-    interrupted: Validation | None = None
-    warnings: list[str] = field(default_factory=list)
-    examples: ExampleSource = field(init=False)
+    examples: ExampleSource
+
+    def __init__(
+        self,
+        data: TrainingData,
+        compute: Compute,
+        initialization: Initialization,
+        resumed: Resumed | None,
+        manager: CheckpointManager,
+    ) -> None:
+        """At its beginning, or at a checkpoint."""
+        recipe, tokenizer, world = data.recipe, data.prompt_format.tokenizer, compute.world
+        checkpoint, state = (None, TrainingState()) if resumed is None else (resumed.checkpoint, resumed.state)
+        self.data, self.compute, self.manager, self.state = data, compute, manager, state
+        self.reason: EndReason = "finished"
+        self.interrupted: Validation | None = None
+        self.carried: DecodeState | None = None
+        self.last = 0 if checkpoint is None else checkpoint.step
+        # shards move to the device layer by layer, and word vectors are put into a whole table
+        device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
+        shards = ShardedBuild(world.rank, world.size) if world.sharded and initialization.vectors is None else None
+        self.lm, notice = build_for_training(recipe, tokenizer, device, data.set_statistics, initialization, shards)
+        if checkpoint is not None:
+            load_weights(self.lm, checkpoint)
+        self.objective = build_objective(recipe, tokenizer, self.lm.counts_V)
+        for parameter in self.objective.idle(self.lm):
+            parameter.requires_grad_(False)
+        taught = distilled(self.objective, recipe, tokenizer, initialization.teacher, compute)
+        self.sharding = Sharding(self.lm, LossModule(self.lm, taught), compute) if world.sharded else None
+        module = None if self.sharding is None else self.sharding.module
+        self.trainable = Trainable(
+            self.lm, taught, Optimizers(recipe.optimizer, self.lm, compute, recipe.tuning), module
+        )
+        self.warnings: list[str] = []
+        if isinstance(self.lm, TransformerUnmasked):
+            self.warnings.append(
+                "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
+            )
+        if checkpoint is None:
+            self.warnings += filter(None, (notice, doubtful_rate(recipe)))
+        else:
+            self._restore(checkpoint)
+        setup = _setup(recipe, compute)
+        keys = (setup | state.setup).keys()
+        changed = [f"{k} {state.setup.get(k)} -> {setup.get(k)}" for k in keys if state.setup.get(k) != setup.get(k)]
+        if changed:
+            if checkpoint is not None:
+                self.warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
+            state.micro_batch = recipe.training.rows_at_once(world.size)
+        state.setup, state.recipe = setup, recipe.model_dump(mode="json")
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Moments and carried states of a checkpoint; a warning where it has none and the model learns further."""
+        recipe = self.recipe
+        if not checkpoint.has_optimizer:
+            learns = any(parameter.requires_grad for parameter in self.lm.parameters())
+            if learns and checkpoint.step < recipe.training.steps:
+                self.warnings.append(
+                    "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
+                    "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
+                )
+            return
+        tensors: Mapping[str, Tensor] = checkpoint.optimizer()
+        where = str(checkpoint.path)
+        if recipe.training.carry_state:
+            like = truncated_bptt.fresh(self.lm, recipe.training.batch_size, self.compute.device)
+            self.carried = truncated_bptt.from_tensors(tensors, like, where)
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(truncated_bptt.PREFIX)}
+        self.trainable.optimizers.load_state(tensors, checkpoint.step, where)
 
     @property
     def recipe(self) -> Recipe:
@@ -198,12 +252,10 @@ class _TrainingSession:
 
     def _fit(self, stop: Callable[[], bool]) -> Generator[Step]:
         """The steps after the last one; a NumericalError among them also says what is saved."""
-        module = None if self.sharding is None else self.sharding.module
-        trainable = Trainable(self.lm, self.taught, self.optimizers, module)
         compute = self.compute if self.sharding is None else self.compute.in_step()
         start = Start(self.last, self.state.micro_batch, self.carried)
         try:
-            yield from fit(trainable, self.examples, self.recipe, compute, start, stop)
+            yield from fit(self.trainable, self.examples, self.recipe, compute, start, stop)
         except NumericalError as error:
             where = "; ".join(filter(None, (error.where, self.manager.saved)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error
@@ -211,11 +263,8 @@ class _TrainingSession:
     def _after(self, step: Step) -> Iterator[Event]:
         """Log a step that is done; save and validate where the recipe says so, or where it is the last."""
         recipe, state = self.recipe, self.state
-        record, validates, is_last = (
-            state.advance(step),
-            _validates(recipe, step.step),
-            step.step >= recipe.training.steps,
-        )
+        record, validates = state.advance(step), _validates(recipe, step.step)
+        is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
             self.reason = "interrupted"
         state.pending = record if validates else None
@@ -224,11 +273,10 @@ class _TrainingSession:
             if self.reason != "interrupted":
                 yield Stepped(step, None, False)
         if _saves(recipe, step.step) or self.reason == "interrupted":
-            moments = self.optimizers.state()
+            moments = self.trainable.optimizers.state()
             moments |= {} if step.carried is None else truncated_bptt.to_tensors(step.carried)
             if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.keeps:
-                marks = self.examples.marks(step.step * recipe.training.batch_size)
-                state.stream = [mark.model_dump() for mark in marks]
+                state.stream = self.examples.marks(step.step * recipe.training.batch_size)
             yield from self.manager.save(step.step, self.lm, moments, state)
         if validates:
             yield from self.validate(step)
@@ -293,7 +341,8 @@ class _TrainingSession:
         if self.interrupted is not None:
             is_best = state.is_better(self.interrupted, metric)
             best = (self.last, self.interrupted.value(metric)) if is_best else best
-            note = _note(self.last, self.interrupted) | {"is_best": is_best}
+            figures = {"loss": self.interrupted.loss, **self.interrupted.metrics}
+            note = finite({"step": self.last, **figures, "is_best": is_best})
         self.manager.close(self.reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
         self.compute.world.wait()
@@ -339,76 +388,6 @@ class _TrainingSession:
                 yield self.compute
 
 
-def _prepare(
-    data: TrainingData,
-    compute: Compute,
-    initialization: Initialization,
-    resumed: Resumed | None,
-    manager: CheckpointManager,
-) -> _TrainingSession:
-    """A session at its beginning, or at a checkpoint."""
-    recipe, tokenizer, world = data.recipe, data.prompt_format.tokenizer, compute.world
-    checkpoint, state = (None, TrainingState()) if resumed is None else (resumed.checkpoint, resumed.state)
-    # shards move to the device layer by layer, and word vectors are put into a whole table
-    device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
-    shards = ShardedBuild(world.rank, world.size) if world.sharded and initialization.vectors is None else None
-    lm, notice = build_for_training(recipe, tokenizer, device, data.set_statistics, initialization, shards)
-    if checkpoint is not None:
-        load_weights(lm, checkpoint)
-    objective = build_objective(recipe, tokenizer, lm.counts_V)
-    for parameter in objective.idle(lm):
-        parameter.requires_grad_(False)
-    teacher = initialization.teacher
-    taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
-    sharding = Sharding(lm, LossModule(lm, taught), compute) if world.sharded else None
-    optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
-    session = _TrainingSession(data, compute, manager, state, lm, objective, taught, sharding, optimizers)
-    if isinstance(lm, TransformerUnmasked):
-        session.warnings.append(
-            "without model.causal_mask the decoder sees what it predicts: its losses measure nothing"
-        )
-    if checkpoint is None:
-        session.warnings += filter(None, (notice, doubtful_rate(recipe)))
-    else:
-        session.last = checkpoint.step
-        _restore(session, checkpoint)
-    setup = _setup(recipe, compute)
-    keys = (setup | state.setup).keys()
-    changed = [f"{k} {state.setup.get(k)} -> {setup.get(k)}" for k in keys if state.setup.get(k) != setup.get(k)]
-    if changed:
-        if checkpoint is not None:
-            session.warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
-        state.micro_batch = recipe.training.rows_at_once(world.size)
-    state.setup, state.recipe = setup, recipe.model_dump(mode="json")
-    return session
-
-
-def _restore(session: _TrainingSession, checkpoint: Checkpoint) -> None:
-    """Moments and carried states of a checkpoint; a warning where it has none and the model learns further."""
-    recipe, lm = session.recipe, session.lm
-    if not checkpoint.has_optimizer:
-        learns = any(parameter.requires_grad for parameter in lm.parameters())
-        if learns and checkpoint.step < recipe.training.steps:
-            session.warnings.append(
-                "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
-                "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
-            )
-        return
-    tensors: Mapping[str, Tensor] = checkpoint.optimizer()
-    where = str(checkpoint.path)
-    if recipe.training.carry_state:
-        like = truncated_bptt.fresh(lm, recipe.training.batch_size, session.compute.device)
-        session.carried = truncated_bptt.from_tensors(tensors, like, where)
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(truncated_bptt.PREFIX)}
-    session.optimizers.load_state(tensors, checkpoint.step, where)
-
-
-def _note(step: int, validation: Validation) -> dict[str, object]:
-    """A validation as JSON values; None for those that are not finite."""
-    values = {"loss": validation.loss} | dict(validation.metrics)
-    return {"step": step} | {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
 def _untried(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
     """Options of `lmtool finetune` that may give a better model of a table, without those that this run was made with.
 
@@ -443,7 +422,7 @@ def _samples(manager: CheckpointManager, lm: LanguageModel, data: TrainingData, 
         yield Warn(f"no samples at step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
-def _setup(recipe: Recipe, compute: Compute) -> dict[str, object]:
+def _setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | None]:
     """What results depend on bitwise, besides the recipe and the data."""
     return {
         "device": compute.device.type,
@@ -454,7 +433,8 @@ def _setup(recipe: Recipe, compute: Compute) -> dict[str, object]:
         "micro_tokens": recipe.training.micro_tokens,
         "compile": _compiles(recipe, compute),
         "torch": torch.__version__,
-    } | ({"sharded": True} if compute.world.sharded else {})
+        **({"sharded": True} if compute.world.sharded else {}),
+    }
 
 
 def _compiles(recipe: Recipe, compute: Compute) -> bool:

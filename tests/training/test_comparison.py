@@ -83,7 +83,7 @@ def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(data, "MOST_TOKENS", 10)
     told = work.pretrain(BASELINE)[-1]
     assert isinstance(told, TextResults)
-    assert told.ngram is None
+    assert told.ngram_bits_per_byte is None
     assert "gram" not in "".join(told.lines())
 
 

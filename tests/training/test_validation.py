@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best() -> None:
     best = []
     for step, (accuracy, loss) in enumerate(said):
         best.append(state.update_best(step, Validation(loss, {"accuracy": accuracy}), "accuracy"))
-        state = TrainingState(**json.loads(json.dumps(asdict(state))))
+        state = TrainingState(**json.loads(json.dumps(state.model_dump())))
     assert best == [True, False, True, False, True, False, False]
     assert (state.best_step, state.best_value, state.stale) == (4, 0.6, 2)
 
