@@ -206,18 +206,18 @@ class StreamWindows:
             raise DataError(what, fix=f"give more text{less}")
 
     @property
-    def n_windows(self) -> int:
+    def n_items(self) -> int:
         """Windows in one epoch."""
         return max(1, self.n_tokens // self.context - 1)
 
     def phase(self, epoch: int) -> int:
         """Offset of the first window of an epoch."""
-        n_phases = min(self.context, self.n_tokens - self.n_windows * self.context)
+        n_phases = min(self.context, self.n_tokens - self.n_items * self.context)
         return hash_key(self.seed, "phase", epoch) % n_phases
 
-    def starts(self, epoch_S: IntArray, window_S: IntArray) -> IntArray:
-        """Offsets of windows in the stream."""
-        return _of_each(epoch_S, self.phase) + window_S * self.context
+    def start(self, epoch: int, window: int) -> int:
+        """Offset of a window in the stream."""
+        return self.phase(epoch) + window * self.context
 
 
 @dataclass(frozen=True)

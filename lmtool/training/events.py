@@ -15,8 +15,12 @@ from lmtool.training.fit import Step
 EndReason = Literal["finished", "early", "interrupted"]
 
 
+class TrainingEvent:
+    """What a session tells its caller, besides the results of its best checkpoint."""
+
+
 @dataclass(frozen=True)
-class Started:
+class Started(TrainingEvent):
     """The training data are ready and the run directory exists.
 
     data: descriptions of the training data. changes: to the run's recipe, when it is resumed.
@@ -31,7 +35,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class AlreadyFinished:
+class AlreadyFinished(TrainingEvent):
     """Training is already complete: all steps are done, or patience has run out."""
 
     path: Path
@@ -40,14 +44,14 @@ class AlreadyFinished:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(TrainingEvent):
     """A message to the user before training."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(TrainingEvent):
     """How long the session will take, by steps that were measured on this machine.
 
     seconds: of its `steps` steps, their validations and the measurement at the end.
@@ -65,7 +69,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(TrainingEvent):
     """The plan of the session, before the first step.
 
     learning: number of trainable parameters.
@@ -87,7 +91,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class Stepped(TrainingEvent):
     """A step is done and logged. validation: its result, when the step ended with one."""
 
     step: Step
@@ -96,14 +100,14 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Logged:
+class Logged(TrainingEvent):
     """A record of metrics.jsonl. Not in processes that only compute."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(TrainingEvent):
     """A sample of the model for a prompt at this step."""
 
     step: int
@@ -112,28 +116,28 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(TrainingEvent):
     """A checkpoint was saved."""
 
     path: Path
 
 
 @dataclass(frozen=True)
-class Warn:
+class Warn(TrainingEvent):
     """A problem that does not end the training."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class StepsChanged:
+class StepsChanged(TrainingEvent):
     """The total number of steps has changed: the run is limited in time, and its speed is not the estimated one."""
 
     steps: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(TrainingEvent):
     """The run is over: all steps done, stopped early by patience, or interrupted by a signal.
 
     remedies: what may help where the validation loss of a text rose before the end.
@@ -147,19 +151,4 @@ class Ended:
     remedies: tuple[str, ...] = ()
 
 
-Event = (
-    Started
-    | AlreadyFinished
-    | Info
-    | Timed
-    | Plan
-    | Stepped
-    | Logged
-    | Sampled
-    | Saved
-    | Warn
-    | StepsChanged
-    | Ended
-    | Results
-    | TextResults
-)
+Event = TrainingEvent | Results | TextResults

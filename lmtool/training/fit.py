@@ -2,27 +2,27 @@
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lmtool.batch import Batch
+from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import peers_may_end
-from lmtool.errors import NumericalError, ResourceError
+from lmtool.errors import NumericalError, ResourceError, UsageError
 from lmtool.inference.evaluation import by_length
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
 from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Training
 from lmtool.run.order import hash_key, rank_samples
-from lmtool.training.counting import count_part
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import multiplier
 from lmtool.training.truncated_bptt import CarriedModel, fresh, rows_of
@@ -130,10 +130,10 @@ def fit(
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
     from the seed and n. When out of memory, activations are recomputed where the recipe lets them be, else the rows
     computed at once are halved, and the step is repeated; the batch size stays. A model that counts has no gradient:
-    its steps are one pass over the text, see `count_part`.
+    its steps are one pass over the text, see `_count_part`.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
-    row does not fit into memory or another process ends.
+    row does not fit into memory or another process ends; UsageError when all text is counted.
     """
     model, steps = trainable.model, range(start.step, recipe.training.steps)
     if isinstance(model, CountingModel):
@@ -141,7 +141,7 @@ def fit(
         rows = start.micro_batch or recipe.training.rows_at_once(compute.world.size)
         for step in steps:
             started = time.perf_counter()
-            total, count = count_part(model, examples, recipe, step, compute)
+            total, count = _count_part(model, examples, recipe, step, compute)
             (stops,) = compute.world.sum((float(stop()),))
             seconds = time.perf_counter() - started
             yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, count, seconds, rows, stops > 0)
@@ -159,6 +159,48 @@ def fit(
             torch.set_num_threads(threads)
 
 
+def _count_part(
+    model: CountingModel, examples: Windows, recipe: Recipe, step: int, compute: Compute
+) -> tuple[float, int]:
+    """Count the next part of the text; all steps together are one pass over it, in order.
+
+    Returns the sum of -log p of the part's targets under the counts before it, and the number of targets. Every process
+    counts everything, since each needs all the counts. `batch_size` rows of `context` tokens are read at once.
+
+    Raises UsageError when the text is exhausted.
+    """
+    begin = int(model.n_read)
+    left = examples.n_tokens - begin
+    if not left:
+        raise UsageError(
+            f"all text is counted after {step} steps, and no token may be counted twice",
+            where="training.steps",
+            fix=f"set it to {step}, or start a new run",
+        )
+    end = begin + max(1, left // (recipe.training.steps - step))
+    at_once = recipe.training.batch_size * recipe.model.context
+    nats, n_targets = 0.0, 0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal nats, n_targets
+        for start in range(begin, end, at_once):
+            batch = examples.in_order(start, min(end, start + at_once), model.width).to(compute.device)
+            nats += _nats(model, batch)
+            n_targets += batch.n_targets
+            yield batch
+
+    model.count(batches(), end - begin)
+    return nats, n_targets
+
+
+@torch.no_grad()
+def _nats(model: CountingModel, batch: Batch) -> float:
+    """Sum of -log p over the targets."""
+    assert batch.targets_BT is not None
+    scored_BT = batch.targets_BT != IGNORE
+    return -float(model.log_p(model(batch).hidden_BTD[scored_BT], batch.targets_BT[scored_BT]).sum())
+
+
 class _Loop:
     """The state of training by gradients between two steps, besides weights and moments."""
 
@@ -169,7 +211,7 @@ class _Loop:
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
         module = trainable.module
         self.module = self.world.wrap(LossModule(self.model, self.objective)) if module is None else module
-        self.loader = _Loader(examples, self.objective, recipe, compute)
+        self.loader = _Loader(examples, self.objective, recipe.training, compute)
         self.rows = start.micro_batch or recipe.training.rows_at_once(self.world.size)
         self.carried = start.carried
         self.recomputes, self.n_skipped = False, 0
@@ -266,19 +308,16 @@ class _Loop:
         )
 
 
+@dataclass
 class _Loader:
     """Prefetches the batches of the next step while the current one is computed."""
 
-    def __init__(self, examples: ExampleSource, objective: Objective, recipe: Recipe, compute: Compute) -> None:
-        self._examples = examples
-        self._objective = objective
-        self._batch_size = recipe.training.batch_size
-        self._micro_tokens = recipe.training.micro_tokens
-        self._last_step = recipe.training.steps - 1
-        self._world = compute.world
-        self._pin = compute.device.type == "cuda"
-        self._thread = ThreadPoolExecutor(1)
-        self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
+    examples: ExampleSource
+    objective: Objective
+    training: Training
+    compute: Compute
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _ahead: dict[tuple[int, int], Future[list[Batch]]] = field(default_factory=dict)
 
     def batches(self, step: int, rows: int) -> list[Batch]:
         """The micro-batches of at most `rows` rows that this process computes in `step`.
@@ -287,19 +326,19 @@ class _Loader:
         """
         ahead = self._ahead.pop((step, rows), None)
         batches = self._read(step, rows) if ahead is None else ahead.result()
-        if self._world.in_step and self._micro_tokens is not None:
-            most = self._world.most(len(batches))
+        if self.compute.world.in_step and self.training.micro_tokens is not None:
+            most = self.compute.world.most(len(batches))
             batches = batches if len(batches) == most else self._read(step, rows, most)
-        if step < self._last_step:
+        if step + 1 < self.training.steps:
             self._ahead = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
         return batches
 
     def _read(self, step: int, rows: int, least: int = 1) -> list[Batch]:
-        examples = self._examples.read(rank_samples(step, self._batch_size, self._world.rank, self._world.size))
-        done = step / (self._last_step + 1)
-        parts = micro_batches(examples, rows, self._micro_tokens, least)
-        batches = [self._objective.collate(part, done) for part in parts]
-        return [batch.pin() for batch in batches] if self._pin else batches
+        training, world = self.training, self.compute.world
+        examples = self.examples.read(rank_samples(step, training.batch_size, world.rank, world.size))
+        parts = micro_batches(examples, rows, training.micro_tokens, least)
+        batches = [self.objective.collate(part, step / training.steps) for part in parts]
+        return [batch.pin() for batch in batches] if self.compute.device.type == "cuda" else batches
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)

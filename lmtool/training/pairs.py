@@ -12,13 +12,13 @@ from lmtool.errors import DataError
 from lmtool.model.word_vectors import FloatArray, IntArray, PairCounts
 from lmtool.objective import Example
 from lmtool.run.order import hash_key, permute
-from lmtool.training.windows import Windows
+from lmtool.training.windows import ExampleSource, Windows
 
 COUNTED = 1 << 16
 """Tokens counted at once."""
 
 
-class CountedPairs:
+class CountedPairs(ExampleSource):
     """Ordered pairs of words with X_ij, the sum of 1 / d over their distances d in a text; see `ExampleSource`.
 
     An example has `length` pairs: the words i as tokens, the words j as the other part, and X as label. An epoch is a
@@ -48,10 +48,6 @@ class CountedPairs:
     def per_epoch(self) -> int:
         """Examples in one epoch over the pairs."""
         return -(-len(self._sums_P) // self._length)
-
-    def restarts(self, step: int) -> bool:
-        """No example continues another."""
-        return True
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which continue from epoch to epoch."""

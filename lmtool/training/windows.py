@@ -45,7 +45,8 @@ class ExampleSource(Protocol):
         """Numbers of the texts of the samples, sorted and distinct."""
 
     def restarts(self, step: int) -> bool:
-        """True when the rows of this step (from 0) do not continue those of the step before."""
+        """True when the rows of this step (from 0) do not continue those of the step before; by default always."""
+        return True
 
 
 class WindowSource(ExampleSource, Protocol):
@@ -63,17 +64,15 @@ class _Window:
     follows: bool = False
 
 
-class _Stream:
+@dataclass(frozen=True)
+class _Stream(StreamWindows):
     """Windows of the concatenated text, across the ends of documents."""
 
-    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
-        self._windows = StreamWindows(len(store), cut.step, seed)
-        self._length = cut.length
-        self.n_items = self._windows.n_windows
+    length: int
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
-        start = int(self._windows.starts(np.array([epoch]), np.array([item]))[0])
-        return _Window([(start, start + self._length)])
+        start = self.start(epoch, item)
+        return _Window([(start, start + self.length)])
 
 
 class _Documents:
@@ -218,7 +217,7 @@ class Windows:
         elif isolated and _Documents.suit(store, cut):
             self._cutter = _Documents(store, cut, seed)
         else:
-            self._cutter = _Stream(store, cut, seed)
+            self._cutter = _Stream(len(store), cut.step, seed, cut.length)
         n_items = self._cutter.n_items
         self._order = SampleOrder(n_items, seed) if lanes is None else LaneOrder(n_items, lanes, seed)
 
@@ -281,7 +280,7 @@ class Windows:
         return windows
 
 
-class Mixture:
+class Mixture(ExampleSource):
     """Examples of several texts in proportion to their weights, in an order that is a function of the seed.
 
     Each text is read in its own order and, at its end, again. An epoch has as many examples as one of all texts.
@@ -301,9 +300,6 @@ class Mixture:
     @property
     def per_epoch(self) -> int:
         return sum(text.per_epoch for text in self._texts)
-
-    def restarts(self, step: int) -> bool:
-        return True
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         text_S, own_S = self._order(sample_S)

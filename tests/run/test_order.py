@@ -126,10 +126,10 @@ def test_ranks_share_the_same_batch(step: int, batch_size: int, n_ranks: int) ->
 def test_windows_lie_in_the_stream_and_do_not_overlap(context: int, more: int, seed: int) -> None:
     n_tokens = context + more
     windows = StreamWindows(n_tokens, context, seed)
-    n = windows.n_windows
+    n = windows.n_items
     assert n == max(1, (n_tokens - context) // context)
     for epoch in range(5):
-        starts = windows.starts(np.full(n, epoch), np.arange(n))
+        starts = [windows.start(epoch, window) for window in range(n)]
         assert starts[0] == windows.phase(epoch) in range(context)
         assert np.diff(starts).tolist() == [context] * (n - 1)
         assert starts[-1] + context + 1 <= n_tokens
@@ -142,12 +142,6 @@ def test_phases_are_uniform_over_what_fits(n_tokens: int, n_phases: int) -> None
     assert phases.max() == n_phases - 1
     if n_phases > 1:
         assert chi_square_is_plausible(np.bincount(phases, minlength=n_phases))
-
-
-def test_starts_follow_each_window_of_a_batch() -> None:
-    windows = StreamWindows(500, 10, seed=2)
-    starts = windows.starts(np.array([3, 0, 3]), np.array([1, 2, 4]))
-    assert starts.tolist() == [windows.phase(3) + 10, windows.phase(0) + 20, windows.phase(3) + 40]
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 16])
