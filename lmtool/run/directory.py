@@ -8,8 +8,8 @@ metrics.json too, one on a list of short lines lines.bin, and one whose session 
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -144,9 +144,8 @@ class Run:
 
     def keep_features(self, source: Self, checkpoint: Checkpoint) -> None:
         """Copy another run with one checkpoint, without its optimizer state, into this one. Raises ResourceError."""
-        self._require_lock()
         copy = self.path / FEATURES
-        with writing(copy):
+        with self._writing(copy):
             weights = copy / CHECKPOINTS / checkpoint.path.name
             weights.mkdir(parents=True)
             names = [name for name in (*checkpoint.files, MANIFEST) if name not in checkpoint.optimizer_files]
@@ -192,12 +191,11 @@ class Run:
         Returns what of the logs was found damaged or missing, a line each, and removed.
         Raises ResourceError when the directory cannot be written.
         """
-        self._require_lock()
         fixed = {"started": now(), "step": step, "pid": os.getpid(), "ended": None, "outcome": None}
         session = Session.model_validate({**fixed, "command": list(command), "environment": dict(environment)})
         sessions = [*self.info.sessions, session]
         damage = self._rewind_logs(sessions[0].step, step - pending)
-        with writing(self.path):
+        with self._writing():
             saving.sweep(self.path / CHECKPOINTS)
             for later, path in checkpoints.listed(self.path / CHECKPOINTS):
                 if later > step:
@@ -218,7 +216,7 @@ class Run:
         first: the step before the first one that the run has a record of.
         """
         damage = self.check_logs(first, step)
-        with writing(self.path):
+        with self._writing():
             # without marks the logs may be changed
             (self.path / LOGS).unlink(missing_ok=True)
             self.metrics.rewind(step)
@@ -256,8 +254,7 @@ class Run:
         A checkpoint that was the best until then is removed unless it is among the last `keep_last`; None keeps all.
         superseded: see `saving.prune`. Raises ResourceError when it cannot be written.
         """
-        self._require_lock()
-        with writing(self.path):
+        with self._writing():
             self._sync_logs()
             durable.replace(self.path / VALIDATED, validated.sealed())
             if keep_last is not None:
@@ -269,9 +266,8 @@ class Run:
 
         Raises ResourceError, and CheckpointError as `validated` does.
         """
-        self._require_lock()
         folder = self.path / CHECKPOINTS
-        with writing(self.path):
+        with self._writing():
             saving.sweep(folder)
             saving.prune(folder, {self.best_step}, keep_last, superseded)
 
@@ -288,8 +284,7 @@ class Run:
 
         Raises ResourceError.
         """
-        self._require_lock()
-        with writing(self.path):
+        with self._writing():
             durable.replace(self.recipe_path, recipe.encode())
 
     def end(self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None) -> None:
@@ -299,12 +294,11 @@ class Run:
         of the training, but if it is the best, its checkpoint is, until the run is resumed.
         Raises ResourceError when it cannot be written.
         """
-        self._require_lock()
         *earlier, session = self.info.sessions
         ended: dict[str, object] = {"ended": now(), "outcome": outcome}
         if validation is not None:
             ended["validation"] = LastValidation.model_validate(dict(validation))
-        with writing(self.path):
+        with self._writing():
             sessions = [*earlier, session.model_copy(update=ended)]
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
 
@@ -312,9 +306,8 @@ class Run:
         self, snapshot: saving.Snapshot, keep_last: int, superseded: int | None = None, peers: Peers = SINGLE_PROCESS
     ) -> Checkpoint:
         """`saving.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
-        self._require_lock()
         try:
-            with writing(self.path):
+            with self._writing():
                 self._sync_logs()
         except ResourceError:
             saving.leave(peers)
@@ -327,17 +320,8 @@ class Run:
 
     def drop_optimizers(self) -> None:
         """Remove the optimizer state of all checkpoints. Raises ResourceError."""
-        self._require_lock()
-        with writing(self.path):
+        with self._writing():
             saving.drop_optimizers(self.path / CHECKPOINTS)
-
-    @property
-    def results(self) -> dict[str, Any] | None:
-        """The scores of its best checkpoint on a table, of the first where there are several; None without any.
-
-        Raises CheckpointError when the file is damaged.
-        """
-        return next(iter(self.all_results.values()), None)
 
     @property
     def all_results(self) -> dict[str, dict[str, Any]]:
@@ -352,7 +336,7 @@ class Run:
 
     def write_results(self, content: Mapping[str, Any]) -> None:
         """Write metrics.json; NaN and infinities become null. Raises ResourceError."""
-        with writing(self.path):
+        with self._writing():
             durable.replace(self.path / RESULTS, records.encode(records.finite(content)))
 
     @property
@@ -414,9 +398,13 @@ class Run:
                 return newest, warnings
             return newest, [*warnings, f"using {newest.path.name} instead of the best, {path.name}: {error.what}"]
 
-    def _require_lock(self) -> None:
+    @contextmanager
+    def _writing(self, path: Path | None = None) -> Iterator[None]:
+        """A context in which this process, which holds the lock, writes to the run, or to a path in it."""
         if self._lock is None:
             raise RuntimeError("only the process that holds the lock of a run writes to it")
+        with writing(path or self.path):
+            yield
 
     def _write_info(self, info: RunInfo) -> None:
         durable.replace(self.path / INFO, info.sealed())

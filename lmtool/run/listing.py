@@ -105,7 +105,7 @@ def summarise(path: Path) -> Summary:
                     results = {**record, "loss": loss}
         if (last := run.interrupted) is not None and last.step == best_step:
             results = last.model_dump()
-        results = next(iter(figures_on_tests(run).values()), run.results or results)
+        results = [*figures_on_tests(run).values(), *run.all_results.values(), results][0]
         metric, value = counting(results)
     except CheckpointError as error:
         problem = f"{error.what} ({error.where})"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -30,6 +30,9 @@ from lmtool.run.saving import Snapshot, save_part
 from lmtool.training.events import Logged, Sampled, Saved, Warn
 from lmtool.training.fit import Step
 
+NONE_YET = {"best_step": None, "best_value": None, "best_loss": None, "stale": 0}
+"""What of a state is about the best validation, before there is one."""
+
 
 class TrainingState(SavedState, frozen=False):
     """State of a checkpoint besides weights and moments, so that a resumed run continues as if never interrupted."""
@@ -46,25 +49,16 @@ class TrainingState(SavedState, frozen=False):
         state = cls(**saved_state(checkpoint).model_dump(exclude_unset=True))
         before, now = yardstick(state.recipe), yardstick(recipe.model_dump(mode="json"))
         if before != now:
-            state.best_step = state.best_value = state.best_loss = None
-            state.stale = 0
+            state = state.model_copy(update=NONE_YET)
         is_noted = noted is not None and noted.step == checkpoint.step and (noted.yardstick or before) == now
         if state.pending is not None and noted is not None and is_noted:
-            state.best_step, state.best_value, state.stale = noted.best_step, noted.best_value, noted.stale
-            state.best_loss = noted.best_loss
-            state.pending = None
+            return state.model_copy(update=noted.model_dump(include=set(NONE_YET)) | {"pending": None})
         return state
 
     def note(self, step: int) -> Validated:
         """The note for `read` after the validation of a step."""
-        return Validated(
-            step=step,
-            best_step=self.best_step,
-            best_value=self.best_value,
-            best_loss=self.best_loss,
-            stale=self.stale,
-            yardstick=yardstick(self.recipe),
-        )
+        best = self.model_dump(include=set(NONE_YET))
+        return Validated(step=step, **best, yardstick=yardstick(self.recipe))
 
     def advance(self, step: Step) -> Record:
         """Count a completed step; returns its record, in the format of metrics.jsonl."""
@@ -126,7 +120,7 @@ class CheckpointManager:
     superseded: int | None = None
     peers: Peers = SINGLE_PROCESS
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    _saving: Future[Checkpoint | None] | None = None
+    _saving: Callable[[], Checkpoint | None] | None = None
     _unsaved: ResourceError | None = None
     _log_failed: bool = False
 
@@ -135,11 +129,6 @@ class CheckpointManager:
 
     def __exit__(self, *error: object) -> None:
         self._thread.shutdown()
-
-    @property
-    def keeps(self) -> bool:
-        """Whether this process writes to a run."""
-        return self.run is not None
 
     @property
     def saved(self) -> str:
@@ -195,21 +184,17 @@ class CheckpointManager:
         save: Callable[[], Checkpoint | None] = partial(save_part, snapshot, self.peers)
         if self.run is not None:
             save = partial(self.run.save, snapshot, self.spec.keep_last, self.superseded, self.peers)
-        if self.spec.background:
-            self._saving = self._thread.submit(save)
-        else:
-            yield from self._tell(save)
+        self._saving = self._thread.submit(save).result if self.spec.background else save
+        if not self.spec.background:
+            yield from self.finish_pending()
 
     def finish_pending(self) -> Iterator[Saved | Warn]:
-        """Wait for the checkpoint that is being saved in the background, if there is one."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            yield from self._tell(saving.result)
-
-    def _tell(self, save: Callable[[], Checkpoint | None]) -> Iterator[Saved | Warn]:
-        """What came of a save, in the process that has the run."""
+        """Finish the checkpoint that is being saved, if there is one; what came of it, in the process with the run."""
+        finish, self._saving = self._saving, None
+        if finish is None:
+            return
         try:
-            saved = save()
+            saved = finish()
         except PeerEnded:
             raise
         except ResourceError as error:

@@ -26,7 +26,7 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Averaging
 from lmtool.records import finite
-from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
+from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.tables.tasks.results import Results
@@ -106,7 +106,7 @@ def train(
         if session.state.pending is not None:
             yield from session.validate(None)
         yield from session.loop(limits)
-        yield from session.finish(run, peers)
+        yield from session.finish()
 
 
 def _validates(recipe: Recipe, step: int) -> bool:
@@ -275,7 +275,7 @@ class _TrainingSession:
         if _saves(recipe, step.step) or self.reason == "interrupted":
             moments = self.trainable.optimizers.state()
             moments |= {} if step.carried is None else truncated_bptt.to_tensors(step.carried)
-            if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.keeps:
+            if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.run is not None:
                 state.stream = self.examples.marks(step.step * recipe.training.batch_size)
             yield from self.manager.save(step.step, self.lm, moments, state)
         if validates:
@@ -334,7 +334,7 @@ class _TrainingSession:
                 "the best is kept"
             )
 
-    def finish(self, run: Run | None, peers: Peers) -> Iterator[Event]:
+    def finish(self) -> Iterator[Event]:
         """End the session, and evaluate the best checkpoint of a finished run."""
         recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
         best, note = (state.best_step, state.best_value), None
@@ -353,12 +353,13 @@ class _TrainingSession:
         if self.reason == "interrupted":
             return
         if self.data.is_measured:
-            yield from self._measure(run, peers)
+            yield from self._measure()
         if not recipe.checkpoint.keep_optimizer:
             yield from self.manager.drop_optimizers()
 
-    def _measure(self, run: Run | None, peers: Peers) -> Iterator[Event]:
+    def _measure(self) -> Iterator[Event]:
         """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
+        run, peers = self.manager.run, self.manager.peers
         path = self.compute.world.from_main("" if run is None else str(run.path.resolve()))
         checkpoint, _ = find(path).best(optimizer=False, peers=peers)
         load_weights(self.lm, checkpoint)
@@ -405,7 +406,7 @@ def _untried(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
 
 def _samples(manager: CheckpointManager, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warn]:
     """Samples of the model for the prompts. No failure ends the training."""
-    if not manager.keeps:
+    if manager.run is None:
         return
     recipe, n_tokens = data.recipe, data.recipe.evaluation.sample_tokens
     settings: Settings

@@ -64,17 +64,13 @@ def from_tensors(tensors: Mapping[str, Tensor], like: DecodeState, where: str) -
     """
     expected = to_tensors(like)
     saved = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
-    for name in sorted(expected.keys() | saved.keys()):
-        wanted, given_tensor = expected.get(name), saved.get(name)
-        if (
-            wanted is None
-            or given_tensor is None
-            or (wanted.shape, wanted.dtype) != (given_tensor.shape, given_tensor.dtype)
-        ):
-            raise CheckpointError(
-                f"the carried states of the rows do not fit the run: {name} is missing, unknown or of another shape",
-                where=where,
-                fix="resume from another checkpoint",
-            )
+    outlines, wanted = ({(name, t.shape, t.dtype) for name, t in part.items()} for part in (saved, expected))
+    if outlines != wanted:
+        name = min(name for name, *_ in outlines ^ wanted)
+        raise CheckpointError(
+            f"the carried states of the rows do not fit the run: {name} is missing, unknown or of another shape",
+            where=where,
+            fix="resume from another checkpoint",
+        )
     parts = iter(saved[name].to(tensor) for name, tensor in expected.items())
     return replace(like, layers=tuple(tuple(next(parts) for _ in layer) for layer in like.layers))

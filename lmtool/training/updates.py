@@ -5,7 +5,7 @@ Shapes: G matrices of one shape, R rows, C columns.
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -53,10 +53,13 @@ class UpdateRule(ABC):
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         """Update these parameters of a group in place."""
 
-    def _moments(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
+    def _moments(
+        self, name: str, parameters: list[Tensor], zeros: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> list[Tensor]:
+        """Those of some parameters by this name. zeros: makes one before the first update."""
         for parameter in parameters:
             if name not in self.state[parameter]:
-                self.state[parameter][name] = torch.zeros_like(parameter)
+                self.state[parameter][name] = zeros(parameter)
         return [self.state[parameter][name] for parameter in parameters]
 
 
@@ -86,17 +89,14 @@ class AdamUpdate(UpdateRule):
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
-        for parameter in parameters:
-            if "step" not in self.state[parameter]:
-                device = parameter.device if fused else "cpu"
-                self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        counters = self._moments("step", parameters, lambda p: torch.zeros((), device=p.device if fused else "cpu"))
         adam(
             parameters,
             list(grads),
             self._moments("exp_avg", parameters),
             self._moments("exp_avg_sq", parameters),
             [],
-            [self.state[parameter]["step"] for parameter in parameters],
+            counters,
             fused=fused,
             decoupled_weight_decay=group["decoupled"],
             amsgrad=False,
@@ -119,11 +119,8 @@ class RowAdagrad(UpdateRule):
     moments = ("square",)
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            state = self.state[parameter]
-            if "square" not in state:
-                state["square"] = parameter.new_zeros(len(parameter), 1)
-            square_R1 = state["square"]
+        squares = self._moments("square", parameters, lambda p: p.new_zeros(len(p), 1))
+        for parameter, grad, square_R1 in zip(parameters, grads, squares, strict=True):
             if not grad.is_sparse:
                 square_R1.add_(grad.square().mean(1, keepdim=True))
                 parameter.addcdiv_(grad, square_R1.sqrt().add_(TINY), value=-group["lr"])

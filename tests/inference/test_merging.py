@@ -57,16 +57,15 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
     work.pretrain("training.steps=4", name="base")
     work.finetune(LORA, source=work.run("base"), name="tuned")
     tuned = Run.open(work.run("tuned"))
-    assert tuned.results is not None
-    best = tuned.results["step"]
+    best = tuned.all_results[""]["step"]
     other = next(step for step in (12, 10) if step != best)
     merge(str(work.run("tuned")), work.run("merged"), ["test"])
     merge(f"{work.run('tuned')}@{other}", work.run("other"), ["test"])
     for name in ("merged", "other"):
         for file in (BASELINE, SPLIT):
             assert (work.run(name) / file).read_bytes() == (work.run("tuned") / file).read_bytes()
-    assert Run.open(work.run("merged")).results == tuned.results
-    assert Run.open(work.run("other")).results is None
+    assert Run.open(work.run("merged")).all_results == tuned.all_results
+    assert not Run.open(work.run("other")).all_results
 
 
 def test_a_merged_student_can_learn_on_from_its_teacher(work: Work) -> None:
