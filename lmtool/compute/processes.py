@@ -277,23 +277,16 @@ def peers_may_end() -> Iterator[None]:
     """Report that another process has ended when communication with it fails."""
     try:
         yield
-    except dist.DistError as error:
-        raise _peer_ended() from error
     except RuntimeError as error:
-        if not any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "peer")):
+        is_known = any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "peer"))
+        if not is_known and not isinstance(error, dist.DistError):
             raise
-        raise _peer_ended() from error
+        fix = "read the first error above; then continue with `lmtool resume`, also with fewer processes"
+        raise PeerEnded("another process of this run has ended, so this one ends too", fix=fix) from error
 
 
 class PeerEnded(ResourceError):
     """Another process of the run has ended."""
-
-
-def _peer_ended() -> PeerEnded:
-    return PeerEnded(
-        "another process of this run has ended, so this one ends too",
-        fix="read the first error above; then continue with `lmtool resume`, also with fewer processes",
-    )
 
 
 def watch_signals() -> None:

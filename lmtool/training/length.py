@@ -49,33 +49,33 @@ MARGIN = 1.05
 """Factor on the time of a whole pass over the data, so that it is one."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Training of a model that is thrown away. seconds: for which it lasts. most: steps of it, if limited."""
+def trial_steps(
+    lm: LanguageModel,
+    objective: Objective,
+    examples: ExampleSource,
+    recipe: Recipe,
+    compute: Compute,
+    limits: tuple[float, int] = (SECONDS, MOST_STEPS),
+) -> list[Step]:
+    """The second half of the training of a model that is thrown away, since the first steps are slower.
 
-    recipe: Recipe
-    compute: Compute
-    seconds: float
-    most: int | None = None
-
-    def steps(self, lm: LanguageModel, objective: Objective, examples: ExampleSource) -> list[Step]:
-        """Its second half, since the first steps are slower; none where the loss is not finite."""
-        for parameter in objective.idle(lm):
-            parameter.requires_grad_(False)
-        # as many weights as are trained in the end
-        tuning = self.recipe.tuning.with_values({"unfreeze_every": None})
-        optimizers = Optimizers(self.recipe.optimizer, lm, self.compute, tuning)
-        endless = self.recipe.with_values({"training.steps": MOST_STEPS})
-        steps: list[Step] = []
-        spent, most = 0.0, MOST_STEPS if self.most is None else max(LEAST_PROBE, self.most)
-        with suppress(NumericalError):
-            for step in fit(Trainable(lm, objective, optimizers), examples, endless, self.compute):
-                steps.append(step)
-                # all processes stop at the same step
-                (spent,) = self.compute.world.sum((spent + step.seconds if self.compute.world.is_main else 0.0,))
-                if len(steps) >= most or (len(steps) >= LEAST_PROBE and spent > self.seconds):
-                    break
-        return steps[len(steps) // 2 :]
+    limits: seconds for which it lasts, and most of its steps. None where the loss is not finite.
+    """
+    for parameter in objective.idle(lm):
+        parameter.requires_grad_(False)
+    # as many weights as are trained in the end
+    optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning.with_values({"unfreeze_every": None}))
+    endless = recipe.with_values({"training.steps": MOST_STEPS})
+    steps: list[Step] = []
+    spent, (seconds, most) = 0.0, limits
+    with suppress(NumericalError):
+        for step in fit(Trainable(lm, objective, optimizers), examples, endless, compute):
+            steps.append(step)
+            # all processes stop at the same step
+            (spent,) = compute.world.sum((spent + step.seconds if compute.world.is_main else 0.0,))
+            if len(steps) >= LEAST_PROBE and (len(steps) >= most or spent > seconds):
+                break
+    return steps[len(steps) // 2 :]
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Speed:
         taught = distilled(objective, recipe, tokenizer, initialization.teacher, compute)
         examples = data.examples(objective)
         limits = SECONDS, math.ceil(PROBE_SHARE * recipe.training.steps)
-        trial = Trial(recipe, compute, *((PROBE_SECONDS, None) if recipe.training.minutes else limits))
-        steps = trial.steps(lm, taught, examples)
+        limits = (PROBE_SECONDS, MOST_STEPS) if recipe.training.minutes else limits
+        steps = trial_steps(lm, taught, examples, recipe, compute, limits)
         if not steps:
             return None
         per_token = sum(step.seconds for step in steps) / sum(step.computed for step in steps)

@@ -39,6 +39,7 @@ class Optimizers:
         trained = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         # of a sharded parameter, the rules see the rows of this process
         self._rows = {parameter: Parameter(own_rows(parameter)) for parameter in trained if is_sharded(parameter)}
+        self._wholes: dict[Tensor, Parameter] = {rows: parameter for parameter, rows in self._rows.items()}
         self._names: dict[Tensor, str] = {self._rows.get(p, p): name for p, name in trained.items()}
         depth = {parameter: n for parameter, n in model.depths().items() if parameter.requires_grad}
         below = {self._rows.get(p, p): max(depth.values()) - n for p, n in depth.items()}
@@ -106,19 +107,14 @@ class Optimizers:
         Those of sharded parameters are sharded.
         """
         moments_of = {f"{_SCALER}{key}": torch.tensor(value) for key, value in self._scaler.state_dict().items()}
-        sharded = self._sharded()
         for rule in self._all:
             for parameter, moments in rule.state.items():
                 for moment, value in moments.items():
                     tensor = torch.as_tensor(value)
-                    if parameter in sharded and tensor.ndim:
-                        tensor = sharded_like(tensor, sharded[parameter])
+                    if parameter in self._wholes and tensor.ndim:
+                        tensor = sharded_like(tensor, self._wholes[parameter])
                     moments_of[f"{moment}/{self._names[parameter]}"] = tensor
         return moments_of
-
-    def _sharded(self) -> dict[Tensor, Parameter]:
-        """The sharded parameters, by the rows that the rules see."""
-        return {rows: parameter for parameter, rows in self._rows.items()}
 
     def load_state(self, tensors: Mapping[str, Tensor], steps: int = 1, where: str = "") -> None:
         """Load the moments that `state` returned after so many steps; of sharded parameters the rows of this process.
@@ -130,37 +126,29 @@ class Optimizers:
         scale = {key.removeprefix(_SCALER): tensors[key] for key in tensors if key.startswith(_SCALER)}
         moments = {key: tensor for key, tensor in outlines(tensors).items() if not key.startswith(_SCALER)}
         known = {f"{moment}/{self._names[p]}": p for p, rule in owner.items() for moment in rule.moments}
-        sharded = self._sharded()
         # in float16 the first steps may have been skipped
         needed = {key for key, p in known.items() if self._first_steps[p] < steps} if moments or not scale else set()
         for key in sorted(moments.keys() | needed):
-            if (
-                key not in moments
-                or key not in known
-                or not _fits(moments[key], sharded.get(known[key], known[key]), key)
-            ):
-                what = "does not fit the model" if key in moments and key in known else "is unknown"
-                raise _misfit(f"{key} {what if key in moments else 'is missing'}", where)
+            if key not in moments:
+                raise _misfit(f"{key} is missing", where)
+            if key not in known:
+                raise _misfit(f"{key} is unknown", where)
+            if not _fits(moments[key], self._wholes.get(known[key], known[key]), key):
+                raise _misfit(f"{key} does not fit the model", where)
         loaded: dict[str, Tensor] = {}
         for key, outline in moments.items():
-            whole = sharded.get(known[key])
-            rows = None if whole is None or not outline.ndim else own_slice(whole)
-            tensor = tensors[key] if rows is None else rows_of(tensors, key, rows)
+            parameter, whole = known[key], self._wholes.get(known[key])
+            tensor = rows_of(tensors, key, own_slice(whole)) if whole is not None and outline.ndim else tensors[key]
             # infinite ones may belong to a run that goes on
             if bool(tensor.isnan().any()):
-                raise NumericalError(
-                    f"the optimizer state is useless: {key} holds NaN",
-                    where=where,
-                    fix="resume from another checkpoint",
-                )
-            parameter = known[key]
+                what = f"the optimizer state is useless: {key} holds NaN"
+                raise NumericalError(what, where=where, fix="resume from another checkpoint")
             # counters stay on the device that torch requires, moments on that of their parameter
             device = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
             loaded[key] = tensor.clone().to(device)
         if self._scaler.is_enabled() and scale:
-            if scale.keys() != self._scaler.state_dict().keys() or any(
-                tensor.numel() != 1 for tensor in scale.values()
-            ):
+            keys = self._scaler.state_dict().keys()
+            if scale.keys() != keys or any(tensor.numel() != 1 for tensor in scale.values()):
                 raise _misfit("the scale of float16 is not one", where)
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         for key, tensor in loaded.items():

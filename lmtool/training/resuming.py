@@ -58,7 +58,9 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             fix="train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN",
         )
     written, doubts = written_recipe(named)
-    recipe = _with_metric(resolve(written, settings).recipe)
+    recipe = resolve(written, settings).recipe
+    if recipe.evaluation.metric == "auto":
+        recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
     with choose_compute(recipe.training.device, recipe.training.precision).joined() as compute:
         world = compute.world
         compute = checked(recipe, compute, {})
@@ -129,13 +131,6 @@ def _continue(
             yield timed(data, speed, done=step)
         main = run if world.is_main else None
         yield from train(main, data, compute, initialization, resumed, TrainingLimits(stop=invocation.stop))
-
-
-def _with_metric(recipe: Recipe) -> Recipe:
-    """The same recipe with the metric of its objective, where it names none."""
-    if recipe.evaluation.metric != "auto":
-        return recipe
-    return recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
 
 
 def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:

@@ -156,7 +156,8 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
         if teacher is not None:
             check_teacher(teacher, data.recipe, data.prompt_format.tokenizer)
         frozen = None if sources.features is None else sources.features.model
-        initialization = Initialization(base, teacher, features=frozen)
+        same = base is not None and _labels(base.recipe) == _labels(data.recipe)
+        initialization = Initialization(base, teacher, features=frozen, same_labels=same)
         # a model that has to be sharded cannot be built whole
         speed = None if compute.world.sharded else Speed.measure(data, initialization, compute, invocation.began)
         draft = data.recipe
@@ -180,10 +181,8 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
                 yield Started(run.path, run.name, data.recipe, data.prompt_format.tokenizer, lines)
                 yield from baselines(run, data)
             yield from map(Warn, (*sources.warnings, *data.warnings))
-            same = base is not None and _labels(base.recipe) == _labels(data.recipe)
             if speed is not None:
                 yield timed(data, speed, draft=draft)
-            initialization = replace(initialization, same_labels=same)
             yield from train(run, data, compute, initialization, limits=TrainingLimits(budget, invocation.stop))
 
 
