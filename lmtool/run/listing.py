@@ -41,7 +41,7 @@ COUNTING = {
 """The figures that count for a run, the first that it has, and their names; for all other runs the loss counts."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Summary:
     """One run.
 
@@ -90,15 +90,14 @@ def summarise(path: Path) -> Summary:
         run = Run.open(path)
     except CheckpointError as error:
         return Summary(path.name, str(path), bytes=size_of(path), problem=error.lines()[0])
-    saved: tuple[CheckpointSummary, ...] = ()
-    problem, step, losses = "", 0, []
-    metric, value = "loss", None
+    summary = Summary(run.name, str(path), run.info.recipe, run.info.summary, started=run.last_started, state=run.state)
+    losses: list[float] = []
     results: Mapping[str, Any] = {}
     try:
         best_step = run.best_step
-        saved = _checkpoints(path / CHECKPOINTS, best_step)
+        summary.checkpoints = _checkpoints(path / CHECKPOINTS, best_step)
         for record in run.metrics.read():
-            step = max(step, record["step"])
+            summary.step = max(summary.step, record["step"])
             if isinstance(loss := record.get("valid_loss"), int | float):
                 losses.append(float(loss))
                 if best_step in (None, record["step"]):
@@ -106,32 +105,20 @@ def summarise(path: Path) -> Summary:
         if (last := run.interrupted) is not None and last.step == best_step:
             results = last.model_dump()
         results = [*figures_on_tests(run).values(), *run.all_results.values(), results][0]
-        metric, value = counting(results)
+        summary.metric, summary.value = counting(results)
     except CheckpointError as error:
-        problem = f"{error.what} ({error.where})"
-    part, rows = str(results.get("part", "validation")), results.get("rows")
-    if rows is None and part == "validation" and run.info.data is not None:
-        rows = run.info.data.valid_rows
-    return Summary(
-        name=run.name,
-        path=str(path),
-        recipe=run.info.recipe,
-        model=run.info.summary,
-        step=max([step, *(checkpoint.step for checkpoint in saved)]),
-        valid_loss=losses[-1] if losses else None,
-        best_valid_loss=min(losses, default=None),
-        metric=metric,
-        value=value,
-        part=part,
-        source=str(results.get("source", "")),
-        rows=rows,
-        standard_error=None if value is None or not rows else standard_error(metric, value, rows),
-        started=run.last_started,
-        bytes=size_of(path),
-        state=run.state,
-        problem=problem,
-        checkpoints=saved,
-    )
+        summary.problem = f"{error.what} ({error.where})"
+    summary.step = max([summary.step, *(checkpoint.step for checkpoint in summary.checkpoints)])
+    if losses:
+        summary.valid_loss, summary.best_valid_loss = losses[-1], min(losses)
+    summary.part, summary.source = str(results.get("part", "validation")), str(results.get("source", ""))
+    summary.rows = results.get("rows")
+    if summary.rows is None and summary.part == "validation" and run.info.data is not None:
+        summary.rows = run.info.data.valid_rows
+    if summary.value is not None and summary.rows:
+        summary.standard_error = standard_error(summary.metric, summary.value, summary.rows)
+    summary.bytes = size_of(path)
+    return summary
 
 
 class SavedEvaluation(FileModel, extra="allow"):
