@@ -109,11 +109,9 @@ def _resolve_device(device: DeviceName) -> str:
     if device == "auto":
         return usable[0]
     if device not in usable:
-        raise ResourceError(
-            f"the device {device} is not available here",
-            where=f"torch {torch.__version__} finds: {', '.join(usable)}",
-            fix="train with -s training.device=auto; generate and eval take --device auto",
-        )
+        what = f"the device {device} is not available here"
+        fix = "train with -s training.device=auto; generate and eval take --device auto"
+        raise ResourceError(what, where=f"torch {torch.__version__} finds: {', '.join(usable)}", fix=fix)
     return device
 
 

@@ -241,11 +241,9 @@ def _meet(device: torch.device, size: int) -> None:
         _interruptible(partial(dist.init_process_group, backend, timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise ResourceError(
-            f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}",
-            where=f"MASTER_ADDR:MASTER_PORT {plain(address)[:100]}",
-            fix="choose a free port (torchrun --master-port), the same for all, and see that all are started",
-        ) from error
+        what = f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}"
+        fix = "choose a free port (torchrun --master-port), the same for all, and see that all are started"
+        raise ResourceError(what, where=f"MASTER_ADDR:MASTER_PORT {plain(address)[:100]}", fix=fix) from error
     atexit.register(_leave)
     watch_signals()
 

@@ -230,17 +230,10 @@ def newest_valid(
             with suppress(CheckpointError):
                 return verify(path, optimizer=False, peers=peers), warnings[:n_newer]
     if warnings:
-        raise CheckpointError(
-            f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}",
-            where=str(folder),
-            fix="restore the checkpoints from a copy, or train again",
-        )
-    raise CheckpointError(
-        "this run has no checkpoint yet",
-        where=str(folder),
-        fix="train until its first checkpoint, or name another run (lmtool runs ls)",
-        code="no_checkpoint",
-    )
+        what = f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}"
+        raise CheckpointError(what, where=str(folder), fix="restore the checkpoints from a copy, or train again")
+    fix = "train until its first checkpoint, or name another run (lmtool runs ls)"
+    raise CheckpointError("this run has no checkpoint yet", where=str(folder), fix=fix, code="no_checkpoint")
 
 
 def has_optimizer(path: Path) -> bool:

@@ -107,17 +107,10 @@ def _refuse_used(folder: Path, retry: bool, locked: bool) -> None:
         return
     if retry and (is_begun(folder) or (is_held(folder) and not locked)):
         # since the command looked whether there is a run to go on with
-        raise CheckpointError(
-            "another process has begun the run in this folder",
-            where=str(folder),
-            fix="wait until it ends, or stop it; the same command then goes on with the run",
-        )
-    raise UsageError(
-        f"the output folder already holds {name}",
-        where=str(folder),
-        fix="choose another with -o, or continue that run with lmtool resume",
-        code="output_exists",
-    )
+        fix = "wait until it ends, or stop it; the same command then goes on with the run"
+        raise CheckpointError("another process has begun the run in this folder", where=str(folder), fix=fix)
+    fix = "choose another with -o, or continue that run with lmtool resume"
+    raise UsageError(f"the output folder already holds {name}", where=str(folder), fix=fix, code="output_exists")
 
 
 def is_begun(folder: Path) -> bool:

@@ -205,11 +205,9 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
     try:
         return records.check(SavedState, content)
     except ValueError as error:
-        raise CheckpointError(
-            f"{STATE} is not one of this version of lmtool: {error}",
-            where=str(checkpoint.path / STATE),
-            fix="name another checkpoint of the run, or train anew",
-        ) from error
+        what = f"{STATE} is not one of this version of lmtool: {error}"
+        fix = "name another checkpoint of the run, or train anew"
+        raise CheckpointError(what, where=str(checkpoint.path / STATE), fix=fix) from error
 
 
 class HeldRows(FileModel):

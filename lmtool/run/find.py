@@ -117,11 +117,8 @@ def _existing(checkpoint: Path) -> Path:
     """The directory of a checkpoint. Raises CheckpointError when it does not exist."""
     if not os.path.isdir(checkpoint):
         kept = ", ".join(other.name for _, other in checkpoints.listed(checkpoint.parent)) or "none yet"
-        raise CheckpointError(
-            f"no checkpoint {checkpoint.name!r:.80} in this run",
-            where=f"it has: {kept}",
-            fix="name one of them, or the run to take the newest",
-        )
+        what = f"no checkpoint {checkpoint.name!r:.80} in this run"
+        raise CheckpointError(what, where=f"it has: {kept}", fix="name one of them, or the run to take the newest")
     return checkpoint
 
 

@@ -30,12 +30,8 @@ class RunLock:
             if time.monotonic() > deadline:
                 holder = os.pread(self._handle, 32, 0).decode("ascii", "replace").strip()
                 os.close(self._handle)
-                raise CheckpointError(
-                    f"another process is using this run: pid {holder or 'unknown'}",
-                    where=str(folder),
-                    fix="wait until it ends, or stop it",
-                    code="run_in_use",
-                )
+                what = f"another process is using this run: pid {holder or 'unknown'}"
+                raise CheckpointError(what, where=str(folder), fix="wait until it ends, or stop it", code="run_in_use")
             time.sleep(0.02)
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)

@@ -137,11 +137,8 @@ class MixtureOrder:
     def __post_init__(self) -> None:
         if min(self.quotas) < 1:
             number = int(np.argmin(self.quotas))
-            raise DataError(
-                f"text {number + 1} of the mixture has a share below one in {2 * self.BLOCK:,}",
-                where="data.mixture",
-                fix="give it more weight, or leave it out",
-            )
+            what = f"text {number + 1} of the mixture has a share below one in {2 * self.BLOCK:,}"
+            raise DataError(what, where="data.mixture", fix="give it more weight, or leave it out")
 
     @cached_property
     def quotas(self) -> tuple[int, ...]:
@@ -239,11 +236,9 @@ class LaneOrder:
 
     def __post_init__(self) -> None:
         if self.n_items < self.n_lanes:
-            raise DataError(
-                f"the text has {self.n_items} windows, but {self.n_lanes} rows of a batch need one each",
-                where="training.carry_state",
-                fix=f"set training.batch_size to {self.n_items} or less, or model.context lower",
-            )
+            what = f"the text has {self.n_items} windows, but {self.n_lanes} rows of a batch need one each"
+            fix = f"set training.batch_size to {self.n_items} or less, or model.context lower"
+            raise DataError(what, where="training.carry_state", fix=fix)
 
     @property
     def n_steps(self) -> int:

@@ -36,11 +36,8 @@ def named_runs(references: Sequence[str]) -> list[Path]:
         if is_held(path):
             raise CheckpointError("a process is using this run", where=str(path), fix="stop it first, or wait")
     for path, others in _needed(doomed).items():
-        raise CheckpointError(
-            f"{others[0]} holds only adapters to the weights of this run",
-            where=str(path),
-            fix=f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}",
-        )
+        fix = f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}"
+        raise CheckpointError(f"{others[0]} holds only adapters to the weights of this run", where=str(path), fix=fix)
     return doomed
 
 

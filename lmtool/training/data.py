@@ -215,11 +215,9 @@ class TextData:
         parts, mixture, seed = self._prepared.parts, self.recipe.data.mixture, self.recipe.seed
         for source, part in zip(mixture, parts, strict=True):
             if len(part) < cut.length:
-                raise DataError(
-                    f"a text of the mixture has {len(part)} tokens, but an example needs {cut.length}",
-                    where=source,
-                    fix="give more text, leave it out of data.mixture, or set model.context lower",
-                )
+                what = f"a text of the mixture has {len(part)} tokens, but an example needs {cut.length}"
+                fix = "give more text, leave it out of data.mixture, or set model.context lower"
+                raise DataError(what, where=source, fix=fix)
         apart = self.recipe.data.isolate_documents
         if self._blocks:
             streams = [self._streamed(n, cut, hash_key(seed, "text", n)) for n in range(len(parts))]
@@ -351,11 +349,9 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
     context = recipe.model.context
     for part, store, needed in (("training", data.train, context + 1), ("validation", data.valid, 2)):
         if len(store) < needed:
-            raise DataError(
-                f"the {part} text has {len(store)} tokens, but a context of {context} needs {needed}",
-                where=", ".join(recipe.data.sources),
-                fix="give more text, or set model.context lower",
-            )
+            what = f"the {part} text has {len(store)} tokens, but a context of {context} needs {needed}"
+            fix = "give more text, or set model.context lower"
+            raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
     is_foreign = tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile)
     return TextData(data, recipe, is_foreign=is_foreign)
 

@@ -33,11 +33,8 @@ def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base 
     recipe = resolved.recipe
     if recipe.distillation.teacher is None:
         if recipe.distillation != Distillation():
-            raise UsageError(
-                "the recipe learns from a teacher, and none is named",
-                where="distillation",
-                fix="name one with --teacher RUN, or omit the settings of distillation",
-            )
+            fix = "name one with --teacher RUN, or omit the settings of distillation"
+            raise UsageError("the recipe learns from a teacher, and none is named", where="distillation", fix=fix)
         return resolved, None
     teacher = open_base(recipe.distillation.teacher)
     if base is not None:
@@ -45,11 +42,8 @@ def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base 
         return resolved, teacher
     setting = _asked(resolved.origins)
     if setting is not None:
-        raise UsageError(
-            "a student has the tokenizer of its teacher, whose probabilities are of its tokens",
-            where=setting,
-            fix="omit it, or train without the teacher",
-        )
+        what = "a student has the tokenizer of its teacher, whose probabilities are of its tokens"
+        raise UsageError(what, where=setting, fix="omit it, or train without the teacher")
     tokenizer = recipe.with_values({"tokenizer": teacher.recipe.tokenizer})
     return replace(resolved, recipe=tokenizer), teacher
 
@@ -83,17 +77,11 @@ def check_teacher(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
     ours, theirs = recipe.model, teacher.recipe.model
     longest = outline(theirs, tokenizer.vocab_size).longest
     if longest is not None and ours.context > longest:
-        raise UsageError(
-            f"the rows of the student have up to {ours.context} positions, but its teacher has {longest}",
-            where=WHERE,
-            fix=f"set model.context to {longest} or less, or name another teacher",
-        )
+        what = f"the rows of the student have up to {ours.context} positions, but its teacher has {longest}"
+        raise UsageError(what, where=WHERE, fix=f"set model.context to {longest} or less, or name another teacher")
     if recipe.distillation.cosine and (_width(ours) is None or _width(ours) != _width(theirs)):
-        raise UsageError(
-            f"hidden states of a {theirs.title} and a {ours.title} have no cosine: {_wide(theirs)}, {_wide(ours)}",
-            where="distillation.cosine",
-            fix="set it to 0, or take a student as wide as its teacher",
-        )
+        what = f"hidden states of a {theirs.title} and a {ours.title} have no cosine: {_wide(theirs)}, {_wide(ours)}"
+        raise UsageError(what, where="distillation.cosine", fix="set it to 0, or take a student as wide as its teacher")
 
 
 def _width(model: Model) -> int | None:
@@ -111,34 +99,23 @@ def _wide(model: Model) -> str:
 
 def _check_tokenizer(teacher: Base, tokenizer: Tokenizer, student: str) -> None:
     if teacher.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise UsageError(
-            f"teacher and student have different tokenizers: {teacher.run.name} and {student}",
-            where=WHERE,
-            fix="name a teacher with the student's tokenizer, or train the student from scratch, with its teacher's",
-        )
+        what = f"teacher and student have different tokenizers: {teacher.run.name} and {student}"
+        fix = "name a teacher with the student's tokenizer, or train the student from scratch, with its teacher's"
+        raise UsageError(what, where=WHERE, fix=fix)
 
 
 def _check_kind(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Raise UsageError for a teacher that predicts something else, or reads rows of another form."""
     ours, theirs = recipe.objective, teacher.recipe.objective
     if ours.kind != theirs.kind:
-        raise UsageError(
-            f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}",
-            where=WHERE,
-            fix=f"name a run with objective {ours.kind}",
-        )
+        what = f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}"
+        raise UsageError(what, where=WHERE, fix=f"name a run with objective {ours.kind}")
     if isinstance(theirs, Classification) and _answers(ours) != _answers(theirs):
-        raise UsageError(
-            f"the teacher predicts {_labels(theirs)}, but the table has {_labels(ours)}",
-            where=WHERE,
-            fix="name a run that was fine-tuned on the same labels",
-        )
+        what = f"the teacher predicts {_labels(theirs)}, but the table has {_labels(ours)}"
+        raise UsageError(what, where=WHERE, fix="name a run that was fine-tuned on the same labels")
     if _form(recipe, tokenizer) != _form(teacher.recipe, teacher.tokenizer):
-        raise UsageError(
-            f"a {teacher.recipe.model.title} reads rows of another form than a {recipe.model.title}",
-            where=WHERE,
-            fix="name a teacher of the student's shape",
-        )
+        what = f"a {teacher.recipe.model.title} reads rows of another form than a {recipe.model.title}"
+        raise UsageError(what, where=WHERE, fix="name a teacher of the student's shape")
 
 
 def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:

@@ -94,10 +94,8 @@ def _plan_scratch(resolved: Resolved) -> FineTuning:
     """A new model."""
     recipe = resolved.recipe
     if not is_for_tables(recipe):
-        raise UsageError(
-            f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}",
-            fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
-        )
+        what = f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}"
+        raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
     refuse_adapters_alone(recipe)
     return FineTuning(resolved, None, tuple(open_tables(recipe.data, kind_of_rows(recipe.objective))))
 
@@ -154,15 +152,11 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
         what, recipe = "tagged words", "tagger"
         if tables[0].columns.kind == "questions":
             what, recipe = "questions", "bert-tiny -s objective.kind=question-answering"
-        raise UsageError(
-            f"a table of {what} needs a model that reads a text word by word: {why}",
-            fix=f"name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe {recipe}",
-        )
+        fix = f"name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe {recipe}"
+        raise UsageError(f"a table of {what} needs a model that reads a text word by word: {why}", fix=fix)
     if tables[0].name or tables[0].columns.writes:
-        raise UsageError(
-            f"a table of target texts needs a model that writes: {why}",
-            fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny",
-        )
+        fix = "name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny"
+        raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
     of = "words and word pairs" if shape.has_words else "character n-grams"
     choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"

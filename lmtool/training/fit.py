@@ -172,11 +172,8 @@ def _count_part(
     begin = int(model.n_read)
     left = examples.n_tokens - begin
     if not left:
-        raise UsageError(
-            f"all text is counted after {step} steps, and no token may be counted twice",
-            where="training.steps",
-            fix=f"set it to {step}, or start a new run",
-        )
+        what = f"all text is counted after {step} steps, and no token may be counted twice"
+        raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
     end = begin + max(1, left // (recipe.training.steps - step))
     at_once = recipe.training.batch_size * recipe.model.context
     nats, n_targets = 0.0, 0

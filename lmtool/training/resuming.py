@@ -52,11 +52,8 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
     named = find(reference)
     run = named.run
     if run.origin is not None:
-        raise CheckpointError(
-            "an imported model has no training to resume",
-            where=str(run.path),
-            fix="train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN",
-        )
+        fix = "train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN"
+        raise CheckpointError("an imported model has no training to resume", where=str(run.path), fix=fix)
     written, doubts = written_recipe(named)
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
@@ -178,14 +175,10 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
 def _refuse(changed: Mapping[str, str], recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
     """Raise UsageError with the changes that a resumed run does not allow."""
     if refused := unchangeable(changed):
-        raise UsageError(
-            f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}",
-            where=str(run.recipe_path),
-            fix=f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}",
-        )
+        what = f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}"
+        fix = f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}"
+        raise UsageError(what, where=str(run.recipe_path), fix=fix)
     if recipe.training.steps < checkpoint.step:
-        raise UsageError(
-            f"training.steps is {recipe.training.steps}, and the run has done {checkpoint.step} steps",
-            where=str(run.recipe_path),
-            fix=f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP",
-        )
+        what = f"training.steps is {recipe.training.steps}, and the run has done {checkpoint.step} steps"
+        fix = f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP"
+        raise UsageError(what, where=str(run.recipe_path), fix=fix)

@@ -133,10 +133,8 @@ def _check_text(resolved: Resolved) -> None:
             fix="set data.split=document, or data.documents=whole",
         )
     if is_for_tables(recipe):
-        raise UsageError(
-            f"objective {recipe.objective.kind} is trained on a table, not on a text",
-            fix="lmtool finetune TABLE" + ("" if resolved.name == NAME else f" --recipe {resolved.name}"),
-        )
+        fix = "lmtool finetune TABLE" + ("" if resolved.name == NAME else f" --recipe {resolved.name}")
+        raise UsageError(f"objective {recipe.objective.kind} is trained on a table, not on a text", fix=fix)
 
 
 def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invocation) -> Iterator[Event]:
@@ -264,11 +262,9 @@ def _refuse_other_positions(spec: Model, base: Model) -> None:
     assert isinstance(base, Transformer)
     assert isinstance(base.position, LearnedPosition)
     if of_recipe < of_base:
-        raise UsageError(
-            f"the run has {of_base} learned positions, and the recipe has a table of {of_recipe}",
-            where="model.position.size",
-            fix=f"set model.position.size={of_base}; a shorter context reads its beginning",
-        )
+        what = f"the run has {of_base} learned positions, and the recipe has a table of {of_recipe}"
+        fix = f"set model.position.size={of_base}; a shorter context reads its beginning"
+        raise UsageError(what, where="model.position.size", fix=fix)
     last = of_base - base.position.offset
     raise UsageError(
         f"the learned positions of the run end at {last}, and the recipe has {of_recipe - of_base} more",
@@ -287,11 +283,8 @@ def _position_rows(spec: Model) -> int | None:
 
 def refuse_adapters_alone(recipe: Recipe) -> None:
     if recipe.tuning.lora is not None:
-        raise UsageError(
-            "adapters need the weights of a run, and none is given",
-            where="tuning.lora",
-            fix="name a run with --from, or omit the adapters",
-        )
+        what = "adapters need the weights of a run, and none is given"
+        raise UsageError(what, where="tuning.lora", fix="name a run with --from, or omit the adapters")
 
 
 def checked(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Compute:
@@ -301,17 +294,11 @@ def checked(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Com
     """
     world = compute.world
     if recipe.training.batch_size % world.size:
-        raise UsageError(
-            f"a batch of {recipe.training.batch_size} rows cannot be shared by {world.size} processes",
-            where="training.batch_size",
-            fix=f"set it to a multiple of {world.size}",
-        )
+        what = f"a batch of {recipe.training.batch_size} rows cannot be shared by {world.size} processes"
+        raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {world.size}")
     if recipe.training.carry_state and world.size > 1:
-        raise UsageError(
-            f"states are carried in one process only, not in {world.size}",
-            where="training.carry_state",
-            fix="run lmtool without torchrun, or set it to false",
-        )
+        what = f"states are carried in one process only, not in {world.size}"
+        raise UsageError(what, where="training.carry_state", fix="run lmtool without torchrun, or set it to false")
     memory = device_memory(compute.device)
     sharded = _shards(recipe, compute, memory)
     if memory is not None:
@@ -340,11 +327,8 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         (recipe.evaluation.gradient_norms, "evaluation.gradient_norms=true"),
     ):
         if excluded:
-            raise UsageError(
-                "the processes shard this model, which one of its settings does not allow",
-                where=where,
-                fix="set it otherwise, or training.shard=none",
-            )
+            what = "the processes shard this model, which one of its settings does not allow"
+            raise UsageError(what, where=where, fix="set it otherwise, or training.shard=none")
     return True
 
 
@@ -354,7 +338,5 @@ def agree(recipe: Recipe, fingerprint: str, world: World) -> None:
     mine = {"recipe": dump(unnamed), "training data": fingerprint}
     of_main = json.loads(world.from_main(json.dumps(mine)))
     if differs := [name for name in mine if mine[name] != of_main[name]]:
-        raise UsageError(
-            f"process {world.rank} has another {' and another '.join(differs)} than process 0",
-            fix="start all processes with the same command, recipe and files",
-        )
+        what = f"process {world.rank} has another {' and another '.join(differs)} than process 0"
+        raise UsageError(what, fix="start all processes with the same command, recipe and files")

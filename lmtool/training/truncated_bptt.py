@@ -67,10 +67,7 @@ def from_tensors(tensors: Mapping[str, Tensor], like: DecodeState, where: str) -
     outlines, wanted = ({(name, t.shape, t.dtype) for name, t in part.items()} for part in (saved, expected))
     if outlines != wanted:
         name = min(name for name, *_ in outlines ^ wanted)
-        raise CheckpointError(
-            f"the carried states of the rows do not fit the run: {name} is missing, unknown or of another shape",
-            where=where,
-            fix="resume from another checkpoint",
-        )
+        what = f"the carried states of the rows do not fit the run: {name} is missing, unknown or of another shape"
+        raise CheckpointError(what, where=where, fix="resume from another checkpoint")
     parts = iter(saved[name].to(tensor) for name, tensor in expected.items())
     return replace(like, layers=tuple(tuple(next(parts) for _ in layer) for layer in like.layers))

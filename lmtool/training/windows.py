@@ -130,11 +130,9 @@ class _Pairs:
         self.n_items = max(1, len(store) // cut.step)
         usable = (number for number in range(store.n_documents) if self._size(number) >= 2)
         if len(list(islice(usable, 2))) < 2:
-            raise DataError(
-                "next sentence prediction needs two documents of at least two tokens",
-                where="objective.next_sentence",
-                fix="give more text, divide it with data.documents, or set it to false",
-            )
+            what = "next sentence prediction needs two documents of at least two tokens"
+            fix = "give more text, divide it with data.documents, or set it to false"
+            raise DataError(what, where="objective.next_sentence", fix=fix)
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         """The window around this item's anchor, or in the next usable document."""
