@@ -5,7 +5,7 @@ Shapes: N proposed tokens, T positions of a chunk, D model width, V vocabulary.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ from lmtool.tokenization.prompt_format import Prompt
 ORDERS = range(2, 5)
 """Numbers of tokens that an n-gram draft looks up; what followed a single token seldom follows it again."""
 
-Prompts = Callable[[Prompt], tuple[Tensor, DecodeState]]
+WindowReader = Callable[[Prompt], tuple[Tensor, DecodeState]]
 """Hidden states (1, T, D) and the state after a window, in one pass. They stay valid."""
 
 
@@ -41,21 +41,9 @@ class Proposal:
     p_NV: Tensor | None = None
 
 
-class Proposer(ABC):
-    """A draft beside one request."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._n_written = 0
-
-    def _new(self, hypothesis: Hypothesis) -> tuple[int, ...]:
-        """The tokens that the hypothesis has more than at the call before."""
-        n_new, self._n_written = hypothesis.n_written - self._n_written, hypothesis.n_written
-        return hypothesis.text[len(hypothesis.text) - n_new :]
-
-    @abstractmethod
-    def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
-        """At most n tokens after the hypothesis, which has more tokens than at the call before; none after an end."""
+Proposals = Generator[Proposal, tuple[Hypothesis, int], None]
+"""A draft beside one request. It is sent hypotheses, each with more tokens than the one before, and numbers of tokens,
+and yields at most so many tokens after them, none after an end; the first proposal is empty."""
 
 
 class Draft(ABC):
@@ -67,17 +55,15 @@ class Draft(ABC):
         self.n_tokens = n_tokens
 
     @abstractmethod
-    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
+    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposals:
         """What proposes tokens for a request. sampler: its strategy. vocab_size: number of the model's logits."""
 
     def check(self, model: LanguageModel, n_ids: int) -> None:
         """Raises UsageError when it cannot propose tokens for this model, whose texts have ids below `n_ids`."""
         if not ModelRunner(model).goes_back:
-            raise UsageError(
-                f"a draft needs a model that can go back over tokens it rejects, and this one cannot: "
-                f"{model.description}",
-                fix="leave out draft, or name the run of a Transformer",
-            )
+            what = "a draft needs a model that can go back over tokens it rejects, and this one cannot"
+            fix = "leave out draft, or name the run of a Transformer"
+            raise UsageError(f"{what}: {model.description}", fix=fix)
 
 
 class NGramDraft(Draft):
@@ -87,32 +73,25 @@ class NGramDraft(Draft):
     may reach into what is proposed, as in LZ77.
     """
 
-    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
-        return _LookUp(request.start, sampler)
-
-
-class _LookUp(Proposer):
-    def __init__(self, start: Prompt, sampler: Sampler) -> None:
-        super().__init__(sampler)
-        self._text: list[int] = []
-        self._following: dict[tuple[int, ...], int] = {}  # by n-gram: where the token after it stood last
-        self._read((*(start.source or ()), *start.tokens))
-
-    def _read(self, tokens: tuple[int, ...]) -> None:
-        for token in tokens:
-            for order in ORDERS:
-                self._following[tuple(self._text[-order:])] = len(self._text)
-            self._text.append(token)
-
-    def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
-        self._read(self._new(hypothesis))
-        suffixes = (tuple(self._text[-order:]) for order in reversed(ORDERS))
-        at = next((self._following[suffix] for suffix in suffixes if suffix in self._following), None)
+    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposals:
+        text: list[int] = []
+        following: dict[tuple[int, ...], int] = {}  # by n-gram: where the token after it stood last
         tokens: list[int] = []
-        while at is not None and len(tokens) < n and not (tokens and self._sampler.ends(tokens[-1])):
-            i = at + len(tokens)
-            tokens.append(self._text[i] if i < len(self._text) else tokens[i - len(self._text)])
-        return Proposal(tokens)
+        unread, n_written = (*(request.start.source or ()), *request.start.tokens), 0
+        while True:
+            hypothesis, n = yield Proposal(tokens)
+            unread += hypothesis.text[len(request.start.text) + n_written :]
+            for token in unread:
+                for order in ORDERS:
+                    following[tuple(text[-order:])] = len(text)
+                text.append(token)
+            unread, n_written = (), hypothesis.n_written
+            suffixes = (tuple(text[-order:]) for order in reversed(ORDERS))
+            at = next((following[suffix] for suffix in suffixes if suffix in following), None)
+            tokens = []
+            while at is not None and len(tokens) < n and not (tokens and sampler.ends(tokens[-1])):
+                i = at + len(tokens)
+                tokens.append(text[i] if i < len(text) else tokens[i - len(text)])
 
 
 class ModelDraft(Draft):
@@ -131,85 +110,65 @@ class ModelDraft(Draft):
     def check(self, model: LanguageModel, n_ids: int) -> None:
         super().check(model, n_ids)
         if self.model.reads != model.reads:
-            raise UsageError(
-                f"the draft cannot continue what the model does: one reads {self.model.reads}, the other {model.reads}",
-                fix="name a draft of the same kind",
+            what = (
+                f"the draft cannot continue what the model does: one reads {self.model.reads}, the other {model.reads}"
             )
+            raise UsageError(what, fix="name a draft of the same kind")
         if self.model.vocab_size < n_ids:
             what = f"the draft has {self.model.vocab_size} tokens, and the model {n_ids}"
             raise UsageError(what, fix="name a draft with the same tokenizer")
 
-    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposer:
-        return _Follower(self._runner, self._prompt, request, sampler, vocab_size)
+    def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposals:
+        runner, n_more, key = self._runner, vocab_size - self._runner.vocab_size, derived(request.key, "draft")
+        window, n_read, n_written = runner.fit(request.start, "slide", "the draft"), 0, 0  # within its own context
+        # states[i] has read n_read tokens of the window, then the first i of `proposed`. These are the states that it
+        # may go back to, so a draft can be of any family.
+        states: list[DecodeState] = []
+        proposed: list[int] = []
+        proposal = Proposal([])
+        while True:
+            hypothesis, n = yield proposal
+            if not states:
+                states, n_read = [self._prompt(window)[1]], len(window.tokens)
+            window = replace(window, tokens=(*window.tokens, *hypothesis.text[len(request.start.text) + n_written :]))
+            n_written = hypothesis.n_written
+            slides = not runner.has_room(window)
+            if slides:
+                window = hypothesis.window if runner.has_room(hypothesis.window) else runner.slid(hypothesis.window)
+            left = runner.left(window)
+            n = n if left is None else min(n, left)
+            tokens: list[int] = []
+            proposal = Proposal(tokens)
+            if not n and not slides:
+                continue
+            if slides:
+                hidden_1TD, state = self._prompt(window)
+            else:  # what the window has more, at least its last token
+                unread = window.tokens[n_read:]
+                n_kept = n_shared(proposed, unread[:-1])
+                hidden_1TD, state = runner.advance([unread[n_kept:]], states[n_kept].reclaimed())
+            states, n_read, proposed = [state], len(window.tokens), []
+            drawn_from = []
+            while len(tokens) < n:
+                logits_1V = F.pad(runner.logits(hidden_1TD[:, -1]), (0, n_more), value=-torch.inf)
+                try:
+                    filtered_1V = sampler.filtered(logits_1V, [hypothesis])
+                except (NumericalError, UsageError):  # it has no token to propose; the model may have one
+                    break
+                (token,) = sampler.choose(filtered_1V, [uniform(key, hypothesis.n_written)])
+                tokens.append(token)
+                drawn_from.append(filtered_1V.softmax(-1, dtype=torch.float64))
+                if len(tokens) == n or sampler.ends(token):
+                    break  # the last token is read with what follows, if it is accepted
+                hypothesis = hypothesis.plus(token)
+                hidden_1TD, state = runner.advance([[token]], state)
+                states.append(state)
+                proposed.append(token)
+            if tokens and sampler.samples:
+                proposal = Proposal(tokens, torch.cat(drawn_from))
 
 
-class _Follower(Proposer):
-    """_window: what the draft reads, within its own context.
-
-    _states[i] has read `_n_read` tokens of the window, then the first i of `_proposed`. These are the states that it
-    may go back to, so a draft can be of any family.
-    """
-
-    def __init__(
-        self, runner: ModelRunner, prompt: Prompts, request: Request, sampler: Sampler, vocab_size: int
-    ) -> None:
-        super().__init__(sampler)
-        self._runner, self._prompt = runner, prompt
-        self._n_more = vocab_size - runner.vocab_size
-        self._key = derived(request.key, "draft")
-        self._window = runner.fit(request.start, "slide", "the draft")
-        self._states: list[DecodeState] = []
-        self._n_read = 0
-        self._proposed: list[int] = []
-
-    def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
-        if not self._states:
-            self._begin()
-        self._window = replace(self._window, tokens=(*self._window.tokens, *self._new(hypothesis)))
-        slides = not self._runner.has_room(self._window)
-        if slides:
-            window = hypothesis.window
-            self._window = window if self._runner.has_room(window) else self._runner.slid(window)
-        left = self._runner.left(self._window)
-        n = n if left is None else min(n, left)
-        if not n and not slides:
-            return Proposal([])
-        hidden_1TD, state = self._begin() if slides else self._read_on()
-        tokens: list[int] = []
-        drawn_from = []
-        while len(tokens) < n:
-            logits_1V = F.pad(self._runner.logits(hidden_1TD[:, -1]), (0, self._n_more), value=-torch.inf)
-            try:
-                filtered_1V = self._sampler.filtered(logits_1V, [hypothesis])
-            except (NumericalError, UsageError):  # it has no token to propose; the model may have one
-                break
-            (token,) = self._sampler.choose(filtered_1V, [uniform(self._key, hypothesis.n_written)])
-            tokens.append(token)
-            drawn_from.append(filtered_1V.softmax(-1, dtype=torch.float64))
-            if len(tokens) == n or self._sampler.ends(token):
-                break  # the last token is read with what follows, if it is accepted
-            hypothesis = hypothesis.plus(token)
-            hidden_1TD, state = self._runner.advance([[token]], state)
-            self._states.append(state)
-            self._proposed.append(token)
-        return Proposal(tokens, torch.cat(drawn_from) if tokens and self._sampler.samples else None)
-
-    def _begin(self) -> tuple[Tensor, DecodeState]:
-        """Read the whole window: hidden states (1, T, D) and the state."""
-        hidden_1TD, state = self._prompt(self._window)
-        self._states, self._n_read, self._proposed = [state], len(self._window.tokens), []
-        return hidden_1TD, state
-
-    def _read_on(self) -> tuple[Tensor, DecodeState]:
-        """Read what the window has more, at least its last token: hidden states (1, T, D), T >= 1, and the state."""
-        unread = self._window.tokens[self._n_read :]
-        n_kept = n_shared(self._proposed, unread[:-1])
-        hidden_1TD, state = self._runner.advance([unread[n_kept:]], self._states[n_kept].reclaimed())
-        self._states, self._n_read, self._proposed = [state], len(self._window.tokens), []
-        return hidden_1TD, state
-
-
-def _prompts(runner: ModelRunner) -> Prompts:
+def _prompts(runner: ModelRunner) -> WindowReader:
     """Reads windows; one that comes again directly after itself, for another sample, is not read again."""
     return lru_cache(maxsize=1)(lambda window: runner.advance([window.tokens], runner.start([window])))
 
@@ -223,7 +182,7 @@ class _Active:
 
     request: Request
     sampler: Sampler
-    proposer: Proposer
+    proposals: Proposals
     state: DecodeState | None = None
     proposed: int = 0
     accepted: int = 0
@@ -255,8 +214,9 @@ class SpeculativeBatch(RequestBatch):
         request = self._waiting[0]
         if self._active is None or self._active.request is not request:
             assert isinstance(request.strategy, Sampler)
-            proposer = self._draft.beside(request, request.strategy, self._runner.vocab_size)
-            self._active = _Active(request, request.strategy, proposer)
+            proposals = self._draft.beside(request, request.strategy, self._runner.vocab_size)
+            next(proposals)
+            self._active = _Active(request, request.strategy, proposals)
         active, sampler = self._active, self._active.sampler
         hidden_1TD, state, proposal = self._read(active)
         n = len(proposal.tokens)
@@ -299,7 +259,7 @@ class SpeculativeBatch(RequestBatch):
         left = self._runner.left(window)
         # not limited by max_new_tokens, so that a longer text begins with the shorter one
         n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)
-        proposal = active.proposer.propose(hypothesis, n)
+        proposal = active.proposals.send((hypothesis, n))
         return *self._runner.advance([[window.tokens[-1], *proposal.tokens]], active.state), proposal
 
 

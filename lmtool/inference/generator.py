@@ -32,6 +32,8 @@ DRAWS = 25
 NGRAM = "ngram"
 """The name of n-gram look-up, in place of the run of a draft."""
 
+Prompts = str | Sequence[str]
+
 
 def decoding_threads(model: LanguageModel) -> int | None:
     """Fastest number of threads of a CPU for a decoding step: 1 for small models; None for all threads.
@@ -107,11 +109,7 @@ class TextGenerator:
         return cls(load_packed(run, choose_compute(device, precision)))
 
     def generate(
-        self,
-        prompts: str | Sequence[str],
-        settings: Settings | None = None,
-        options: Options | None = None,
-        **changes: Any,
+        self, prompts: Prompts, settings: Settings | None = None, options: Options | None = None, **changes: Any
     ) -> Iterator[Piece]:
         """Pieces of text as they are generated, the last one of each request with its completion; see `write`.
 
@@ -145,11 +143,7 @@ class TextGenerator:
         self.loaded.check_likelihood()
 
     def completions(
-        self,
-        prompts: str | Sequence[str],
-        settings: Settings | None = None,
-        options: Options | None = None,
-        **changes: Any,
+        self, prompts: Prompts, settings: Settings | None = None, options: Options | None = None, **changes: Any
     ) -> Iterator[Completion]:
         """Completions, in the order of the prompts and of their samples; see `generate`.
 
@@ -204,7 +198,7 @@ class TextGenerator:
                         break
                     current, told = current + 1, 0
 
-    def complete(self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any) -> list[str]:
+    def complete(self, prompts: Prompts, settings: Settings | None = None, **changes: Any) -> list[str]:
         """The texts alone; see `completions`."""
         return [completion.text for completion in self.completions(prompts, settings, **changes)]
 

@@ -215,12 +215,8 @@ def load_run(reference: str, compute: Compute | None = None) -> Loaded:
 def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
     """Whether processes share a model, since the weights do not fit into the memory of one of them."""
     is_one_pass = not isinstance(recipe.objective, Masked)
-    if (
-        compute.world.size == 1
-        or not isinstance(recipe.model, Transformer)
-        or not is_one_pass
-        or recipe.tuning.lora is not None
-    ):
+    is_whole = isinstance(recipe.model, Transformer) and recipe.tuning.lora is None
+    if compute.world.size == 1 or not is_one_pass or not is_whole:
         return False
     memory = device_memory(compute.device)
     room = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())

@@ -222,9 +222,9 @@ class AveragingModel(WithoutNextToken):
         # without hashed n-grams the parameter itself
         return self.embedding.weight[: self.vocab_size] if self.spec.ngrams > 1 else self.embedding.weight
 
-    def layers(self, batch: Batch) -> list[Tensor]:
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """The token embeddings; the layers above them are of whole texts."""
-        return [self(batch).hidden_BTD]
+        return [self(batch).hidden_BTD], None
 
     def logits(self, hidden: Tensor) -> Tensor:
         raise self.refusal()

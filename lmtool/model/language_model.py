@@ -102,11 +102,11 @@ class LanguageModel(nn.Module, ABC):
 
         An encoder-decoder uses its encoder. Raises UsageError where a model has no embeddings.
         """
-        raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
+        return self.layers_and_auxiliary(batch)[0]
 
     def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         """The output of `layers`, and the auxiliary losses (B,) of the same pass, if any."""
-        return self.layers(batch), None
+        raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     @abstractmethod
     def start(self, batch: Batch) -> DecodeState:
@@ -206,9 +206,6 @@ class Wrapper(LanguageModel):
 
     def token_vectors(self) -> Tensor:
         return self.body.token_vectors()
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        return self.body.layers(batch)
 
     def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         return self.body.layers_and_auxiliary(batch)

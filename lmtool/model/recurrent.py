@@ -144,11 +144,11 @@ class RecurrentDecoder(RecurrentModel):
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
         self.present = spec.attention is not None and spec.attention.present
 
-    def layers(self, batch: Batch) -> list[Tensor]:
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """The embeddings and the hidden states of each layer, each (B, T, D)."""
         read = self.inputs(batch)
         embedded = read if self.features is None else self.embed(batch.tokens_BT)
-        return [embedded, *self.rnn.read(read, find_texts(batch))]
+        return [embedded, *self.rnn.read(read, find_texts(batch))], None
 
     def start(self, batch: Batch) -> DecodeState:
         n_rows = len(batch.tokens_BT)
@@ -204,12 +204,12 @@ class BidirectionalModel(RecurrentModel):
         """Right-to-left hidden states (B, T, D), which predict the token before each position."""
         return Output(self.hidden(self.back.read(self.inputs(batch), find_texts(batch))[-1], None))
 
-    def layers(self, batch: Batch) -> list[Tensor]:
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """The embeddings, concatenated with themselves, and both halves' states of each layer; (B, T, 2 D) each."""
         read, texts = self.inputs(batch), find_texts(batch)
         embedded = read if self.features is None else self.embed(batch.tokens_BT)
         halves = [half.read(read, texts) for half in (self.forth, self.back)]
-        return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]]
+        return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]], None
 
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.forth.start(len(batch.tokens_BT)))

@@ -89,10 +89,10 @@ class RecurrentEncoderDecoder(RecurrentModel):
         # the columns of the first layer's input weights for the context
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 
-    def layers(self, batch: Batch) -> list[Tensor]:
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """The encoder's layers, with the tokens as source."""
         embedded = self.embed(batch.tokens_BT)
-        return [embedded, *self.encoder(embedded, find_texts(batch))[0]]
+        return [embedded, *self.encoder(embedded, find_texts(batch))[0]], None
 
     def start(self, batch: Batch) -> DecodeState:
         if batch.source_BS is None:

@@ -59,11 +59,8 @@ class TransformerModel(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.inputs.tokens.weight
 
-    def layers(self, batch: Batch) -> list[Tensor]:
-        """The layers of the stack; with two stacks those of the encoder, with the tokens as source."""
-        return self.layers_and_auxiliary(batch)[0]
-
     def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """The layers of the stack; with two stacks those of the encoder, with the tokens as source."""
         seen: list[Tensor] = []
         output = self._read(self.stacks()[0], batch, seen)
         return seen, output.auxiliary_B

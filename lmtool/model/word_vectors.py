@@ -37,9 +37,9 @@ class WordVectorModel(WithoutNextToken):
         super().__init__(vocab_size, None, description)
         self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
 
-    def layers(self, batch: Batch) -> list[Tensor]:
-        """The vectors of the tokens: there is no other layer."""
-        return [self(batch).hidden_BTD]
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
+        """The vectors of the tokens, of GloVe w + u: there is no other layer."""
+        return [self.token_vectors()[batch.tokens_BT]], None
 
     def refusal(self) -> UsageError:
         return UsageError(f"a {self.title} model has no next token", fix="list nearest words with lmtool neighbors")
@@ -105,10 +105,6 @@ class GloveModel(SkipGramModel):
 
     def token_vectors(self) -> Tensor:
         return self.centres.weight + self.neighbours.weight
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        """The vectors w + u: there is no other layer."""
-        return [self.token_vectors()[batch.tokens_BT]]
 
 
 class PairCounts:

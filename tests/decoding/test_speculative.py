@@ -348,16 +348,12 @@ class Noting(NGramDraft):
 
     def beside(self, request, chain, vocab_size):
         self.proposed = []
-        proposer = super().beside(request, chain, vocab_size)
-        propose = proposer.propose
-
-        def noting(hypothesis, n):
-            proposal = propose(hypothesis, n)
+        proposals = super().beside(request, chain, vocab_size)
+        proposal = next(proposals)
+        while True:
+            hypothesis, n = yield proposal
+            proposal = proposals.send((hypothesis, n))
             self.proposed.append((list(hypothesis.text), n, proposal.tokens))
-            return proposal
-
-        proposer.propose = noting
-        return proposer
 
 
 def test_a_source_is_looked_up_too():

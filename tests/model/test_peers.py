@@ -436,8 +436,8 @@ def test_torch_transformer(dtype: torch.dtype, tolerance: float, pre: bool, grad
     positions = [torch.arange(n)[None] for n in (14, 17)]
     with torch.no_grad():
         wanted = peer(
-            model.inputs(source_BS, positions[0]),
-            model.inputs(tokens_BT, positions[1]),
+            model.inputs(source_BS, positions[0], None, None),
+            model.inputs(tokens_BT, positions[1], None, None),
             tgt_mask=torch.ones(17, 17).triu(1).bool(),
             src_key_padding_mask=~keep_BS,
             memory_key_padding_mask=~keep_BS,

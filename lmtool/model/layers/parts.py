@@ -67,18 +67,14 @@ class Inputs(nn.Module):
             initialise(self.project, spec)
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        positions_PT: Tensor,
-        segments_BT: Tensor | None = None,
-        ngrams_BTD: Tensor | None = None,
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
     ) -> Tensor:
         """Embeddings (B, T, D). Without segments all tokens belong to the first one. ngrams_BTD: of the n-grams."""
         x_BTD = self.embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
         return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
 
     def embed(
-        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None = None
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
     ) -> Tensor:
         """The same before they are mapped to the model width."""
         x_BTD: Tensor = self._tokens[0](tokens_BT) * self.scale
@@ -106,7 +102,7 @@ class SharedInputs(Inputs):
         return self._inputs[0].tokens
 
     def embed(
-        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None = None
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None
     ) -> Tensor:
         return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
 
