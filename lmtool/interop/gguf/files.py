@@ -44,9 +44,6 @@ def write_gguf(
     eos = config.get("eos_token_id")
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     vocabulary = express_tokenizer(tokenizer_json, tokenizer_config, expressed.architecture, config["vocab_size"], ends)
-    for pair in expressed.pairs:
-        if pair.published not in tensors and pair.published not in expressed.computed:
-            raise inexpressible(pair.published, "missing")
     writer = GGUFWriter(None, expressed.architecture)
     writer.add_type("model")
     writer.add_name(plain(path.stem))

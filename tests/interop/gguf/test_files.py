@@ -14,8 +14,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lmtool.errors import CheckpointError, UsageError
+from lmtool.interop.families import FAMILIES
+from lmtool.interop.families.config import Config
 from lmtool.interop.gguf.files import write_gguf
 from lmtool.interop.sources import GgufFile
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.transformer import Transformer
 
 VOCAB = 320
 TEXT = "The cat sat on the mat. The dog didn't; 12 dogs ran 345 miles, and the cat saw them all in the end."
@@ -60,6 +64,7 @@ MODELS = {
     "gptneox": ("gpt_neox", {}),
     "gptneox-serial": ("gpt_neox", {"use_parallel_residual": False}),
 }
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_slow": 1.0, "beta_fast": 32.0}
 THEIRS = ["llama", "llama-tied", "llama-wide-heads", "qwen2", "qwen3", "gpt2"]
 """Those that Transformers reads from GGUF files without mistakes: it leaves out biases and scalings of Llama."""
 
@@ -663,8 +668,17 @@ def saved(path, model, tokenizer, quantization="f16", config=None, **tokenizer_c
         name.replace("lm_head", "embed_out") if model.config.model_type == "gpt_neox" else name: name for name in state
     }
     tensors = {published: (lambda name=name: state[name]) for published, name in names.items()}
+    published = {**published_config(model, tensors), **(config or {})}
     tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>", **tokenizer_config}
-    write_gguf(path, {**model.config.to_dict(), **(config or {})}, tensors, tokenizer.to_str(), tokens, quantization)
+    write_gguf(path, published, tensors, tokenizer.to_str(), tokens, quantization)
+
+
+def published_config(model, names):
+    """The config.json that this model is exported with."""
+    family = FAMILIES[model.config.model_type]
+    described = family.describe(Config(model.config.to_dict(), ""), names)
+    spec = Transformer.model_validate({"kind": "transformer", **described.model})
+    return {"eos_token_id": model.config.eos_token_id, **family.publish(spec, Causal(kind="causal")).config}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -754,21 +768,15 @@ def test_a_sentencepiece_tokenizer_is_written(tmp_path, sentencepiece_model, beg
     [
         ({"model_type": "bert"}, "model_type"),
         ({"hidden_act": "relu"}, "hidden_act"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "attention_factor": 2.0}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN, "beta_fast": 16.0}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, **LLAMA3, "factor": 0.5}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e10}}, "llama.rope.freq_base"),
         ({"model_type": "mistral", "sliding_window": 16}, "sliding_window"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
-        ({"made_up": 1}, "made_up"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
-        ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"head_dim": -2}, "head_dim"),
-        ({"rope_parameters": {"rope_theta": 1e39}}, "rope_theta"),
-        ({"rope_parameters": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"hidden_act": "relu", "attention_bias": True, "pretraining_tp": 2}, "hidden_act, pretraining_tp"),
         ({"vocab_size": 4}, "vocab_size"),
         ({"vocab_size": VOCAB + 1}, "model.embed_tokens.weight"),
-        ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
         ({"eos_token_id": [1, 2, 3, 4]}, "eos_token_id"),
         ({"eos_token_id": [1, VOCAB]}, "eos_token_id"),
     ],
@@ -830,7 +838,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     tensors["model.layers.1.mlp.up_proj.weight"] = interrupted
     tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
     with pytest.raises(KeyboardInterrupt):
-        write_gguf(path, model.config.to_dict(), tensors, byte_tokenizer().to_str(), tokens, "f16")
+        write_gguf(path, published_config(model, tensors), tensors, byte_tokenizer().to_str(), tokens, "f16")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
