@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from lmtool import __version__
 from lmtool.export.forms import Form
 from lmtool.inference.base import Base
-from lmtool.interop.families.encoder import TOKEN_HEADS
+from lmtool.interop.families.encoder import CLASSES
 from lmtool.interop.names import HEAD
 from lmtool.model.heads import pooling
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec.objective import Classification, Embedding, Masked, QuestionAnswering, Tagging
+from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 
 PLACEHOLDER = "BASE"
@@ -166,16 +166,8 @@ _VITERBI = [
 
 def auto_class(recipe: Recipe) -> str:
     """Transformers' class that opens a model of this recipe for its task."""
-    match recipe.objective:
-        case Classification():
-            return "AutoModelForSequenceClassification"
-        case Tagging() | QuestionAnswering():
-            return f"AutoModel{TOKEN_HEADS[recipe.objective.kind][0]}"
-        case Masked():
-            return "AutoModelForMaskedLM"
-        case Embedding():
-            return "AutoModel"
-    return "AutoModelForSeq2SeqLM" if recipe.model.reads == "source" else "AutoModelForCausalLM"
+    generates = "ForSeq2SeqLM" if recipe.model.reads == "source" else "ForCausalLM"
+    return "AutoModel" + {**CLASSES, "embedding": ""}.get(recipe.objective.kind, generates)
 
 
 def usage(form: Form) -> list[str]:

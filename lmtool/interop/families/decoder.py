@@ -93,14 +93,10 @@ class Decoder(Family):
         return rates.pop() if len(rates) == 1 else 0.0
 
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
-        match objective:
-            case Classification():
-                return f"{self.name}ForSequenceClassification"
-            case Embedding():
-                return f"{self.name}Model"
-            case TokenHead():
-                raise Inexpressible("objective.kind", f"{objective.kind}, which is of encoders there")
-        return self.name + self.causal
+        if isinstance(objective, TokenHead):
+            raise Inexpressible("objective.kind", f"{objective.kind}, which is of encoders there")
+        endings = {"classification": "ForSequenceClassification", "embedding": "Model"}
+        return self.name + endings.get(objective.kind, self.causal)
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if isinstance(objective, Classification) and objective.task == "number":

@@ -19,8 +19,6 @@ from lmtool.recipe.spec.objective import (
     Embedding,
     HeadSpec,
     Masked,
-    QuestionAnswering,
-    Tagging,
     TokenHead,
 )
 from lmtool.recipe.spec.transformer import Transformer
@@ -35,6 +33,13 @@ TOKEN_HEADS: Mapping[PublishedHead, tuple[str, str]] = {
     "question-answering": ("ForQuestionAnswering", "qa_outputs"),
 }
 """Heads that score tokens: the end of the name of the class, and the module of the scores."""
+
+CLASSES: Mapping[str, str] = {
+    "classification": "ForSequenceClassification",
+    "masked": "ForMaskedLM",
+    **{kind: ending for kind, (ending, _) in TOKEN_HEADS.items()},
+}
+"""The ends of the names of classes by the kind of the objective."""
 
 
 class Encoder(Family):
@@ -123,17 +128,9 @@ class Encoder(Family):
         """The recipe's `model` without what the head decides, except a `head_bias` that the output matrix lacks."""
 
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
-        match objective:
-            case Classification():
-                return f"{self.name}ForSequenceClassification"
-            case Masked():
-                return f"{self.name}ForMaskedLM"
-            case Tagging() | QuestionAnswering() if self.scores_tokens:
-                return self.name + TOKEN_HEADS[objective.kind][0]
-            case TokenHead():
-                what = f"{objective.kind}, for which {self.model_type} has another head"
-                raise Inexpressible("objective.kind", what)
-        return f"{self.name}Model"
+        if isinstance(objective, TokenHead) and not self.scores_tokens:
+            raise Inexpressible("objective.kind", f"{objective.kind}, for which {self.model_type} has another head")
+        return self.name + CLASSES.get(objective.kind, "Model")
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         return {"pad_token_id": None, "tie_word_embeddings": model.tie_embeddings or not isinstance(objective, Masked)}

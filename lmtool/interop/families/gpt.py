@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.decoder import SEVERAL_PARTS, Decoder
-from lmtool.interop.families.layouts import ByHead, Transposed, Weight
+from lmtool.interop.families.layouts import Transposed, Weight, by_head
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -79,7 +79,7 @@ class ByHeads(Decoder):
     dropouts = ("hidden_dropout", "attention_dropout")
 
     def _laid_out(self, weight: Weight, model: Transformer) -> Weight:
-        return replace(weight, layout=ByHead(model.n_heads)) if ".mixer.qkv." in weight.ours else weight
+        return replace(weight, layout=by_head(model.n_heads)) if ".mixer.qkv." in weight.ours else weight
 
 
 class GptNeoX(ByHeads):

@@ -1,5 +1,6 @@
 """How tensors of published models become those of ours, and back."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,22 +69,6 @@ class Transposed(Same):
         return [(up, down)]
 
 
-@dataclass(frozen=True)
-class ByHead(Same):
-    """Query, key and value interleaved by head (GPT-NeoX, BLOOM); ours has all queries first."""
-
-    n_heads: int
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        one = super().join(theirs)
-        if not one.ndim or len(one) % (3 * self.n_heads):
-            raise ValueError(f"shape {list(one.shape)} is not divisible by 3 x {self.n_heads} heads")
-        return one.reshape(self.n_heads, 3, -1, *one.shape[1:]).transpose(0, 1).reshape(one.shape)
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours.reshape(3, self.n_heads, -1, *ours.shape[1:]).transpose(0, 1).reshape(ours.shape)]
-
-
 class AsRow(Same):
     """A vector as a matrix of one row (the output bias of BART and Marian)."""
 
@@ -119,31 +104,6 @@ class ZeroRow(Layout):
 
 
 @dataclass(frozen=True)
-class Halves(Layout):
-    """The even entries of a dimension of ours come before the odd ones in theirs; otherwise as in `layout`."""
-
-    dim: int
-    layout: Layout
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        halves = torch.unflatten(self.layout.join(theirs), self.dim, (2, -1))
-        return halves.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 1)
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return self.layout.split(self._parted(ours, self.dim))
-
-    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if self.dim == 0:
-            return self.layout.split_product(self._parted(up, 0), down)
-        return self.layout.split_product(up, self._parted(down, 1))
-
-    @staticmethod
-    def _parted(ours: Tensor, dim: int) -> Tensor:
-        pairs = torch.unflatten(ours, dim, (-1, 2))
-        return pairs.transpose(dim, dim + 1).flatten(dim, dim + 1)
-
-
-@dataclass(frozen=True)
 class Rescaled(Same):
     """Theirs is ours times `scale`, plus `shift`; `join` and `split` are inverse up to rounding."""
 
@@ -158,6 +118,52 @@ class Rescaled(Same):
 
 
 SAME = Same()
+
+
+@dataclass(frozen=True)
+class Swapped(Layout):
+    """Two neighbouring axes of a dimension stand the other way round in theirs; otherwise as in `layout`.
+
+    sizes: of the axes that the dimension of theirs has, -1 for the one that follows. axis: the first of the two.
+    """
+
+    sizes: tuple[int, int, int]
+    axis: int
+    dim: int = 0
+    layout: Layout = SAME
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return self._swapped(self.layout.join(theirs), self.sizes, self.dim)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return self.layout.split(self._back(ours, self.dim))
+
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if self.dim == 0:
+            return self.layout.split_product(self._back(up, 0), down)
+        return self.layout.split_product(up, self._back(down, 1))
+
+    def _back(self, ours: Tensor, dim: int) -> Tensor:
+        sizes = list(self.sizes)
+        sizes[self.axis : self.axis + 2] = reversed(sizes[self.axis : self.axis + 2])
+        return self._swapped(ours, sizes, dim)
+
+    def _swapped(self, one: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        known = [size for size in sizes if size > 0]
+        if one.ndim <= dim or one.shape[dim] % math.prod(known):
+            raise ValueError(f"shape {list(one.shape)} is not divisible by {' x '.join(map(str, known))}")
+        axis = dim + self.axis
+        return torch.unflatten(one, dim, sizes).transpose(axis, axis + 1).flatten(dim, dim + 2)
+
+
+def by_head(n_heads: int) -> Layout:
+    """Query, key and value interleaved by head (GPT-NeoX, BLOOM); ours has all queries first."""
+    return Swapped((n_heads, 3, -1), 0)
+
+
+def in_halves(dim: int, layout: Layout) -> Layout:
+    """The even entries of a dimension of ours come before the odd ones in theirs; otherwise as in `layout`."""
+    return Swapped((1, 2, -1), 1, dim, layout)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Described, Family
-from lmtool.interop.families.layouts import AsRow, Halves, Weight
+from lmtool.interop.families.layouts import AsRow, Weight, in_halves
 from lmtool.model.layers.positions import SinusoidalPositions
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import AnyObjective
@@ -212,9 +212,9 @@ def _in_halves(weight: Weight) -> Weight:
     """With the hidden states of theirs in halves: the outputs of `out` and norms, the inputs of all other matrices."""
     module, _, kind = weight.ours.rpartition(".")
     if module.endswith((".out", ".norm")):
-        return replace(weight, layout=Halves(0, weight.layout))
+        return replace(weight, layout=in_halves(0, weight.layout))
     if kind == "weight":
-        return replace(weight, layout=Halves(1, weight.layout))
+        return replace(weight, layout=in_halves(1, weight.layout))
     return weight
 
 

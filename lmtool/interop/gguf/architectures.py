@@ -9,37 +9,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-from torch import Tensor
 
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.families.decoder import Decoder
-from lmtool.interop.families.layouts import SAME, ByHead, Layout, Same, Transposed
+from lmtool.interop.families.layouts import SAME, Layout, Rescaled, Swapped, Transposed, by_head
 
 POSITIONS = "position_embd.weight"
-
-
-@dataclass(frozen=True)
-class Interleaved(Same):
-    """Rows of query or key whose rotary pairs are neighbours, in a file; in Transformers, the halves of a head."""
-
-    n_heads: int
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        one = super().join(theirs)
-        return one.reshape(self.n_heads, 2, -1, *one.shape[1:]).transpose(1, 2).reshape(one.shape)
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours.reshape(self.n_heads, -1, 2, *ours.shape[1:]).transpose(1, 2).reshape(ours.shape)]
-
-
-class PlusOne(Same):
-    """A weight that Transformers adds one to (Gemma's norms)."""
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        return super().join(theirs) + 1
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours - 1]
 
 
 @dataclass(frozen=True)
@@ -159,16 +134,17 @@ class Architecture:
 
     def _layout(self, kind: str, sizes: Sizes) -> Layout:
         match self.name, kind:
-            case "llama", "attn_q":
-                return Interleaved(sizes.n_heads)
-            case "llama", "attn_k":
-                return Interleaved(sizes.n_kv_heads)
-            case "gemma", _ if "norm" in kind:
-                return PlusOne()
+            case (
+                "llama",
+                "attn_q" | "attn_k",
+            ):  # rotary pairs are neighbours, which are halves of a head in Transformers
+                return Swapped((sizes.n_heads if kind == "attn_q" else sizes.n_kv_heads, 2, -1), 1)
+            case "gemma", _ if "norm" in kind:  # to which Transformers adds one
+                return Rescaled(1.0, -1.0)
             case "gpt2", "attn_qkv" | "attn_output" | "ffn_up" | "ffn_down":
                 return Transposed()
             case "gptneox", "attn_qkv":
-                return ByHead(sizes.n_heads)
+                return by_head(sizes.n_heads)
         return SAME
 
 

@@ -21,7 +21,7 @@ from lmtool.interop.families import EVERY
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.decoder import Decoder
 from lmtool.interop.families.family import Published
-from lmtool.interop.families.layouts import SAME, AsRow, ByHead, Joined, Layout, Transposed
+from lmtool.interop.families.layouts import SAME, AsRow, Joined, Layout, Transposed, by_head, in_halves
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked
 from lmtool.recipe.spec.transformer import Transformer
@@ -670,14 +670,19 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
     """A layout, and tensors of theirs that fit it."""
     rest = draw(st.lists(st.integers(1, 3), max_size=2))
     n = draw(st.integers(1, 4))
-    match draw(st.sampled_from(["same", "joined", "transposed", "by head", "row"])):
+    match draw(st.sampled_from(["same", "joined", "transposed", "by head", "halves", "row"])):
         case "joined":
             widths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
             return Joined(tuple(widths)), [torch.randn(width, *rest) for width in widths]
         case "transposed":
             return Transposed(), [torch.randn(n, draw(st.integers(1, 4)))]
         case "by head":
-            return ByHead(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
+            return by_head(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
+        case "halves":
+            dim = draw(st.integers(0, len(rest)))
+            sizes = [n, *rest]
+            sizes[dim] *= 2
+            return in_halves(dim, SAME), [torch.randn(*sizes)]
         case "row":
             return AsRow(), [torch.randn(1, n)]
     return SAME, [torch.randn(n, *rest)]
@@ -697,7 +702,7 @@ def test_layouts_are_inverse(case: tuple[Layout, list[Tensor]]) -> None:
 def test_by_head_takes_all_queries_first() -> None:
     # heads of width 2: q0 q0 k0 k0 v0 v0 q1 q1 k1 k1 v1 v1
     theirs = torch.tensor([0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23])
-    assert ByHead(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+    assert by_head(2).join([theirs]).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
 
 
 @pytest.mark.parametrize(
@@ -707,8 +712,8 @@ def test_by_head_takes_all_queries_first() -> None:
         (Joined((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
         (Transposed(), [torch.zeros(2)]),
         (Transposed(), [torch.zeros(2, 2, 2)]),
-        (ByHead(4), [torch.zeros(8)]),
-        (ByHead(4), [torch.tensor(1.0)]),
+        (by_head(4), [torch.zeros(8)]),
+        (by_head(4), [torch.tensor(1.0)]),
     ],
 )
 def test_wrong_shapes(layout: Layout, theirs: list[Tensor]) -> None:
