@@ -7,6 +7,7 @@ allows, although some kernels compute all.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, groupby, pairwise
 from typing import cast
 
@@ -48,17 +49,27 @@ _TIED = ", the embedding's weights"
 class ModelPart:
     """A part of a model.
 
-    shape: of its weights, as "in -> out" for linear maps. parameters, flops: of all its `times` equal copies, with the
-    parts below them; flops are those of one row. `children` are the parts of one copy. Weights that several parts share
-    count where they first occur.
+    shape: of its weights, as "in -> out" for linear maps. own_parameters, own_flops: of one copy, without the parts
+    below it; flops are those of one row. `children` are the parts of one copy. Weights that several parts share count
+    where they first occur.
     """
 
     name: str
     shape: str
-    parameters: int
-    flops: int
+    own_parameters: int = 0
+    own_flops: int = 0
     times: int = 1
     children: tuple["ModelPart", ...] = ()
+
+    @cached_property
+    def parameters(self) -> int:
+        """Of all its `times` equal copies, with the parts below them."""
+        return self.times * (self.own_parameters + sum(child.parameters for child in self.children))
+
+    @cached_property
+    def flops(self) -> int:
+        """The same of floating point operations."""
+        return self.times * (self.own_flops + sum(child.flops for child in self.children))
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,8 @@ def model_summary(spec: Model, vocab_size: int, n_tokens: int, n_source: int | N
     """
     n_layers = dict(spec).get("n_layers", 0)
     model = outline(spec.with_values({"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
-    return _above(spec.title, "", _of_model(model, spec, n_layers, n_tokens, n_source or n_tokens))
+    parts = _of_model(model, spec, n_layers, n_tokens, n_source or n_tokens)
+    return ModelPart(spec.title, "", children=tuple(parts))
 
 
 def prefix_of(n_tokens: int) -> int:
@@ -119,29 +131,10 @@ def n_pairs(mask: Mask, n_tokens: int) -> int:
     return int(torch.where(query_T < mask.n_global, end_T, local_T).sum())
 
 
-def _above(
-    name: str, shape: str, children: Iterable[ModelPart], parameters: int = 0, flops: int = 0, times: int = 1
-) -> ModelPart:
-    """A part with those below it. parameters, flops: of its own, in one copy."""
-    below = tuple(_joined(children))
-    parameters += sum(child.parameters for child in below)
-    flops += sum(child.flops for child in below)
-    return ModelPart(name, shape, times * parameters, times * flops, times, below)
-
-
-def _joined(parts: Iterable[ModelPart]) -> Iterator[ModelPart]:
+def _joined(layers: Iterable[ModelPart]) -> Iterator[ModelPart]:
     """Neighbouring layers that are equal as one part."""
-
-    def alone(part: ModelPart) -> ModelPart:
-        return replace(part, parameters=part.parameters // part.times, flops=part.flops // part.times, times=1)
-
-    for one, equal in groupby(parts, alone):
-        copies = list(equal)
-        if one.name == "layer":
-            times = sum(copy.times for copy in copies)
-            yield replace(one, parameters=times * one.parameters, flops=times * one.flops, times=times)
-        else:
-            yield from copies
+    for one, equal in groupby(layers, lambda layer: replace(layer, times=1)):
+        yield replace(one, times=sum(layer.times for layer in equal))
 
 
 def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) -> Iterator[ModelPart]:
@@ -200,14 +193,14 @@ def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int, *, causal
         parts: Iterable[ModelPart] = chain.from_iterable(_parts("", sublayer, reach, 1) for sublayer in sublayers)
         if spec.share_layers and first:
             parts = map(_weightless, parts)
-        layers.append(_above("layer", "", parts, times=stop - first))
-    above = _parts("norm", stack.norm, _Reach(T), 1)
-    return _above(name, "", chain(_parts("position", stack.position, _Reach(T), 1), layers, above))
+        layers.append(ModelPart("layer", "", times=stop - first, children=tuple(parts)))
+    below, above = _parts("position", stack.position, _Reach(T), 1), _parts("norm", stack.norm, _Reach(T), 1)
+    return ModelPart(name, "", children=(*below, *_joined(layers), *above))
 
 
 def _weightless(part: ModelPart) -> ModelPart:
     """A part whose weights are those of another one."""
-    return replace(part, parameters=0, children=tuple(map(_weightless, part.children)))
+    return replace(part, own_parameters=0, children=tuple(map(_weightless, part.children)))
 
 
 def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) -> Iterator[ModelPart]:
@@ -230,7 +223,7 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
             )
             parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
             shape, flops = _operation(module, reach)
-            part = _above(name, shape, below, parameters, flops)
+            part = ModelPart(name, shape, parameters, flops, children=tuple(below))
             if part.parameters or part.flops or type(module) in UNWEIGHTED or isinstance(module, RecurrentEncoder):
                 yield part
 
@@ -246,7 +239,7 @@ def _list(name: str, modules: nn.ModuleList, reach: _Reach, n_layers: int) -> It
         # the first reads features of another model too
         yield replace(first, name=name)
         times -= 1
-    yield replace(last, name=name, parameters=times * last.parameters, flops=times * last.flops, times=times)
+    yield replace(last, name=name, times=times)
 
 
 def _sublayer(module: Sublayer, reach: _Reach, n_layers: int) -> ModelPart:
@@ -257,7 +250,6 @@ def _sublayer(module: Sublayer, reach: _Reach, n_layers: int) -> ModelPart:
     return replace(
         part,
         shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
-        parameters=part.parameters + sum(one.parameters for one in norms),
         children=(*norms, *part.children) if module.norm_place == "pre" else (*part.children, *norms),
     )
 

@@ -155,13 +155,13 @@ def describe(source: Source) -> tuple[Family, Described]:
         fix = f"those that can: {', '.join(FAMILIES)}"
         raise _refusal(source, f"the model_type {plain(kind)[:60]!r} cannot be imported", fix)
     family = FAMILIES[kind]
-    described = family.describe(config, _prefixed(family, source.names()).keys())
-    described = _noted(config, described, has_head=bool(source.head_names()))
+    described = family.describe(config, _prefixed(family, source.names).keys())
+    described = _noted(config, described, has_head=bool(source.head_names))
     config.check_all_read()
-    if (embedding := source.embedding()) and not described.beside:
+    if (embedding := source.embedding) and not described.beside:
         described.objective.clear()
         described.objective.update(embedding)
-    if length := source.context():
+    if length := source.context:
         described.model["context"] = min(length, described.model["context"])
     return family, described
 
@@ -249,12 +249,12 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
 def _weights(source: Source, family: Family, described: Described, recipe: Recipe) -> list[Weight]:
     """How the tensors of the run are made of the published ones. Raises CheckpointError for layers without tensors."""
     assert isinstance(recipe.model, Transformer)
-    if recipe.model.n_layers > len(source.names()):
-        raise _unfit(source, f"{recipe.model.n_layers} layers, but {len(source.names())} tensors")
+    if recipe.model.n_layers > len(source.names):
+        raise _unfit(source, f"{recipe.model.n_layers} layers, but {len(source.names)} tensors")
     if not described.beside:
         return family.weights(recipe.model, recipe.objective)
     body = (replace(one, ours=f"body.{one.ours}") for one in family.weights(recipe.model, BODY))
-    return [*body, *(Weight(name, (name,)) for name in source.head_names())]
+    return [*body, *(Weight(name, (name,)) for name in source.head_names)]
 
 
 def _deferred(
@@ -264,7 +264,7 @@ def _deferred(
 
     Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
-    stored = {**_prefixed(family, source.names()), **{name: name for name in source.head_names()}}
+    stored = {**_prefixed(family, source.names), **{name: name for name in source.head_names}}
     outlines = _outline(recipe)
     missing = [name for weight in weights for name in weight.theirs if name not in stored]
     if missing:
@@ -278,7 +278,7 @@ def _deferred(
         if is_copy and not torch.equal(source.read(stored[name]), source.read(stored[embedding])):
             raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
     if odd := outlines.keys() ^ {weight.ours for weight in weights}:
-        if not source.head_names():
+        if not source.head_names:
             raise AssertionError(f"{family.model_type}: {odd}")
         raise _unfit(source, f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
     total = sum(4 * outlines[weight.ours].numel() for weight in weights)

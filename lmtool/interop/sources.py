@@ -25,9 +25,10 @@ from lmtool.tokenization.tokenizer import LARGEST_FILE
 
 GENERATION = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LENGTH = "sentence_bert_config.json"
 
 _READ = (
-    *(CONFIG, GENERATION, MODULES, WEIGHTS, INDEX, HEAD, "model-*.safetensors", "sentence_bert_config.json"),
+    *(CONFIG, GENERATION, MODULES, WEIGHTS, INDEX, HEAD, "model-*.safetensors", LENGTH),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("merges.txt", "vocab.txt", "spiece.model", "tokenizer.model", "source.spm", "target.spm"),
     *("chat_template.jinja", "chat_template.json", "1_Pooling/config.json"),
@@ -56,6 +57,10 @@ class Source(ABC):
     config: of config.json.
     generation: of generation_config.json.
     files: everything that the model is made of.
+    names: of its tensors.
+    head_names: of those of a head beside the body, which `names` are not.
+    embedding: keys of the objective of a sentence-transformers model; empty for others.
+    context: tokens that a sentence-transformers model reads; None for others.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,14 +68,10 @@ class Source(ABC):
         self.config: dict[str, Any] = {}
         self.generation: dict[str, Any] = {}
         self.files = [path]
-
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """Names of the tensors."""
-
-    def head_names(self) -> Sequence[str]:
-        """Names of those of a head beside the body, which `names` are not."""
-        return ()
+        self.names: Sequence[str] = ()
+        self.head_names: Sequence[str] = ()
+        self.embedding: dict[str, Any] = {}
+        self.context: int | None = None
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -83,14 +84,6 @@ class Source(ABC):
     @abstractmethod
     def tokenizer(self) -> PublishedTokenizer:
         """The tokenizer. Raises CheckpointError."""
-
-    def embedding(self) -> dict[str, Any]:
-        """Keys of the objective of a sentence-transformers model; empty for others."""
-        return {}
-
-    def context(self) -> int | None:
-        """Tokens that a sentence-transformers model reads; None for others."""
-        return None
 
 
 def open_source(path: Path) -> Source:
@@ -113,17 +106,24 @@ class HuggingFaceDirectory(Source):
         self.config = read_json(path / CONFIG)
         if GENERATION in here:
             self.generation = read_json(path / GENERATION)
-        self._pooling = self._find_pooling(here)
-        self._shards = self._find_shards(here)
-        self._head = dict.fromkeys(self._open(HEAD).keys(), HEAD) if HEAD in here else {}
-        weights = {*self._shards.values(), HEAD}
+        modules = self._modules(here)
+        shards = self._find_shards(here)
+        self.names = list(shards)
+        self.head_names = [*self._open(HEAD).keys()] if HEAD in here else []
+        self._file_of = {**dict.fromkeys(self.head_names, HEAD), **shards}
+        weights = {*shards.values(), HEAD}
         used = [name for name in here if name in _READ] + sorted(weights - {WEIGHTS, HEAD})
-        self.files = [path / name for name in used] + ([] if self._pooling is None else [self._pooling])
+        pooling = [path / str(module["path"]) / CONFIG for module in modules[1:2]]
+        self.files = [path / name for name in used] + pooling
         for file in self.files:
             try:
                 durable.open_regular(file, None if file.name in weights else LARGEST_FILE).close()
             except OSError as error:
                 raise self._damaged(str(file.relative_to(path)), error) from error
+        if pooling:
+            self.embedding = {"kind": "embedding", "pool": _pool(pooling[0]), "normalize": len(modules) == 3}
+            length = read_json(path / LENGTH).get("max_seq_length") if LENGTH in here else None
+            self.context = length if isinstance(length, int) and length > 0 else None
 
     def _find_shards(self, here: Sequence[str]) -> dict[str, str]:
         """The file of each tensor."""
@@ -161,20 +161,11 @@ class HuggingFaceDirectory(Source):
         told = plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
         return _refusal(f"{file} cannot be read: {told}", self.path / file)
 
-    def names(self) -> Sequence[str]:
-        return list(self._shards)
-
-    def head_names(self) -> Sequence[str]:
-        return list(self._head)
-
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open(self._file(name)).get_slice(name).get_shape())
-
-    def _file(self, name: str) -> str:
-        return self._shards.get(name) or self._head[name]
+        return tuple(self._open(self._file_of[name]).get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
-        file = self._file(name)
+        file = self._file_of[name]
         try:
             tensor: Tensor = self._open(file).get_tensor(name)
         except (SafetensorError, OSError) as error:
@@ -187,10 +178,10 @@ class HuggingFaceDirectory(Source):
     def tokenizer(self) -> PublishedTokenizer:
         return read_tokenizer(self.path, str(self.config.get("model_type")))
 
-    def _find_pooling(self, here: Sequence[str]) -> Path | None:
-        """The file of the pooling of a sentence-transformers model."""
+    def _modules(self, here: Sequence[str]) -> list[dict[str, Any]]:
+        """The modules of a sentence-transformers model: a Transformer, its pooling, and maybe a normalization."""
         if MODULES not in here:
-            return None
+            return []
         modules = read_json(self.path / MODULES, list)
         kinds = [str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "?" for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -203,26 +194,20 @@ class HuggingFaceDirectory(Source):
         folder = str(modules[1].get("path"))
         if re.fullmatch(r"[0-9]+_Pooling", folder) is None or folder not in here:
             raise _refusal("its pooling is not there", self.path / MODULES)
-        self._normalizes = len(kinds) == 3
-        return self.path / folder / CONFIG
+        return list(modules)
 
-    def embedding(self) -> dict[str, Any]:
-        if self._pooling is None:
-            return {}
-        settings = read_json(self._pooling)
-        chosen = [name for name, value in settings.items() if name.startswith("pooling_mode") and value is True]
-        if isinstance(mode := settings.get("pooling_mode"), str):
-            chosen = [f"pooling_mode_{mode}"]
-        known = {**POOLING, "pooling_mode_cls": "first", "pooling_mode_mean": "mean", "pooling_mode_max": "max"}
-        if len(chosen) != 1 or chosen[0] not in known:
-            told = plain(", ".join(chosen))[:80] or "none"
-            raise _refusal(f"its pooling is {told}; first, last, mean and max are known", self._pooling, _LISTED)
-        return {"kind": "embedding", "pool": known[chosen[0]], "normalize": self._normalizes}
 
-    def context(self) -> int | None:
-        file = self.path / "sentence_bert_config.json"
-        length = read_json(file).get("max_seq_length") if self._pooling and file.exists() else None
-        return length if isinstance(length, int) and length > 0 else None
+def _pool(file: Path) -> str:
+    """The pooling that a file of sentence-transformers sets."""
+    settings = read_json(file)
+    chosen = [name for name, value in settings.items() if name.startswith("pooling_mode") and value is True]
+    if isinstance(mode := settings.get("pooling_mode"), str):
+        chosen = [f"pooling_mode_{mode}"]
+    known = {**POOLING, "pooling_mode_cls": "first", "pooling_mode_mean": "mean", "pooling_mode_max": "max"}
+    if len(chosen) != 1 or chosen[0] not in known:
+        told = plain(", ".join(chosen))[:80] or "none"
+        raise _refusal(f"its pooling is {told}; first, last, mean and max are known", file, _LISTED)
+    return known[chosen[0]]
 
 
 class GgufFile(Source):
@@ -237,6 +222,7 @@ class GgufFile(Source):
         self._tokenizer, ids = describe_tokenizer(self._container, architecture, self.config["vocab_size"])
         self.config |= ids | self._note()
         self._pairs = {pair.published: pair for pair in pairs}
+        self.names = list(self._pairs)
 
     def _note(self) -> dict[str, Any]:
         """The note of an export, by its key in config.json, if there is one. Raises CheckpointError when it is none."""
@@ -245,9 +231,6 @@ class GgufFile(Source):
             return {} if written is None else {NOTE: json.loads(written)}
         except (TypeError, ValueError, RecursionError):
             raise self._container.damage(f"{NOTE} is not the note of an export") from None
-
-    def names(self) -> Sequence[str]:
-        return list(self._pairs)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._pairs[name].published_shape

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Inner
 from lmtool.errors import CheckpointError, DataError
 from lmtool.printable import plain
 from lmtool.tokenization.encoder import encoding_of
+from lmtool.tokenization.inner import ROLE_KEYS
 from lmtool.tokenization.template import Refusal, SandboxedTemplate
 from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
 
@@ -47,9 +48,6 @@ PAIRS = (
 )
 """Texts one after the other, for published models that learnt the target of a source. It tells other programs how they
 begin; here, pairs are no conversations."""
-
-_ROLE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The variables of templates that name special tokens, as in Transformers."""
 
 _WHERE = "chat_template of the tokenizer"
 
@@ -101,7 +99,7 @@ class ChatFormat:
             opening = "".join(map(tokenizer.name, roles.template.before if roles.template else ()))
             tokens = {"opening": opening, "eos_token": tokenizer.name(roles.eos)}
             return cls(tokenizer, PLAIN_TEXT, "plain", tokens, now)
-        texts = {key: one.get("content") if isinstance(one := config.get(key), dict) else one for key in _ROLE_TOKENS}
+        texts = {key: one.get("content") if isinstance(one := config.get(key), dict) else one for key in ROLE_KEYS}
         tokens = {key: text for key, text in texts.items() if isinstance(text, str)}
         return cls(tokenizer, source, "the model's own", tokens, now)
 

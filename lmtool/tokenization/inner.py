@@ -11,6 +11,9 @@ from tokenizers import Tokenizer as Inner
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
 
+ROLE_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The keys of tokenizer_config.json that name special tokens, which templates have as variables."""
+
 LARGEST_VOCABULARY = 10_000_000
 """More than any text yields. The trainers allocate memory for all requested entries, and abort when there is too
 little."""
@@ -80,28 +83,26 @@ def _check_merges(model: Any) -> None:
 
 
 def _check_templates(processor: Any) -> None:
-    for template in _templates(processor):
+    for template in parts_of(processor, "TemplateProcessing"):
         defined = template.get("special_tokens")
-        for part in [*_list(template.get("single")), *_list(template.get("pair"))]:
-            named = part.get("SpecialToken") if isinstance(part, dict) else None
+        for part in parts_of([template.get("single"), template.get("pair")]):
+            named = part.get("SpecialToken")
             name = named.get("id") if isinstance(named, dict) else None
             if name is not None and not (isinstance(defined, dict) and name in defined):
                 raise ValueError(f"the template has a token {str(name)[:40]!r} that it does not define")
 
 
-def _templates(processor: Any) -> Iterator[dict[str, Any]]:
-    """The templates anywhere in a post-processor."""
-    pending = [processor]
+def parts_of(component: Any, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """All objects anywhere in a component of a tokenizer.json, such as the normalizer, or those of one type."""
+    pending = [component]
     while pending:
         match pending.pop():
-            case {"type": "TemplateProcessing"} as template:
-                yield template
-            case {"type": "Sequence", "processors": list() as parts}:
+            case dict() as part:
+                pending.extend(part.values())
+                if kind is None or part.get("type") == kind:
+                    yield part
+            case list() as parts:
                 pending.extend(parts)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def names_of(inner: Inner) -> list[str]:
@@ -132,7 +133,7 @@ def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str
 
     config: its tokenizer.json. published: its tokenizer_config.json. Raises ValueError when it has no end of text.
     """
-    named = {role: i for role in _ROLES if (i := _token(inner, published.get(f"{role}_token"))) is not None}
+    named = {key.removesuffix("_token"): i for key in ROLE_KEYS if (i := _token(inner, published.get(key))) is not None}
     eos = named.get("eos", named.get("sep"))
     if eos is None:
         raise ValueError("its tokenizer_config.json names no eos_token, which ends a text")
@@ -146,9 +147,6 @@ def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str
     specials = frozenset({*marked, *named.values(), *sentinels})
     pad, unk, mask, sep = (named.get(role, eos) for role in ("pad", "unk", "mask", "sep"))
     return Roles(pad, bos, eos, unk, mask, sep, named.get("cls", bos), begin, end, sentinels, specials, template)
-
-
-_ROLES = ("pad", "bos", "eos", "unk", "mask", "sep", "cls")
 
 
 def _token(inner: Inner, named: object) -> int | None:
@@ -183,7 +181,7 @@ def iter_sentinels(inner: Inner) -> Iterator[int]:
 
 def kind_of(config: dict[str, Any]) -> TokenizerKind:
     """The kind of a tokenizer.json. Raises ValueError when it is none of them."""
-    parts = set(_types(config["pre_tokenizer"])) | set(_types(config["decoder"]))
+    parts = {part.get("type") for part in parts_of([config["pre_tokenizer"], config["decoder"]])}
     match config["model"]["type"]:
         case "BPE" if "ByteLevel" in parts:
             return "bpe"
@@ -194,11 +192,3 @@ def kind_of(config: dict[str, Any]) -> TokenizerKind:
         case "WordLevel" if config["pre_tokenizer"]["type"] == "Split":
             return "char" if config["pre_tokenizer"]["pattern"]["Regex"] == CHARACTER else "word"
     raise ValueError("its model is neither BPE, WordPiece nor Unigram")
-
-
-def _types(part: object) -> Iterator[str]:
-    """The types of all parts of a pre-tokenizer or decoder."""
-    if isinstance(part, dict):
-        yield from (value for key, value in part.items() if key == "type")
-    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        yield from _types(one)

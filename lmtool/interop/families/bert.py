@@ -20,6 +20,7 @@ class PostNormEncoder(Encoder):
     """
 
     sizes = layers.USUAL_SIZES
+    expected: ClassVar[Mapping[str, Any]] = {"position_embedding_type": ("absolute",), "is_decoder": (False,)}
     keys: ClassVar[Mapping[str, str]] = {}
     lm_gelu: ClassVar[bool] = False
 
@@ -27,9 +28,6 @@ class PostNormEncoder(Encoder):
         def key(name: str) -> str:
             return self.keys.get(name, name)
 
-        config.expect("position_embedding_type", "absolute")
-        config.expect("is_decoder", False)
-        config.expect("add_cross_attention", False)
         config.ignore(key("attention_probs_dropout_prob"))
         if head == "masked" and self.lm_gelu:
             config.expect(key("hidden_act"), "gelu")
@@ -101,6 +99,13 @@ class Bert(PostNormEncoder):
     """BERT (Devlin et al. 2019), with or without its next-sentence head."""
 
     model_type = "bert"
+    expected: ClassVar = {
+        **PostNormEncoder.expected,
+        # of the original code, whose pooler is as here
+        "directionality": ("bidi",),
+        "pooler_type": ("first_token_transform",),
+    }
+    ignored = ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
     prefix = "bert."
     redundant = (
         r"bert\.embeddings\.(position_ids|token_type_ids)",
@@ -119,13 +124,6 @@ class Bert(PostNormEncoder):
     dense_kind = "tanh"
     scores = "classifier"
     next_sentence: ClassVar[layers.Modules] = {"pooler": "bert.pooler.dense", "next_sentence": "cls.seq_relationship"}
-
-    def _model(self, config: Config, head: str) -> dict[str, Any]:
-        # of the original code, whose pooler is as here
-        config.expect("directionality", "bidi")
-        config.expect("pooler_type", "first_token_transform")
-        config.ignore("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
-        return super()._model(config, head)
 
     def _has_next_sentence(self, names: Collection[str]) -> bool:
         return all(f"{theirs}.weight" in names for theirs in self.next_sentence.values())
@@ -186,6 +184,8 @@ class DistilBert(PostNormEncoder):
     """DistilBERT (Sanh et al. 2019): BERT without segments."""
 
     model_type = "distilbert"
+    # sinusoidal positions are those at the start of training, kept in the file like any others
+    ignored = ("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "output_past")
     prefix = "distilbert."
     redundant = (r"distilbert\.embeddings\.position_ids", r"vocab_projector\.weight")
     sizes: ClassVar = layers.size_keys("n_layers", "dim", "n_heads", "max_position_embeddings", "hidden_dim")
@@ -211,11 +211,6 @@ class DistilBert(PostNormEncoder):
     dense_kind = "relu"
     scores = "classifier"
 
-    def _model(self, config: Config, head: str) -> dict[str, Any]:
-        # sinusoidal positions are those at the start of training, kept in the file like any others
-        config.ignore("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "output_past")
-        return super()._model(config, head)
-
     def _eps(self, config: Config) -> float:
         return 1e-12
 
@@ -224,6 +219,8 @@ class Electra(PostNormEncoder):
     """ELECTRA (Clark et al. 2020): the generator fills masks; the discriminator is a body, without its own head."""
 
     model_type = "electra"
+    # only its head for multiple choice has a summary
+    ignored = ("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
     prefix = "electra."
     redundant = (
         r"electra\.embeddings\.(position_ids|token_type_ids)",
@@ -243,8 +240,6 @@ class Electra(PostNormEncoder):
     scores = "classifier.out_proj"
 
     def _model(self, config: Config, head: str) -> dict[str, Any]:
-        # only its head for multiple choice has a summary
-        config.ignore("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
         model = super()._model(config, head)
         width = config.positive("embedding_size", int, 128)
         return {**model, "embedding_width": None if width == model["d_model"] else width}

@@ -55,7 +55,8 @@ class Config:
             return
         self.assume({name: value})
         if self.values[name] != value:
-            raise self.refusal(f"{self._inside}{other} and {self._inside}{name} differ")
+            told = f"{self._inside}{other} is {self._shown(value)} and {name} {self._shown(self.values[name])}"
+            raise self.refusal(f"{told}, which no recipe can express")
 
     def section(self, name: str) -> "Config":
         """The object under a key, empty when it is missing or null. `check_all_read` of this one covers it as well."""

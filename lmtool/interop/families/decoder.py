@@ -6,15 +6,10 @@ from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible, read_task
-from lmtool.interop.families.family import Described, Family
+from lmtool.interop.families.family import ALONE, Described, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, TokenHead
 from lmtool.recipe.spec.transformer import Transformer
-
-SEVERAL_PARTS: Mapping[str, tuple[object, ...]] = dict.fromkeys(
-    ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"), (False,)
-)
-"""Keys of a decoder beside an encoder, and their only values without one."""
 
 
 class Decoder(Family):
@@ -23,10 +18,6 @@ class Decoder(Family):
     name: of the classes.
     causal: what follows it in that of the language model.
     eps: their key of the epsilon of norms.
-    defaults: values of keys that files omit, as in the class of the configuration.
-    others: other names of keys.
-    expected: the only values of keys that a recipe expresses.
-    ignored: keys that change no logits.
     dropouts: keys of all dropouts.
     fixed: what all its models have in the recipe, `norm` apart.
 
@@ -39,10 +30,7 @@ class Decoder(Family):
     causal: ClassVar[str] = "ForCausalLM"
     eps: ClassVar[str] = "layer_norm_epsilon"
     output: ClassVar[str] = "lm_head.weight"
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    others: ClassVar[Mapping[str, str]] = {}
-    expected: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    ignored: ClassVar[tuple[str, ...]] = ()
+    of_shape = ALONE
     dropouts: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, Any]] = {}
     norm: ClassVar[Mapping[str, Any]] = {"kind": "layer"}
@@ -63,12 +51,9 @@ class Decoder(Family):
 
     def _model(self, config: Config, most_layers: int) -> dict[str, Any]:
         """`model` of the recipe, of not more layers than this."""
-        for other, name in self.others.items():
-            config.rename(other, name)
-        config.assume({"tie_word_embeddings": True, **self.defaults})
-        for key, allowed in {**SEVERAL_PARTS, **self.expected}.items():
-            config.expect(key, *allowed)
-        config.ignore("is_decoder", "cross_attention_hidden_size", *self.ignored, *self.dropouts)
+        self._prepare(config)
+        config.assume({"tie_word_embeddings": True})
+        config.ignore("is_decoder", "cross_attention_hidden_size", *self.dropouts)
         sizes = self._sizes(config)
         if sizes["n_layers"] > most_layers:
             raise config.refusal(f"{self.sizes['n_layers']} is {sizes['n_layers']}, more than there are tensors")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible, read_labels, read_task
-from lmtool.interop.families.family import Described, Family
+from lmtool.interop.families.family import ALONE, Described, Family
 from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weight, ZeroRow
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import (
@@ -57,6 +57,7 @@ class Encoder(Family):
     """
 
     shape = "encoder"
+    of_shape = ALONE
     name: ClassVar[str]
     modules: ClassVar[layers.Modules]
     layer: ClassVar[str]
@@ -75,7 +76,7 @@ class Encoder(Family):
 
     def describe(self, config: Config, names: Collection[str]) -> Described:
         head = self._head(config, names)
-        config.expect("is_encoder_decoder", False)
+        self._prepare(config)
         # the settings of sentence-transformers for what follows the scores
         config.ignore("sentence_transformers")
         model = {"shape": "encoder", **self._model(config, head)}

@@ -30,6 +30,12 @@ BODY = Embedding(kind="embedding")
 """The objective of a body without a head."""
 
 
+ALONE: Mapping[str, tuple[object, ...]] = dict.fromkeys(
+    ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"), (False,)
+)
+"""Keys of a decoder beside an encoder, and their only values where there is one of them."""
+
+
 @dataclass(frozen=True)
 class Described:
     """Sections of the recipe of a published model, as plain values. beside: its head lies beside its body."""
@@ -57,6 +63,10 @@ class Family(ABC):
     shape: of its models.
     sizes: their keys by those of sizes in the recipe.
     prefix: of the body in the names of a model with a head, which files of the body alone omit.
+    others: other names of keys, which have the same value where both are there.
+    defaults: values of keys that files omit, as in the class of the configuration.
+    of_shape, expected: the only values of keys that a recipe expresses: of all families of a shape, and of this one.
+    ignored: keys that change no logits.
     redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
     renamed: parts of names in some files, with what they are called in most.
     """
@@ -64,9 +74,23 @@ class Family(ABC):
     model_type: ClassVar[str]
     shape: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]]
     sizes: ClassVar[Mapping[str, str]]
+    others: ClassVar[Mapping[str, str]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    of_shape: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    expected: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    ignored: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = ""
     redundant: ClassVar[tuple[str, ...]] = ()
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def _prepare(self, config: Config) -> None:
+        """Read the keys that have no place in a recipe. Raises CheckpointError for values that none expresses."""
+        for other, name in self.others.items():
+            config.rename(other, name)
+        config.assume(self.defaults)
+        for key, allowed in {**self.of_shape, **self.expected}.items():
+            config.expect(key, *allowed)
+        config.ignore(*self.ignored)
 
     def _sizes(self, config: Config, **defaults: int) -> dict[str, int]:
         """The sizes of the recipe. defaults: of those that files may omit."""

@@ -17,6 +17,12 @@ class ModernBert(Encoder):
     """ModernBERT (Warner et al. 2024): rotary positions, and full attention in some layers only."""
 
     model_type = "modernbert"
+    ignored = (
+        *("attention_dropout", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn"),
+        *("reference_compile", "repad_logits_with_grad", "sparse_prediction", "sparse_pred_ignore_index"),
+        *("layer_norm_eps", "position_embedding_type", "classifier_pooling", "classifier_dropout"),
+        *("classifier_activation", "classifier_bias", "decoder_bias"),
+    )
     prefix = "model."
     redundant = (r"decoder\.weight",)
     name = "ModernBert"
@@ -39,10 +45,6 @@ class ModernBert(Encoder):
     scores_tokens = False
 
     def _model(self, config: Config, head: str) -> dict[str, Any]:
-        config.ignore("attention_dropout", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn")
-        config.ignore("reference_compile", "repad_logits_with_grad", "sparse_prediction", "sparse_pred_ignore_index")
-        config.ignore("layer_norm_eps", "position_embedding_type", "classifier_pooling", "classifier_dropout")
-        config.ignore("classifier_activation", "classifier_bias", "decoder_bias")
         bias = config.take("attention_bias", bool, False)
         # recipes have biases everywhere or nowhere
         for key in ("mlp_bias", "norm_bias", "classifier_bias")[: 2 if head == "embedding" else 3]:

@@ -1,7 +1,7 @@
 """Encoder-decoders of Transformers: BART, Marian and PEGASUS, which are as in Vaswani et al. 2017, and T5."""
 
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from lmtool.model.layers.positions import SinusoidalPositions
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import AnyObjective
 from lmtool.recipe.spec.position import LearnedPosition, RelativePosition, SinusoidalPosition
-from lmtool.recipe.spec.transformer import NormPlace, Transformer
+from lmtool.recipe.spec.transformer import Transformer
 
 UNSUPPORTED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForCausalLM")
 """Ends of the names of architectures with heads that no recipe of an encoder-decoder has."""
@@ -31,6 +31,7 @@ class EncoderDecoder(Family):
     """
 
     shape = "encoder-decoder"
+    of_shape: ClassVar = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
     architecture: ClassVar[str]
     stack: ClassVar[str]
 
@@ -44,8 +45,7 @@ class EncoderDecoder(Family):
         for stack in ("encoder", "decoder"):
             if not any(name.startswith(f"{self.stack.format(stack)}.") for name in names):
                 raise config.refusal(f"it has no {stack}")
-        config.expect("is_encoder_decoder", True)
-        config.expect("is_decoder", False)
+        self._prepare(config)
         return Described({"shape": "encoder-decoder", **self._model(config, names)}, {"kind": "seq2seq"})
 
     @abstractmethod
@@ -56,7 +56,9 @@ class EncoderDecoder(Family):
         return self.architecture
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        return {"is_encoder_decoder": True, "pad_token_id": None, "d_model": model.d_model}
+        sizes = self._size_keys(model)
+        copied = {other: sizes[name] for other, name in self.others.items() if "decoder" in other}
+        return {"is_encoder_decoder": True, "pad_token_id": None, **sizes, **copied}
 
     def _layers(self, model: Transformer, layer: str, encoder: layers.Modules, decoder: layers.Modules) -> list[Weight]:
         """layer: their name of a layer in a stack. encoder, decoder: the modules of a layer."""
@@ -75,8 +77,8 @@ _NETWORK = ("final_layer_norm", "fc1", "fc2")
 class BartLike(EncoderDecoder):
     """An encoder-decoder with the layers of BART, which are those of Vaswani et al. 2017.
 
-    norm_place: of its norms; before sublayers, stacks have a norm at their end. normalize_embedding, static_positions,
-    extra_positions: what old files say of its embeddings.
+    norm: in the recipe; before sublayers, stacks have a norm at their end. static_positions, extra_positions: what old
+    files say of its embeddings.
     """
 
     prefix = "model."
@@ -85,37 +87,34 @@ class BartLike(EncoderDecoder):
         r"lm_head\.weight",
     )
     stack = "model.{}"
-    norm_place: ClassVar[NormPlace] = "post"
-    normalize_embedding: ClassVar[bool] = False
+    sizes: ClassVar = layers.size_keys(
+        "encoder_layers", "d_model", "encoder_attention_heads", "max_position_embeddings", "encoder_ffn_dim"
+    )
+    others: ClassVar[Mapping[str, str]] = {
+        **{f"decoder_{size}": f"encoder_{size}" for size in ("layers", "attention_heads", "ffn_dim")},
+        **{"num_hidden_layers": "encoder_layers", "num_attention_heads": "encoder_attention_heads"},
+        "hidden_size": "d_model",
+    }
+    expected: ClassVar[Mapping[str, tuple[object, ...]]] = {"tie_word_embeddings": (True,)}
+    ignored = (
+        *("classif_dropout", "classifier_dropout", "attention_dropout", "init_std", "_num_labels"),
+        *("encoder_layerdrop", "decoder_layerdrop", "output_past", "force_bos_token_to_be_generated"),
+        "add_bias_logits",  # of the output bias, which the tensors tell
+    )
+    norm: ClassVar[Mapping[str, Any]] = {"kind": "layer", "place": "post", "eps": 1e-5, "embedding": False}
     static_positions: ClassVar[bool] = True
     extra_positions: ClassVar[int] = 2
 
     def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
-        config.ignore("classif_dropout", "classifier_dropout", "attention_dropout", "init_std", "_num_labels")
-        config.ignore("encoder_layerdrop", "decoder_layerdrop", "output_past", "force_bos_token_to_be_generated")
-        # of the output bias, which the tensors tell
-        config.ignore("add_bias_logits")
-        config.expect("normalize_before", self.norm_place == "pre")
-        config.expect("add_final_layer_norm", self.norm_place == "pre")
-        config.expect("normalize_embedding", self.normalize_embedding)
+        for key in ("normalize_before", "add_final_layer_norm"):
+            config.expect(key, self.norm["place"] == "pre")
+        config.expect("normalize_embedding", self.norm["embedding"])
         config.expect("static_position_embeddings", self.static_positions)
         config.expect("extra_pos_embeddings", self.extra_positions)
-        config.expect("tie_word_embeddings", True)
-        d_model = config.positive("d_model", int)
-        n_layers, n_heads = _same_in_both(config, "layers"), _same_in_both(config, "attention_heads")
-        # other names of the same
-        config.expect("num_hidden_layers", n_layers)
-        config.expect("num_attention_heads", n_heads)
-        config.expect("hidden_size", d_model)
         return {
-            "vocab_size": config.positive("vocab_size", int),
-            "n_layers": n_layers,
-            "d_model": d_model,
-            "n_heads": n_heads,
-            "d_ff": _same_in_both(config, "ffn_dim"),
-            "context": config.positive("max_position_embeddings", int, 1024),
+            **self._sizes(config, context=1024),
             "activation": layers.read_activation(config, "activation_function", "gelu"),
-            "norm": {"kind": "layer", "place": self.norm_place, "eps": 1e-5, "embedding": self.normalize_embedding},
+            "norm": self.norm,
             "scale_embedding": config.take("scale_embedding", bool, False),
             "head_bias": "final_logits_bias" in names,
             "dropout": config.take("dropout", float, 0.1),
@@ -123,12 +122,8 @@ class BartLike(EncoderDecoder):
         }
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        stacks = ("encoder", "decoder")
         return {
             **super()._config(model, objective),
-            **{f"{stack}_layers": model.n_layers for stack in stacks},
-            **{f"{stack}_attention_heads": model.n_heads for stack in stacks},
-            **{f"{stack}_ffn_dim": model.inner_width for stack in stacks},
             "activation_function": layers.write_activation(model, self.model_type),
             "scale_embedding": model.scale_embedding,
             "tie_word_embeddings": True,
@@ -143,18 +138,10 @@ class BartLike(EncoderDecoder):
             weights.append(Weight("head.bias", ("final_logits_bias",), AsRow()))
         encoder = {**_FIRST, **layers.feed_forward(1, *_NETWORK)}
         decoder = {**_FIRST, **_CROSS, **layers.feed_forward(2, *_NETWORK)}
-        if self.norm_place == "pre":
+        if self.norm["place"] == "pre":
             norms = {f"{stack}.norm": f"model.{stack}.layer_norm" for stack in ("encoder", "decoder")}
             weights += layers.parameters_of(model, norms)
         return [*weights, *self._layers(model, "layers.{}", encoder, decoder)]
-
-
-def _same_in_both(config: Config, what: str) -> int:
-    """A number of the encoder, which must be that of the decoder."""
-    value, other = (config.positive(f"{stack}_{what}", int) for stack in ("encoder", "decoder"))
-    if value != other:
-        raise config.refusal(f"decoder_{what} is {other} and encoder_{what} {value}, which no recipe can express")
-    return value
 
 
 class Bart(BartLike):
@@ -162,7 +149,7 @@ class Bart(BartLike):
 
     model_type = "bart"
     architecture = "BartForConditionalGeneration"
-    normalize_embedding = True
+    norm: ClassVar = {**BartLike.norm, "embedding": True}
     static_positions = False
 
     def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
@@ -196,7 +183,7 @@ class Sinusoidal(BartLike):
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         layers.position_of(model, self.model_type, SinusoidalPosition())
-        return {**super()._config(model, objective), "max_position_embeddings": model.context}
+        return super()._config(model, objective)
 
     def _alike(self, model: Transformer) -> dict[str, Any]:
         return {"position": SinusoidalPosition(layout="halves")}
@@ -223,19 +210,11 @@ class Marian(Sinusoidal):
 
     model_type = "marian"
     architecture = "MarianMTModel"
-
-    def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
-        model = super()._model(config, names)
-        config.expect("share_encoder_decoder_embeddings", True)
-        config.expect("decoder_vocab_size", model["vocab_size"])
-        return model
+    others: ClassVar = {**BartLike.others, "decoder_vocab_size": "vocab_size"}
+    expected: ClassVar = {**BartLike.expected, "share_encoder_decoder_embeddings": (True,)}
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        return {
-            **super()._config(model, objective),
-            "share_encoder_decoder_embeddings": True,
-            "decoder_vocab_size": model.vocab_size,
-        }
+        return {**super()._config(model, objective), "share_encoder_decoder_embeddings": True}
 
 
 class Pegasus(Sinusoidal):
@@ -243,7 +222,7 @@ class Pegasus(Sinusoidal):
 
     model_type = "pegasus"
     architecture = "PegasusForConditionalGeneration"
-    norm_place = "pre"
+    norm: ClassVar = {**BartLike.norm, "place": "pre"}
     extra_positions = 1
 
     def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
@@ -264,16 +243,13 @@ class T5(EncoderDecoder):
     architecture = "T5ForConditionalGeneration"
     stack = "{}"
     sizes: ClassVar = layers.size_keys("num_layers", "d_model", "num_heads", "n_positions", "d_ff")
+    others: ClassVar = {"num_decoder_layers": "num_layers"}
+    ignored = ("classifier_dropout", "output_past")
 
     def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
-        config.ignore("classifier_dropout", "output_past")
-        sizes = self._sizes(config, context=512)
-        n_layers = sizes["n_layers"]
-        if config.positive("num_decoder_layers", int, n_layers) != n_layers:
-            raise config.refusal(f"num_decoder_layers is not num_layers {n_layers}, which no recipe can express")
         dropout = config.take("dropout_rate", float, 0.1)
         return {
-            **sizes,
+            **self._sizes(config, context=512),
             "head_width": config.positive("d_kv", int),
             "activation": _t5_activation(config),
             "position": {
@@ -305,8 +281,6 @@ class T5(EncoderDecoder):
         name = layers.write_activation(model, self.model_type, layers.GATES if gated else layers.ACTIVATIONS)
         return {
             **super()._config(model, objective),
-            **self._size_keys(model),
-            "num_decoder_layers": model.n_layers,
             "d_kv": model.head_width or model.d_model // model.n_heads,
             "feed_forward_proj": f"gated-{name}" if gated else name,
             "dense_act_fn": name,

@@ -18,8 +18,9 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.interop.tokenization.settings import ROLES, Kind, TokenizerSettings, read_bytes, read_json, refusal
+from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_bytes, read_json, refusal
 from lmtool.printable import plain
+from lmtool.tokenization.inner import ROLE_KEYS
 
 SPACE = "\u2581"
 """What stands for a space in the pieces of SentencePiece."""
@@ -48,7 +49,7 @@ _AROUND = {
 """Roles of the special tokens that each class puts around every text."""
 
 _SETTINGS = (
-    *(*ROLES, "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "extra_ids", "legacy"),
+    *(*ROLE_KEYS, "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "extra_ids", "legacy"),
     *("add_prefix_space", "add_bos_token", "add_eos_token", "trim_offsets"),
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars"),
 )
@@ -111,7 +112,7 @@ def _by_transformers(kind: Kind, contents: Mapping[str, bytes]) -> tuple[Tokeniz
             made = getattr(transformers, kind).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         finally:
             transformers.logging.set_verbosity(verbosity)
-    roles = {role: str(token) for role in ROLES if (token := getattr(made, role)) is not None}
+    roles = {role: str(token) for role in ROLE_KEYS if (token := getattr(made, role)) is not None}
     return made.backend_tokenizer, roles
 
 

@@ -18,7 +18,7 @@ from lmtool.errors import LmtoolError
 from lmtool.interop.tokenization.converting import SPACE, check_charsmap, convert
 from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_json, read_settings, read_text, refusal
 from lmtool.printable import plain
-from lmtool.tokenization.inner import LARGEST_VOCABULARY, inner_of
+from lmtool.tokenization.inner import LARGEST_VOCABULARY, inner_of, parts_of
 
 _PROBE = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
@@ -83,7 +83,8 @@ def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     described = read_json(path)
     if not isinstance(described, dict):
         raise refusal("it is not a JSON object", str(path))
-    for charsmap in _charsmaps(described.get("normalizer")):
+    for rules in parts_of(described.get("normalizer"), "Precompiled"):
+        charsmap: Any = rules.get("precompiled_charsmap")
         try:
             check_charsmap(base64.b64decode(charsmap, validate=True))
         except (binascii.Error, ValueError, TypeError) as error:
@@ -97,19 +98,6 @@ def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     inner.no_padding()
     settings.add_tokens(inner)
     return inner
-
-
-def _charsmaps(normalizer: Any) -> Iterator[Any]:
-    """The normalization rules anywhere in the normalizer of a tokenizer.json."""
-    pending = [normalizer]
-    while pending:
-        match pending.pop():
-            case {"type": "Precompiled", **rest}:
-                yield rest.get("precompiled_charsmap")
-            case dict() as parts:
-                pending.extend(parts.values())
-            case list() as parts:
-                pending.extend(parts)
 
 
 def _llama(model: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]:

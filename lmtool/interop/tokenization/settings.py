@@ -15,10 +15,8 @@ from tokenizers import AddedToken, Tokenizer
 from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
-from lmtool.tokenization.inner import LARGEST_VOCABULARY
+from lmtool.tokenization.inner import LARGEST_VOCABULARY, ROLE_KEYS
 from lmtool.tokenization.tokenizer import LARGEST_FILE, without_surrogates
-
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Kind(StrEnum):
@@ -73,7 +71,7 @@ class TokenizerSettings:
 
     kind: the class that Transformers would make of them.
     values: tokenizer_config.json.
-    roles: named special tokens, in the order of `ROLES`; a plain string has no options of its own.
+    roles: named special tokens, in the order of `ROLE_KEYS`; a plain string has no options of its own.
     added: further tokens by id.
     extra: special tokens without a role, or None when no file lists any.
     where: the file that most of it comes from, for errors.
@@ -128,7 +126,7 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
         values = {key: value for key, value in values.items() if key not in ("add_bos_token", "add_eos_token")}
     if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
         values["extra_special_tokens"] = values.pop("additional_special_tokens")
-    named = {name: values[name] for name in ROLES if name in values}
+    named = {name: values[name] for name in ROLE_KEYS if name in values}
     extra = values.get("extra_special_tokens")
     added = {}
     if "added_tokens_decoder" in values:
@@ -139,7 +137,7 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
     else:
         path = folder / "special_tokens_map.json"
         for name, value in _read_object(path).items():
-            if name in ROLES:
+            if name in ROLE_KEYS:
                 named[name] = _token(value, str(path), special=True) if isinstance(value, dict) else value
             elif name in ("additional_special_tokens", "extra_special_tokens") and extra is None:
                 extra = value
@@ -149,7 +147,7 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
             added[_id(value, str(path))] = AddedToken(name, normalized=name not in special, special=name in special)
     options = {token.content: token for token in added.values()}
     roles: dict[str, AddedToken | str] = {}
-    for name in ROLES:
+    for name in ROLE_KEYS:
         if name not in named and name in _DEFAULT_ROLES[kind]:
             roles[name] = _DEFAULT_ROLES[kind][name]
         elif named.get(name) is not None:

@@ -511,7 +511,7 @@ def test_published_configurations(published_as: str) -> None:
 @pytest.mark.parametrize(
     ("published_as", "changes", "what"),
     [
-        ("t5-small", {"num_decoder_layers": 2}, "num_decoder_layers is not num_layers 6"),
+        ("t5-small", {"num_decoder_layers": 2}, "num_decoder_layers is 2 and num_layers 6"),
         ("t5-small", {"feed_forward_proj": "gated-relu"}, "is 'relu', which no recipe can express"),
         ("t5-small", {"feed_forward_proj": "split-gelu"}, "feed_forward_proj is 'split-gelu'"),
         ("t5-small", {"feed_forward_proj": "quick_gelu"}, "is 'quick_gelu'"),

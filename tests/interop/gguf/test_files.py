@@ -227,13 +227,13 @@ def written(path, name, tokenizer=None, **options):
 def loaded(read):
     """A Transformers model with the configuration and tensors of a GgufFile."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**read.config), dtype=torch.float32).eval()
-    names = {name: name.replace("embed_out", "lm_head") for name in read.names()}
+    names = {name: name.replace("embed_out", "lm_head") for name in read.names}
     state = {published: read.read(name).float() for name, published in names.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert unexpected == []
     assert missing == (["lm_head.weight"] if read.config["tie_word_embeddings"] else [])
     model.tie_weights()
-    for name in read.names():
+    for name in read.names:
         assert read.read(name).shape == read.shape(name)
     return model
 
@@ -711,7 +711,7 @@ def test_what_is_written_is_read_again(tmp_path, name, quantization):
     read = GgufFile(tmp_path / "model.gguf")
     state = state_of(model)
     error = {"f16": 2e-3, "q8_0": 2e-2}[quantization]
-    for published in read.names():
+    for published in read.names:
         tensor = state[published.replace("embed_out", "lm_head")]
         torch.testing.assert_close(read.read(published).float(), tensor, atol=error, rtol=error)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
