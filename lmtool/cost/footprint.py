@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from lmtool.batch import Batch
 from lmtool.compute.device import DTYPES
+from lmtool.cost.devices import Devices
 from lmtool.model import LanguageModel, build
 from lmtool.model.features import find_features
 from lmtool.model.layers.kernels import always_fused
@@ -66,23 +67,6 @@ class Rows:
     batch: Batch
     scored: float
     accumulates: bool
-
-
-@dataclass(frozen=True)
-class Devices:
-    """The devices that share a training.
-
-    precision: of matrix products.
-    on_gpu: with the kernels of a GPU, and without torch.compile, which keeps fewer activations.
-    count: that exchange gradients.
-    memory: bytes of each, None if unknown.
-    """
-
-    precision: str
-    on_gpu: bool
-    count: int = 1
-    name: str = ""
-    memory: int | None = None
 
 
 def footprint(

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import cast
@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import Compute, choose_compute, device_memory
-from lmtool.cost.footprint import Devices, Footprint, Rows, footprint
+from lmtool.compute.device import Compute, choose_compute
+from lmtool.cost.devices import KINDS, Devices, devices_of
+from lmtool.cost.footprint import Footprint, Rows, footprint
 from lmtool.cost.summary import model_summary
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
@@ -52,30 +53,6 @@ AVERAGED = 64
 
 LARGEST_STEP = 3e10
 """FLOPs of a step that is measured whole; of a larger one, fewer rows."""
-
-
-@dataclass(frozen=True)
-class DeviceKind:
-    """A device by name. peak: FLOP/s of dense products in 16 bits. memory: bytes. As their makers state them."""
-
-    peak: float
-    memory: int
-    precision: str = "bfloat16"
-
-
-KINDS: Mapping[str, DeviceKind] = {
-    "t4": DeviceKind(65e12, 16 * 10**9, "float16"),
-    "v100": DeviceKind(125e12, 32 * 10**9, "float16"),
-    "rtx3090": DeviceKind(71e12, 24 * 10**9),
-    "rtx4090": DeviceKind(165e12, 24 * 10**9),
-    "l4": DeviceKind(121e12, 24 * 10**9),
-    "l40s": DeviceKind(362e12, 48 * 10**9),
-    "a100": DeviceKind(312e12, 80 * 10**9),
-    "h100": DeviceKind(989e12, 80 * 10**9),
-    "h200": DeviceKind(989e12, 141 * 10**9),
-    "b200": DeviceKind(2250e12, 180 * 10**9),
-    "mi300x": DeviceKind(1307e12, 192 * 10**9),
-}
 
 
 @dataclass(frozen=True)
@@ -171,9 +148,9 @@ def forecast(
     vocab_size = spec.vocab_size or vocabulary_of(recipe)
     if size_of(spec, vocab_size or CHARACTERS) == BEYOND:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
-    work = _Work(recipe, vocab_size or CHARACTERS, _devices(recipe, n_devices, kind), data, base)
+    work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, base)
     rows, memory, fits = work.largest_rows()
-    seconds, basis = work.step_seconds(kind, utilisation, fits)
+    seconds, basis = work.step_seconds(utilisation, fits)
     steps = work.steps(seconds)
     n_examples = steps * training.batch_size
     parameters = work.n_parameters or work.held.parameters
@@ -200,17 +177,6 @@ def forecast(
         None if work.is_for_tables else TOKENS_PER_PARAMETER * parameters,
         tuple(_notes(work, seconds, is_assumed=vocab_size is None)),
     )
-
-
-def _devices(recipe: Recipe, n_devices: int, kind: str | None) -> Devices:
-    """Those of a named kind, or else of this machine."""
-    device, precision = recipe.training.device, recipe.training.precision
-    if kind is None:
-        compute = choose_compute(device, precision)
-        name, memory = compute.describe().partition(",")[0], device_memory(compute.device)
-        return Devices(compute.precision, compute.device.type != "cpu", n_devices, name, memory)
-    narrow = KINDS[kind].precision if precision == "auto" else precision
-    return Devices(narrow, True, n_devices, kind, KINDS[kind].memory)
 
 
 def _notes(work: "_Work", seconds: float | None, *, is_assumed: bool) -> Iterator[str]:
@@ -297,12 +263,15 @@ class _Work:
         source_BS = row.batch.source_BS
         n_tokens = row.batch.tokens_BT.shape[1]
         n_source = n_tokens if source_BS is None else source_BS.shape[1]
-        flops = _forward_flops(self.spec, self.vocab_size, n_tokens, n_source, row.scored)
+        models: list[tuple[Model, float]] = [(self.spec, row.scored)]
         objective = self.recipe.objective
         if isinstance(objective, ReplacedTokens) and isinstance(self.spec, Transformer):
-            generator = generator_of(self.spec, objective)
-            flops = _forward_flops(self.spec, self.vocab_size, n_tokens, n_source, 0.0)
-            flops += _forward_flops(generator, self.vocab_size, n_tokens, n_source, row.scored)
+            models = [(self.spec, 0.0), (generator_of(self.spec, objective), row.scored)]
+        flops = 0.0
+        for spec, scored in models:
+            tree = model_summary(spec, self.vocab_size, n_tokens, n_source)
+            head = sum(part.flops for part in tree.children if part.name == "head")
+            flops += tree.flops - (1 - scored) * head
         return 3.0 * flops
 
     def largest_rows(self) -> tuple[int, Footprint | None, bool | None]:
@@ -340,13 +309,12 @@ class _Work:
         recipe = self.recipe.with_values({"training.batch_size": n_rows})
         return statistics.median(step.seconds for step in trial_steps(lm, objective, examples, recipe, compute))
 
-    def step_seconds(self, kind: str | None, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
+    def step_seconds(self, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
         """Seconds of a step, and what they come from."""
         training, n_devices, row_flops = self.recipe.training, self.devices.count, self.row_flops
-        if kind is not None and not self.is_traced:
-            return None, "look-ups take longer than products in this model"
-        if kind is not None:
-            peak = KINDS[kind].peak
+        if (peak := self.devices.peak) is not None:
+            if not self.is_traced:
+                return None, "look-ups take longer than products in this model"
             basis = f"{100 * utilisation:g} % of {peak / 1e12:,.0f} TFLOP/s" + (" each" if n_devices > 1 else "")
             return training.batch_size * row_flops / (n_devices * utilisation * peak), basis
         for holds, why in (
@@ -398,13 +366,6 @@ class _Work:
         if self.recipe.training.has_budget and not (self.is_for_tables and self.recipe.training.minutes is None):
             every = min(every, math.ceil(steps / VALIDATIONS))
         return math.ceil(steps / every) * self._once(step_seconds)
-
-
-def _forward_flops(spec: Model, vocab_size: int, n_tokens: int, n_source: int, scored: float) -> float:
-    """FLOPs of a forward pass of a row, with logits at a share of its positions."""
-    tree = model_summary(spec, vocab_size, n_tokens, n_source)
-    head = sum(part.flops for part in tree.children if part.name == "head")
-    return tree.flops - (1 - scored) * head
 
 
 class _InventedText:

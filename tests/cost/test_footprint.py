@@ -6,7 +6,8 @@ from pydantic import TypeAdapter
 
 from lmtool.batch import Batch
 from lmtool.cost import footprint as module
-from lmtool.cost.footprint import Devices, Footprint, Rows, footprint
+from lmtool.cost.devices import Devices
+from lmtool.cost.footprint import Footprint, Rows, footprint
 from lmtool.model import build
 from lmtool.model.size import held_in_training
 from lmtool.recipe.load import load

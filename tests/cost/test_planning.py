@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.compute.processes import World
 from lmtool.cost import planning
-from lmtool.cost.planning import KINDS, Forecast, forecast
+from lmtool.cost.devices import KINDS, DeviceKind
+from lmtool.cost.planning import Forecast, forecast
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.objective import Objective, Vocabulary
@@ -103,8 +104,8 @@ def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch
     assert half.footprint is not None
     assert half.footprint.peak < whole.footprint.peak
     between = (half.footprint.peak + whole.footprint.peak) // 2
-    small = planning.DeviceKind(1e12, round(between / planning.ROOM))
-    monkeypatch.setattr(planning, "KINDS", {"h100": small})
+    small = DeviceKind(1e12, round(between / planning.ROOM))
+    monkeypatch.setitem(KINDS, "h100", small)
     found = planned(recipe)
     assert (found.rows, found.micro_batches, found.fits) == (8, 2, True)
     assert found.footprint == half.footprint
