@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible, read_task
-from lmtool.interop.families.family import ALONE, Described, Family
+from lmtool.interop.families.family import SINGLE_STACK, Described, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, TokenHead
 from lmtool.recipe.spec.transformer import Transformer
@@ -30,7 +30,7 @@ class Decoder(Family):
     causal: ClassVar[str] = "ForCausalLM"
     eps: ClassVar[str] = "layer_norm_epsilon"
     output: ClassVar[str] = "lm_head.weight"
-    of_shape = ALONE
+    of_shape = SINGLE_STACK
     dropouts: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, Any]] = {}
     norm: ClassVar[Mapping[str, Any]] = {"kind": "layer"}

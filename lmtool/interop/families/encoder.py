@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible, read_labels, read_task
-from lmtool.interop.families.family import ALONE, Described, Family
+from lmtool.interop.families.family import SINGLE_STACK, Described, Family
 from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weight, ZeroRow
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import (
@@ -57,7 +57,7 @@ class Encoder(Family):
     """
 
     shape = "encoder"
-    of_shape = ALONE
+    of_shape = SINGLE_STACK
     name: ClassVar[str]
     modules: ClassVar[layers.Modules]
     layer: ClassVar[str]

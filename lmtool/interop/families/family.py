@@ -30,7 +30,7 @@ BODY = Embedding(kind="embedding")
 """The objective of a body without a head."""
 
 
-ALONE: Mapping[str, tuple[object, ...]] = dict.fromkeys(
+SINGLE_STACK: Mapping[str, tuple[object, ...]] = dict.fromkeys(
     ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"), (False,)
 )
 """Keys of a decoder beside an encoder, and their only values where there is one of them."""

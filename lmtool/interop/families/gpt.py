@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.decoder import Decoder
-from lmtool.interop.families.family import ALONE
+from lmtool.interop.families.family import SINGLE_STACK
 from lmtool.interop.families.layouts import Transposed, Weight, by_head
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Transformer
@@ -212,7 +212,7 @@ class Mpt(Decoder):
 
     def _own_model(self, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
         section = config.section("attn_config")
-        for key, allowed in ({**ALONE, **self.attention}).items():
+        for key, allowed in ({**SINGLE_STACK, **self.attention}).items():
             section.expect(key, *allowed)
         section.ignore("attn_impl", "attn_pdrop")
         return {}
