@@ -2,6 +2,8 @@
 
 import gc
 import os
+import shutil
+import sys
 from collections.abc import Generator, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # no disk, on which small files are slow
 
 settings.register_profile("fast", max_examples=40)
 settings.register_profile("thorough", max_examples=1000)
@@ -54,6 +60,19 @@ def _without_power_cuts() -> Iterator[None]:
     """No test of this process loses power, so none waits for a disk; who looks at what is synced replaces it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_queued_seeds() -> Iterator[None]:
+    """Where no device is, torch.manual_seed keeps for each kind of them the seed with the stack: more than a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:
+            import torch
+
+            for devices in (torch.cuda, torch.xpu, torch.mtia):
+                if not devices.is_available():
+                    patch.setattr(devices, "manual_seed_all", lambda seed: None)
         yield
 
 

@@ -322,6 +322,7 @@ def talk(home):
         session.close()
 
 
+@pytest.mark.system
 def test_a_conversation_on_a_terminal(talk, talker, home):
     session = talk(talker, "--seed", "1", "--min-new-tokens", "90000", "--max-new-tokens", "90000")
     session.wait_for("Ctrl-D ends")
@@ -356,6 +357,7 @@ def test_a_conversation_on_a_terminal(talk, talker, home):
     assert all(one["cut"] for one in answers)
 
 
+@pytest.mark.system
 def test_answers_alone_go_to_a_file(talk, talker, home):
     with (home / "answers.txt").open("wb") as file:
         session = talk(talker, "--greedy", "--max-new-tokens", "12", "-q", stdout=file)
@@ -368,6 +370,7 @@ def test_answers_alone_go_to_a_file(talk, talker, home):
     assert (home / "answers.txt").read_text(encoding="utf-8") == f"{answer}\n"
 
 
+@pytest.mark.system
 def test_sigterm_ends_it(talk, talker):
     session = talk(talker, "-q")
     session.ready()

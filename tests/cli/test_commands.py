@@ -284,6 +284,7 @@ def start(*arguments, **options):
     return subprocess.run(command, stderr=subprocess.PIPE, env=env, **options)
 
 
+@pytest.mark.system
 def test_a_reader_that_goes_away():
     """As in `lmtool recipes show gpt2-124m --resolved | head -1`, when head exits first."""
     reading, writing = os.pipe()
@@ -293,6 +294,7 @@ def test_a_reader_that_goes_away():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.system
 def test_a_full_disk_behind_stdout():
     with open("/dev/full", "wb") as full:
         done = start("recipes", "show", "gpt2-124m", "--resolved", stdout=full)
@@ -336,6 +338,7 @@ for i in range(2000):
 """
 
 
+@pytest.mark.system
 def test_an_interrupted_message_is_not_repeated():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], stderr=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0
@@ -344,6 +347,7 @@ def test_an_interrupted_message_is_not_repeated():
     assert numbers == sorted(set(numbers))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_closed_stream(stream):
     number = {"stdout": 1, "stderr": 2}[stream]
@@ -352,6 +356,7 @@ def test_a_closed_stream(stream):
     assert done.stderr == b""
 
 
+@pytest.mark.system
 def test_an_encoding_that_lacks_letters(home):
     (home / "runs" / "雨").mkdir(parents=True)
     (home / "runs" / "雨" / "run.json").write_text("{")

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from lmtool.cli import app
+from lmtool.cost import planning
 from tests.cli.conftest import SMALL
 
 NUMBERS = ("9" * 400, "-" + "9" * 400, "1e308", "-1e308", "nan", "inf", "-inf", "-0")
@@ -69,6 +70,7 @@ def test_every_command_is_here():
 
 @pytest.fixture
 def folder(lmtool, run, home, corpus, monkeypatch):
+    monkeypatch.setattr(planning, "SECONDS", 0.01)  # that a step is measured
     (home / "tales.txt").write_bytes(corpus.read_bytes())
     (home / "table.csv").write_text("text,label\n" + "".join(f"a map {i},{'xy'[i % 2]}\n" for i in range(20)))
     return home

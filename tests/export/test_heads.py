@@ -3,7 +3,8 @@ card says, and read back, with the same predictions."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,34 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
 
 
+Bases = Callable[[str], Loaded]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
+    """The published model of a body with random weights, imported once."""
+
+    @cache
+    def base(body: str) -> Loaded:
+        folder = tmp_path_factory.mktemp("published")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(test_importing.CASES, body, BODIES[body])
+            peer_in(folder, body)
+            return load_run(str(imported(str(folder))), CPU)
+
+    return base
+
+
 def tuned(
     folder: Path,
     body: str,
-    monkeypatch: pytest.MonkeyPatch,
+    bases: Bases,
     objective: dict[str, Any],
     context: int | None = None,
     **data: Any,
 ) -> Path:
     """A run as fine-tuning a published model leaves it, with random weights. context: shorter than its positions."""
-    monkeypatch.setitem(test_importing.CASES, body, BODIES[body])
-    peer_in(folder / "published", body)
-    base = load_run(str(imported(str(folder / "published"))), CPU)
+    base = bases(body)
     model = base.recipe.model.model_dump()
     values = {"model": {**model, "context": context or model["context"]}, "objective": objective, "data": data}
     recipe = Recipe.model_validate({**values, "training": {"steps": 1, "batch_size": 2}})
@@ -142,8 +159,8 @@ def classified(loaded: Loaded, rows: Sequence[tuple[str, ...]]) -> list[Predicti
         *(("gpt2", kind) for kind in ("last", "first of numbers", "attention")),
     ],
 )
-def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tuned(tmp_path, body, monkeypatch, head(**HEADS[kind]))
+def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, bases: Bases) -> None:
+    run = tuned(tmp_path, body, bases, head(**HEADS[kind]))
     export(str(run), tmp_path / "out")
     loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
     rows = [(text,) for text in ROWS]
@@ -165,16 +182,16 @@ OWN = {
 
 
 @pytest.mark.parametrize("body", OWN)
-def test_what_a_class_expresses_is_of_that_class(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_class_expresses_is_of_that_class(body: str, tmp_path: Path, bases: Bases) -> None:
     dense, architecture = OWN[body]
-    run = tuned(tmp_path, body, monkeypatch, head(**THREE, dense=dense))
+    run = tuned(tmp_path, body, bases, head(**THREE, dense=dense))
     assert export(str(run), tmp_path / "out").published.architecture == architecture
     assert not (tmp_path / "out" / "head.safetensors").exists()
 
 
-def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> None:
     """Also in another type, and in several files."""
-    run = tuned(tmp_path, "bert", monkeypatch, head(**MEAN))
+    run = tuned(tmp_path, "bert", bases, head(**MEAN))
     exported = export(str(run), tmp_path / "out", dtype="bfloat16", shard=8_000)
     assert exported.published.architecture == "BertModel"
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
@@ -188,10 +205,10 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", ["of the paper", "mean"])
-def test_two_texts_a_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
     """With their segments, and their columns."""
     columns = ("the first", "the second")
-    run = tuned(tmp_path, "bert", monkeypatch, head(**HEADS[kind]), text_columns=columns)
+    run = tuned(tmp_path, "bert", bases, head(**HEADS[kind]), text_columns=columns)
     export(str(run), tmp_path / "out")
     rows = list(zip(ROWS, ROWS[1:] + ROWS[:1], strict=True))
     wanted = classified(load_run(str(run), CPU), rows)
@@ -203,10 +220,8 @@ def test_two_texts_a_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("kind", ["of the paper", "mean"])
 @pytest.mark.parametrize("body", ["bert", "roberta", "modernbert", "gpt2"])
-def test_a_context_shorter_than_the_positions(
-    kind: str, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tuned(tmp_path, body, monkeypatch, head(**HEADS[kind]), context=20)
+def test_a_context_shorter_than_the_positions(kind: str, body: str, tmp_path: Path, bases: Bases) -> None:
+    run = tuned(tmp_path, body, bases, head(**HEADS[kind]), context=20)
     export(str(run), tmp_path / "out")
     loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
     assert again.recipe.model.longest_row == 20
@@ -214,9 +229,9 @@ def test_a_context_shorter_than_the_positions(
     assert classified(again, rows) == classified(loaded, rows)
 
 
-def damaged(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
+def damaged(folder: Path, bases: Bases, **changes: Any) -> Path:
     """An exported directory, with another note."""
-    export(str(tuned(folder, "bert", monkeypatch, head(**MEAN))), folder / "out")
+    export(str(tuned(folder, "bert", bases, head(**MEAN))), folder / "out")
     config = json.loads((folder / "out" / "config.json").read_text())
     config["lmtool"] |= changes
     (folder / "out" / "config.json").write_text(json.dumps(config))
@@ -234,11 +249,9 @@ def damaged(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Pa
         ({"more": 1}, "unknown keys may change what it computes: lmtool.more"),
     ],
 )
-def test_notes_that_do_not_fit(
-    changes: dict[str, Any], what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_that_do_not_fit(changes: dict[str, Any], what: str | None, tmp_path: Path, bases: Bases) -> None:
     """The labels are those of Transformers, which may have been given other names."""
-    folder = damaged(tmp_path, monkeypatch, **changes)
+    folder = damaged(tmp_path, bases, **changes)
     if what is None:
         assert back(folder).recipe.objective.labels == ("bad", "so so", "good")  # type: ignore[union-attr]
         return
@@ -246,14 +259,14 @@ def test_notes_that_do_not_fit(
         back(folder)
 
 
-def test_a_note_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = damaged(tmp_path, monkeypatch, data={"text_columns": ["review"], "train": ["other.csv"]})
+def test_a_note_names_no_files(tmp_path: Path, bases: Bases) -> None:
+    folder = damaged(tmp_path, bases, data={"text_columns": ["review"], "train": ["other.csv"]})
     assert back(folder).recipe.data.text_columns == ("review",)
     assert back(folder).recipe.data.train == ()
 
 
-def test_a_body_without_its_head_is_a_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = damaged(tmp_path, monkeypatch)
+def test_a_body_without_its_head_is_a_body(tmp_path: Path, bases: Bases) -> None:
+    folder = damaged(tmp_path, bases)
     (folder / "head.safetensors").unlink()
     assert back(folder).recipe.objective.kind == "embedding"
 
@@ -265,8 +278,8 @@ TAGS = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BO
 
 
 @pytest.mark.parametrize(("body", "crf"), [*((body, False) for body in BODIES), ("bert", True), ("llama", True)])
-def test_tags(body: str, crf: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tuned(tmp_path, body, monkeypatch, head("tagging", **TAGS, crf=crf))
+def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
+    run = tuned(tmp_path, body, bases, head("tagging", **TAGS, crf=crf))
     exported = export(str(run), tmp_path / "out")
     own = body in OWN and not crf
     assert exported.published.architecture.endswith("ForTokenClassification") == own
@@ -284,9 +297,9 @@ ASKED = [("Why?", "Tom and Anna went to the old harbour."), ("Who?", "It rained;
 @pytest.mark.parametrize(
     ("body", "threshold"), [*((body, None) for body in BODIES), ("bert", 0.5), ("modernbert", 0.5), ("gpt2", 0.5)]
 )
-def test_answers(body: str, threshold: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers(body: str, threshold: float | None, tmp_path: Path, bases: Bases) -> None:
     spec = {"max_answer": 4, "stride": 5, "null_threshold": threshold}
-    run = tuned(tmp_path, body, monkeypatch, head("question-answering", **spec))
+    run = tuned(tmp_path, body, bases, head("question-answering", **spec))
     exported = export(str(run), tmp_path / "out")
     assert exported.published.architecture.endswith("ForQuestionAnswering") == (body in OWN)
     table = tmp_path / "asked.jsonl"

@@ -276,7 +276,9 @@ def test_one_batch_is_learnt_by_heart(changes: dict[str, Any]) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    assert loss.item() < 0.1
+        if loss.item() < 0.1:
+            return
+    pytest.fail(f"the loss is {loss.item()}")
 
 
 # Reading in parts, padding, packed rows

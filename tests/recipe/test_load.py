@@ -339,6 +339,7 @@ def test_defaults_of_parts_are_the_defaults_of_their_fields():
     assert all(default == type(default)() for default in defaults)
 
 
+@pytest.mark.system
 def test_reading_a_wrong_recipe_imports_nothing_heavy(tmp_path):
     (tmp_path / "x.yaml").write_text(RECIPE.replace("n_heads", "n_haeds"))
     code = (

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
@@ -129,7 +129,7 @@ def test_a_body_that_does_not_come(server: Served, monkeypatch: pytest.MonkeyPat
 
 
 def test_silent_and_too_many_connections_are_closed(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     with served(talker) as found:
         address = found.address.removeprefix("http://").split(":")
@@ -159,48 +159,55 @@ def status_of(connection: socket.socket, request: bytes) -> int:
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("begins", "drips", "n_before"),
-    [
-        (b"", b"", 0),
-        (b"", b"", 3),
-        (b"GET /heal", b"", 1),
-        (b"GET /heal", b"l", 0),
-        (b"GET /heal", b"l", 3),
-        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"y", 1),
-        (b"", b"\r\n", 3),
-        (b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999\r\n\r\n", b"a", 1),
-        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n", 0),
-    ],
-    ids=[
-        *("nothing", "nothing more", "half a line", "a slow line", "a slow line later", "slow headers"),
-        *("blank lines", "an unread body", "unread chunks"),
-    ],
-)
-def test_nobody_holds_a_connection_with_half_a_request(
-    talker: str, monkeypatch: pytest.MonkeyPatch, n_before: int, begins: bytes, drips: bytes
-) -> None:
+HALVES: dict[str, tuple[bytes, bytes, int]] = {
+    "nothing": (b"", b"", 0),
+    "nothing more": (b"", b"", 3),
+    "half a line": (b"GET /heal", b"", 1),
+    "a slow line": (b"GET /heal", b"l", 0),
+    "a slow line later": (b"GET /heal", b"l", 3),
+    "slow headers": (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"y", 1),
+    "blank lines": (b"", b"\r\n", 3),
+    "an unread body": (b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999\r\n\r\n", b"a", 1),
+    "unread chunks": (
+        *(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+        0,
+    ),
+}
+"""What a client sends at the end, what it sends then again and again, and how many requests it made before."""
+
+
+def test_nobody_holds_a_connection_with_half_a_request(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, so that the waits are one."""
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
     ended = threading.Event()
 
-    def drip(connection: socket.socket) -> None:
+    def drip(connection: socket.socket, drips: bytes) -> None:
         with suppress(OSError):
             while drips and not ended.wait(0.02):
                 connection.sendall(drips)
 
-    with served(talker) as found, connected(found) as connection:
-        for _ in range(n_before):
-            assert status_of(connection, HEALTH) == 200
-        connection.sendall(begins)
-        dripping = threading.Thread(target=drip, args=(connection,))
-        dripping.start()
+    with served(talker) as found, ExitStack() as held:
+        connections, dripping = {}, []
+        for name, (begins, drips, n_before) in HALVES.items():
+            connection = connections[name] = held.enter_context(connected(found))
+            for _ in range(n_before):
+                assert status_of(connection, HEALTH) == 200
+            connection.sendall(begins)
+            dripping.append(threading.Thread(target=drip, args=(connection, drips)))
+            dripping[-1].start()
         try:
-            with suppress(ConnectionResetError):
-                while connection.recv(65536):
-                    pass
+            for name, connection in connections.items():
+                connection.settimeout(30)
+                try:
+                    with suppress(ConnectionResetError):
+                        while connection.recv(65536):
+                            pass
+                except TimeoutError:
+                    pytest.fail(f"{name} holds a connection")
         finally:
             ended.set()
-            dripping.join()
+            for thread in dripping:
+                thread.join()
 
 
 def test_a_body_after_a_first_answer_comes_in_time_too(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +228,7 @@ def with_little_memory(host: str, port: int) -> socket.socket:
 def test_an_answer_that_nobody_reads_holds_no_connection(
     talker: str, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(harness, "listen", with_little_memory)
     asked = {"prompt": ["Who saw it? " * 14] * 16, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": streams}

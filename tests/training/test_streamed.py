@@ -197,13 +197,14 @@ def test_memory_does_not_grow(work: Work, folder: Path) -> None:
     with data.streaming(CPU):
         examples = examples_of(data)
         tracemalloc.start()
-        for step in range(250):
+        gc.freeze()  # the rest of the tests, which stay
+        for step in range(150):
             examples.read(np.arange(8 * step, 8 * step + 8))
-            if step % 50 == 49:
+            if step % 30 == 29:
                 gc.collect()
                 held.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-    assert examples.mark(2000).block > 15
+    assert examples.mark(1200).block > 9
     # blocks differ in length, and one more of them may be open
     assert max(held[2:]) < 1.05 * max(held[:2]) + 20_000
 
