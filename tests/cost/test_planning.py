@@ -131,7 +131,8 @@ def test_what_only_a_text_knows_is_said() -> None:
     assert "steps" in notes
 
 
-def test_steps_are_measured_here() -> None:
+def test_steps_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "SECONDS", 0.01)
     found = forecast(tiny("tiny", "training.device=cpu"), None)
     assert found.basis.startswith("measured")
     assert found.step_seconds is not None
@@ -140,6 +141,7 @@ def test_steps_are_measured_here() -> None:
 
 def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of its documents, where a row is two of them: shorter than the context."""
+    monkeypatch.setattr(planning, "SECONDS", 0.01)
     text = tmp_path / "names.txt"
     text.write_text("".join(f"{name}\n" for name in ["ada", "grace", "alan", "john"] * 50))
     settings = [*TINY, *HEADS, "model.vocab_size=null", "data.documents=line", "tokenizer.kind=char"]

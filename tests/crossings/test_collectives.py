@@ -66,7 +66,10 @@ AT_ONCE = (
     "tags",
     "questions",
 )
-"""Those of each kind that are tested every time."""
+"""Those of each kind that are tested every time, where a model is shared and where it is not."""
+SHARING = {"sampled tokens", "tags"}
+NOT_SHARING = {"next sentences", "questions"}
+"""Those of which one case is tested every time; that both hold for all is tested by others of their kind."""
 
 
 def is_shardable(overrides: Sequence[str]) -> bool:
@@ -78,7 +81,8 @@ def cases(recipes: dict[str, Sequence[str]]) -> list[Any]:
         pytest.param(name, shared, id=f"{name}, {'shared' if shared else 'replicated'}", marks=marks)
         for name, overrides in recipes.items()
         for shared in ((), (SHARED,))[: 1 + is_shardable(overrides)]
-        for marks in [() if name in AT_ONCE else (pytest.mark.slow,)]
+        for at_once in [name in AT_ONCE and name not in (NOT_SHARING if shared else SHARING)]
+        for marks in [() if at_once else (pytest.mark.slow,)]
     ]
 
 

@@ -1,6 +1,8 @@
 """Lower precision and other devices come close to float32 on the CPU."""
 
 import copy
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +20,26 @@ PLACES = [
     pytest.param("cuda", torch.float16, marks=pytest.mark.gpu, id="cuda float16"),
 ]
 families = pytest.mark.parametrize("family", TRANSFORMERS)
-cached = pytest.mark.parametrize("family", [name for name in CACHED if name in TRANSFORMERS])
+CACHING = [name for name in CACHED if name in TRANSFORMERS]
+cached = pytest.mark.parametrize("family", CACHING)
 SOURCES = ("encoder-decoder", "prefix")
 PACKED = [name for name, of in TRANSFORMERS.items() if of.get("shape") not in SOURCES]
 """Families whose rows may hold several documents."""
 TOKENS = tiny.tokens(4, 19)
+
+
+def cases(families: Iterable[str], separately: Iterable[str]) -> list[Any]:
+    """(device, type, family, whether it is of the second kind): on a CPU each family once of each kind it has.
+
+    One is in bfloat16 and one in float16, of which the kernels differ, and the masks do not.
+    """
+    of_cpu, of_gpu = PLACES[:2], PLACES[2:]
+    first = [(place, family, False) for family in families for place in (of_cpu[0], *of_gpu)]
+    second = [(place, family, True) for family in separately for place in (of_cpu[1], *of_gpu)]
+    return [
+        pytest.param(*place.values, *rest, marks=place.marks, id=f"{place.id}, {rest[0]}, {rest[1]}")
+        for place, *rest in (*first, *second)
+    ]
 
 
 def initial(family: str) -> LanguageModel:
@@ -36,10 +53,7 @@ def close(one: Tensor, two: Tensor, share: float) -> bool:
     return float((one.detach().cpu().float() - two.detach()).norm()) <= share * float(two.detach().norm())
 
 
-@pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize(
-    ("family", "isolated"), [*((name, False) for name in TRANSFORMERS), *((name, True) for name in PACKED)]
-)
+@pytest.mark.parametrize(("device", "dtype", "family", "isolated"), cases(TRANSFORMERS, PACKED))
 def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: str, isolated: bool) -> None:
     plain = initial(family)
     other = copy.deepcopy(plain).to(device)
@@ -75,19 +89,17 @@ def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype
     assert set(seen) == {torch.float32}
 
 
-@pytest.mark.parametrize(("device", "dtype"), PLACES)
-@cached
+@pytest.mark.parametrize(("device", "dtype", "family", "autocast"), cases(CACHING, CACHING))
 @torch.no_grad()
-def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str) -> None:
+def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str, autocast: bool) -> None:
     plain = initial(family)
     wanted = tiny.read(plain, TOKENS)
-    for autocast in (True, False):
-        other = copy.deepcopy(plain).to(device)
-        other = other if autocast else other.to(dtype)
-        with torch.autocast(device, dtype=dtype, enabled=autocast):
-            hidden, state = in_steps(other)
-        assert isinstance(state, DecodeState)
-        assert close(hidden, wanted, 0.05)
+    other = copy.deepcopy(plain).to(device)
+    other = other if autocast else other.to(dtype)
+    with torch.autocast(device, dtype=dtype, enabled=autocast):
+        hidden, state = in_steps(other)
+    assert isinstance(state, DecodeState)
+    assert close(hidden, wanted, 0.05)
 
 
 def in_steps(model: LanguageModel) -> tuple[Tensor, DecodeState]:

@@ -8,12 +8,12 @@ import pytest
 from numpy.typing import NDArray
 
 from lmtool.objective import Example
-from lmtool.recipe.load import Setting, load, settings_of, shipped
+from lmtool.recipe.load import Setting, settings_of, shipped
 from lmtool.tables.rows import TableExamples
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.start import Pretraining
 from lmtool.training.windows import Windows
-from tests.training.test_recipes import TABLES, kind_of_objective, small, table_for
+from tests.training.test_recipes import TABLES, kind_of_objective, recipe_of, small, table_for
 from tests.training.tiny import Work, metrics
 
 STEPS = {"lstm": 500, "lstm-attention": 500, **dict.fromkeys(("elmo-tiny", "gru", "t5-tiny", "dan", "linear"), 300)}
@@ -30,7 +30,7 @@ HARD = {
 
 def trained_by_steps() -> list[str]:
     names = [name for name in sorted(shipped()) if not name.startswith("gpt2") and name not in PAPERS]
-    return [name for name in names if not load(name).recipe.model.counts]
+    return [name for name in names if not recipe_of(name).model.counts]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_batch: None) -> None:
-    recipe = load(name).recipe
+    recipe = recipe_of(name)
     steps = STEPS.get(name, 150)
     settings = [*small(name), f"training.steps={steps}", f"evaluation.every={steps}", f"checkpoint.every={steps}"]
     own = type(recipe.objective).model_fields

@@ -1,6 +1,7 @@
 """Every shipped recipe, scaled down, trains, evaluates and generates."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lmtool.inference import load as loading
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import LanguageModel
 from lmtool.recipe.load import Setting, load, settings_of, shipped
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.start import Pretraining
 from tests.training.tiny import Work, ended, metrics
@@ -52,18 +54,24 @@ def table_for(name: str, folder: Path) -> Path:
     return table
 
 
+@cache
+def recipe_of(name: str) -> Recipe:
+    """A shipped recipe."""
+    return load(name).recipe
+
+
 def kind_of_objective(name: str) -> str:
-    return load(name).recipe.objective.kind
+    return recipe_of(name).objective.kind
 
 
 def small(name: str) -> list[str]:
     """Settings that scale a recipe down."""
-    model = load(name).recipe.model
+    model = recipe_of(name).model
     # a size of 0 means none, such as layers above one-hot words
     own = {f"model.{field}" for field in type(model).model_fields if getattr(model, field) != 0}
     settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
-    if hasattr(load(name).recipe.tokenizer, "vocab_size"):
-        sentinels = load(name).recipe.tokenizer.sentinels
+    if hasattr(recipe_of(name).tokenizer, "vocab_size"):
+        sentinels = recipe_of(name).tokenizer.sentinels
         settings.append(f"tokenizer.vocab_size={300 + sentinels}")
     return settings
 
