@@ -37,11 +37,13 @@ LONGEST = ("test_processes.py", "test_sharding.py", "test_faults.py", "test_pair
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMTOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("LMTOOL_RUNS", str(tmp_path_factory.mktemp("runs")))
         yield
+    if MEMORY in tmp_path_factory.getbasetemp().parents and not request.session.testsfailed:
+        shutil.rmtree(tmp_path_factory.getbasetemp(), ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -134,17 +134,17 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("source", "settings"),
     [
-        ("--label-column", "stars"),
-        ("-s", "data.label_column=stars"),
-        ("-s", " data.label_column = stars"),
-        ("-s", "data={label_column: stars}"),
-        ("-s", " data = {label_column: stars}"),
-        ("-s", "data={label_column: label}", "-s", "data.label_column=stars"),
+        ("base", ("--label-column", "stars")),
+        ("recipe", ("--label-column", "stars")),
+        ("base", ("-s", "data.label_column=stars")),
+        ("recipe", ("-s", " data.label_column = stars")),
+        ("base", ("-s", "data={label_column: stars}")),
+        ("recipe", ("-s", " data = {label_column: stars}")),
+        ("base", ("-s", "data={label_column: label}", "-s", "data.label_column=stars")),
     ],
 )
-@pytest.mark.parametrize("source", ["base", "recipe"])
 def test_however_a_column_is_named_it_is_the_one_that_is_trained_on(
     settings: tuple[str, ...], source: str, folder: Path, request: pytest.FixtureRequest
 ) -> None:
