@@ -31,9 +31,8 @@ def read_prompts(path: str) -> list[str]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"the prompt file is not UTF-8 at byte {error.start}", where=f"{where}:{line}", fix="save it as UTF-8"
-        ) from None
+        what = f"the prompt file is not UTF-8 at byte {error.start}"
+        raise DataError(what, where=f"{where}:{line}", fix="save it as UTF-8") from None
     if not text:
         raise DataError("the prompt file is empty", where=where, fix="write one prompt a line")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

@@ -125,9 +125,8 @@ class Limits(Common):
             raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
         for ids, bias in self.logit_bias:
             if not ids or math.isnan(bias) or bias == math.inf:
-                raise UsageError(
-                    f"logit_bias is {bias} for {len(ids)} tokens", fix="take a number, or -inf, for at least 1 token"
-                )
+                what = f"logit_bias is {bias} for {len(ids)} tokens"
+                raise UsageError(what, fix="take a number, or -inf, for at least 1 token")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,6 +146,5 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
     try:
         return Recipe.model_validate(saved_state(checkpoint).recipe)
     except ValidationError as error:
-        raise CheckpointError(
-            "state.json holds no recipe of this version of lmtool", where=str(checkpoint.path), fix="train anew"
-        ) from error
+        what = "state.json holds no recipe of this version of lmtool"
+        raise CheckpointError(what, where=str(checkpoint.path), fix="train anew") from error

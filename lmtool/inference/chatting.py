@@ -245,9 +245,8 @@ def checked(messages: Sequence[Message]) -> list[Message]:
     for number, message in enumerate(messages, 1):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES or not isinstance(content, str):
-            raise UsageError(
-                f"message {number} has no role or no content", fix=f"write text by one of {', '.join(ROLES)}"
-            )
+            what = f"message {number} has no role or no content"
+            raise UsageError(what, fix=f"write text by one of {', '.join(ROLES)}")
         try:
             content.encode()
         except UnicodeEncodeError as error:

@@ -198,9 +198,8 @@ def _read(
     tokens_BT, keep_BT = padded([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
     layers = loaded.model.layers(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
     if not -len(layers) <= layer < len(layers):
-        raise UsageError(
-            f"there is no layer {layer}", fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1"
-        )
+        what = f"there is no layer {layer}"
+        raise UsageError(what, fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1")
     hidden_BTD = layers[layer].float().cpu()
     spec = loaded.recipe.objective
     if pool == "own" and isinstance(spec, Embedding):
@@ -211,16 +210,9 @@ def _read(
 
 
 def _pooled(hidden_TD: Tensor, row: TextRow, pool: PoolName) -> Tensor:
-    text_TD = hidden_TD[row.first : row.last]
-    match pool:
-        case "none":
-            means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
-            return torch.stack(means) if means else text_TD[:0]
-        case "mean" | "own":
-            return text_TD.mean(0, keepdim=True)
-        case "max":
-            return text_TD.amax(0, keepdim=True)
-        case "first":
-            return hidden_TD[:1]
-        case "last":
-            return hidden_TD[len(row.tokens) - 1 : len(row.tokens)]
+    if pool == "none":
+        means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
+        return torch.stack(means) if means else hidden_TD[:0]
+    read = slice(len(row.tokens)) if pool in ("first", "last") else slice(row.first, row.last)
+    pooled_1D: Tensor = Pool("mean" if pool == "own" else pool, hidden_TD.shape[1])(hidden_TD[None, read], None)
+    return pooled_1D

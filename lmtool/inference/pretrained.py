@@ -73,19 +73,15 @@ class VectorSource:
         """
         self.check_kind(tokenizer.kind)
         names = {tokenizer.name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
-        wanted = names.keys() | {name.lower() for name in names} if tokenizer.kind == "word" else names.keys()
-        vectors = self.vectors.read(wanted)
-        rows = {word: i for i, word in enumerate(vectors.words)}
         lower = str.lower if tokenizer.kind == "word" else str
-        pairs = [
-            (i, rows[form])
-            for name, i in names.items()
-            if (form := next((form for form in (name, lower(name)) if form in rows), None))
-        ]
-        if not pairs:
+        vectors = self.vectors.read(names.keys() | set(map(lower, names)))
+        rows = {word: i for i, word in enumerate(vectors.words)}
+        # the last form that has a vector counts
+        row_of = {i: rows[form] for name, i in names.items() for form in (lower(name), name) if form in rows}
+        if not row_of:
             what = f"none of the {len(names):,} words of the vocabulary has a vector"
             raise DataError(what, where=plain(self.name), fix="name vectors of the language of the text")
-        ids = [i for i, _ in pairs]
+        ids = list(row_of)
         counts_V = counts_V[: tokenizer.vocab_size].copy()
         counts_V[[i for i in tokenizer.special_ids if i != tokenizer.unk_id]] = 0
         line = (
@@ -96,7 +92,7 @@ class VectorSource:
         if vectors.n_repeated:
             times = "word comes" if vectors.n_repeated == 1 else "words come"
             line += f"; {vectors.n_repeated:,} {times} again there, and the first vector counts"
-        return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[[row for _, row in pairs]]), line)
+        return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[list(row_of.values())]), line)
 
     def check_kind(self, kind: str) -> None:
         """Raise UsageError for a kind of tokenizer whose entries the vectors are not of."""
@@ -140,9 +136,8 @@ def _open(name: str) -> VectorFile | RunVectors:
     except CheckpointError as error:
         if os.path.isdir(name):
             raise
-        raise DataError(
-            f"there is no file and no run of word vectors called {name!r:.80}", where="model.embeddings", fix=error.fix
-        ) from error
+        what = f"there is no file and no run of word vectors called {name!r:.80}"
+        raise DataError(what, where="model.embeddings", fix=error.fix) from error
     return RunVectors.open(name)
 
 

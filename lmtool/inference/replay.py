@@ -160,9 +160,8 @@ def _checkpoint(record: Mapping[str, Any]) -> str:
 
 def _check_same(loaded: Loaded, record: Mapping[str, Any]) -> None:
     if loaded.checkpoint_hash != record.get("checkpoint"):
-        raise CheckpointError(
-            "the checkpoint is not the one of the record", where=_checkpoint(record), fix="restore that one"
-        )
+        what = "the checkpoint is not the one of the record"
+        raise CheckpointError(what, where=_checkpoint(record), fix="restore that one")
 
 
 def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:

@@ -33,7 +33,7 @@ class Layers(nn.Module):
     def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
         super().__init__()
         first = None if spec.features is None else spec.features.width_with(spec.d_model)
-        self.cells = nn.ModuleList(make_cell(spec, d_in=None if i else first) for i in range(spec.n_layers))
+        self.cells = nn.ModuleList(build_cell(spec, None if i else first) for i in range(spec.n_layers))
         self.dropout = spec.dropout
         self.backwards = backwards
 
@@ -177,11 +177,6 @@ class RecurrentDecoder(RecurrentModel):
 
     def parts(self) -> Parts:
         return [(self.embedding,), *topped(zip(self.rnn.cells), self.attention, self.join)]
-
-
-def make_cell(spec: Recurrent, d_out: int | None = None, d_in: int | None = None) -> Cell:
-    """A layer from `d_in` to `d_out`, by default both the model's width."""
-    return build_cell(spec.cell, spec.nonlinearity, d_in or spec.d_model, d_out or spec.d_model)
 
 
 def find_texts(batch: Batch) -> Texts | None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.model.language_model import DecodeState, LayerState, Memory, Parts, topped
-from lmtool.model.layers.cells import Cell, CellState, Texts
+from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.memory_attention import MemoryAttention
-from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
+from lmtool.model.recurrent import Layers, RecurrentModel, find_texts
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.recurrent import CELLS, Recurrent
 
@@ -33,8 +33,8 @@ class RecurrentEncoder(nn.Module):
         width, (_, n_parts) = spec.d_model, CELLS[spec.cell]
         self.dropout = spec.dropout
         both = spec.bidirectional_encoder
-        self.forth = nn.ModuleList(make_cell(spec, width // 2 if both else None) for _ in range(spec.n_layers))
-        self.back = nn.ModuleList(make_cell(spec, width // 2) for _ in range(spec.n_layers)) if both else None
+        self.forth = nn.ModuleList(build_cell(spec, d_out=width // 2 if both else None) for _ in range(spec.n_layers))
+        self.back = nn.ModuleList(build_cell(spec, d_out=width // 2) for _ in range(spec.n_layers)) if both else None
         n_maps = spec.n_layers * n_parts if both else 0
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_maps))
 

@@ -16,6 +16,7 @@ from lmtool.model.layers.memory_attention import MemoryAttention, choose, earlie
 from lmtool.model.layers.observing import observed
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.state import KeyValue
+from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, alignments, built, spec
 from tests.reference import recurrent as reference
 
@@ -41,7 +42,7 @@ def tokens(*shape: int, seed: int = 0) -> Tensor:
 
 def cell_of(kind: Any, nonlinearity: str, d_in: int = 3, d_out: int = 4) -> Cell:
     torch.manual_seed(1)
-    return build_cell(kind, nonlinearity, d_in, d_out).double()
+    return build_cell(Recurrent.model_construct(cell=kind, nonlinearity=nonlinearity), d_in, d_out).double()
 
 
 # Layers
@@ -131,7 +132,7 @@ def test_rows_that_are_full_are_not_packed() -> None:
 
 @cells
 def test_a_recurrence_is_float32_under_autocast(cell: str, nonlinearity: str) -> None:
-    own = build_cell(cell, nonlinearity, 3, 4)  # type: ignore[arg-type]  # of CELLS
+    own = cell_of(cell, nonlinearity).float()
     x = torch.randn(2, 5, 3)
     plain, _ = own(x, own.start(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,10 +1,10 @@
 """Each text is that of `lmtool generate` alone, whoever else joins and leaves."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -23,6 +23,8 @@ from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import GenerationRequest, Progress, QueueFull, Scheduler, ShuttingDown, default_slots
 from tests.training.tiny import Work
 
+Result = TypeVar("Result")
+
 TRANSFORMER = "kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16"
 RECURRENT = "kind: recurrent, n_layers: 1, d_model: 16, context: 16"
 FAMILIES = {
@@ -40,6 +42,11 @@ SETTINGS = (
     Sample(seed=3, temperature=1.5, max_new_tokens=12, top_k=7),
     Sample(seed=4, temperature=0.8, max_new_tokens=40, top_p=0.9, repetition_penalty=1.3),
 )
+
+
+def run(test: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a test, which fails where it hangs."""
+    return asyncio.run(asyncio.wait_for(test, 300))
 
 
 @contextmanager
@@ -108,7 +115,7 @@ def test_texts_are_those_of_generate_alone(
         generator.complete(prompt, one.settings, n=one.n, stop=one.stop, max_rows=1)
         for prompt, one in zip(PROMPTS, asked, strict=True)
     ]
-    assert asyncio.run(together()) == expected
+    assert run(together()) == expected
 
 
 def test_a_client_that_leaves_frees_its_rows(decoder: TextGenerator) -> None:
@@ -122,7 +129,7 @@ def test_a_client_that_leaves_frees_its_rows(decoder: TextGenerator) -> None:
             # both rows were taken, so this one is generated only when they are free
             await texts_of(scheduler, asking(decoder, "a", replace(endless, max_new_tokens=3), n=2))
 
-    asyncio.run(asyncio.wait_for(leaving(), 60))
+    run(leaving())
 
 
 def test_the_budget_bounds_what_is_in_flight(decoder: TextGenerator) -> None:
@@ -139,10 +146,10 @@ def test_the_budget_bounds_what_is_in_flight(decoder: TextGenerator) -> None:
                     most = max(most, len(live))
         return most
 
-    assert asyncio.run(widest(n_slots=3 * length)) == 3
-    assert asyncio.run(widest(n_slots=3 * length - 1)) == 2
-    assert asyncio.run(widest(n_slots=1)) == 1
-    assert asyncio.run(widest(n_rows=4)) == 4
+    assert run(widest(n_slots=3 * length)) == 3
+    assert run(widest(n_slots=3 * length - 1)) == 2
+    assert run(widest(n_slots=1)) == 1
+    assert run(widest(n_rows=4)) == 4
 
 
 def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
@@ -163,7 +170,7 @@ def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
                     async with scheduler.generate(long):
                         pass
 
-    asyncio.run(asyncio.wait_for(filled(), 60))
+    run(filled())
 
 
 def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
@@ -184,7 +191,7 @@ def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings)
             assert await scheduler.compute(lambda: 3) == 3
 
-    asyncio.run(asyncio.wait_for(failing(), 60))
+    run(failing())
 
 
 def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]) -> None:
@@ -253,7 +260,7 @@ def test_a_text_that_fails_ends_its_own_request_alone(
             assert await texts_of(scheduler, others[0]) == expected[0]
 
     poisons(monkeypatch, fault, poisoned.prompts[0].tokens)
-    asyncio.run(asyncio.wait_for(failing(), 60))
+    run(failing())
 
 
 def test_a_text_that_fails_later_ends_its_own_request_alone(
@@ -289,10 +296,10 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
     with monkeypatch.context() as patch:
         patch.setattr(ModelRunner, "step", stepping)
         patch.setattr(ModelRunner, "advance", advancing)
-        asyncio.run(asyncio.wait_for(failing(), 60))
+        run(failing())
     assert "requests apart" in caplog.text
     monkeypatch.setattr(GeneratedText, "push", pushing)
-    asyncio.run(asyncio.wait_for(failing(), 60))
+    run(failing())
 
 
 def test_a_fault_between_tokens_is_told_to_all_in_the_batch(
@@ -316,7 +323,7 @@ def test_a_fault_between_tokens_is_told_to_all_in_the_batch(
                         [_ async for _ in updates]
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings)
 
-    asyncio.run(asyncio.wait_for(leaving(), 60))
+    run(leaving())
 
 
 def test_memory_that_is_short_for_all_together_ends_all(
@@ -334,7 +341,7 @@ def test_memory_that_is_short_for_all_together_ends_all(
                 assert all(isinstance(one, torch.OutOfMemoryError) for one in await together(scheduler, [asked, asked]))
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings, n=2)
 
-    asyncio.run(asyncio.wait_for(failing(), 60))
+    run(failing())
 
 
 def test_a_slow_reader_stalls_nobody(decoder: TextGenerator) -> None:
@@ -348,7 +355,7 @@ def test_a_slow_reader_stalls_nobody(decoder: TextGenerator) -> None:
                 rest = [progress async for progress in updates]
         return others[0], [first, *rest]
 
-    others, own = asyncio.run(asyncio.wait_for(reading(), 60))
+    others, own = run(reading())
     assert ["".join(progress.text for progress in own)] == others
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from lmtool.recipe.spec.recurrent import CELLS, CellName, Nonlinearity
+from lmtool.recipe.spec.recurrent import CELLS, CellName, Nonlinearity, Recurrent
 
 CellState = tuple[Tensor, ...]
 """(h_BD,), or (h_BD, c_BD) for an LSTM."""
@@ -280,11 +280,12 @@ def stepwise(model: nn.Module) -> Iterator[list[list[CellState]]]:
             cell.seen = None
 
 
-def build_cell(kind: CellName, nonlinearity: Nonlinearity, d_in: int, d_out: int) -> Cell:
-    """The recurrent layer of this kind. nonlinearity: for an Elman network."""
-    match kind:
+def build_cell(spec: Recurrent, d_in: int | None = None, d_out: int | None = None) -> Cell:
+    """The recurrent layer of a recipe from `d_in` to `d_out`, by default both the model's width."""
+    d_in, d_out = d_in or spec.d_model, d_out or spec.d_model
+    match spec.cell:
         case "rnn":
-            return Elman(nonlinearity, d_in, d_out)
+            return Elman(spec.nonlinearity, d_in, d_out)
         case "gru":
             return Gru(d_in, d_out)
         case "lstm":
