@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -105,8 +105,7 @@ class TextAttention:
         write_file(path, buffer.getbuffer())
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """The input of the forward pass. read, source: ids of its rows. predicted: the ids that follow those read."""
 
     batch: Batch

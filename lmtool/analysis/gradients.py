@@ -6,7 +6,7 @@ Shapes: T positions, D state width.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from lmtool.model.transformer import TransformerDecoder
 from lmtool.recipe.spec.base import DeviceName
 
 
-@dataclass(frozen=True)
-class GradientNorms:
+class GradientNorms(NamedTuple):
     """Norms of the gradient of the loss of one prediction, k steps back from the position that makes it.
 
     loss: in nats. norms: for each kind of state, the norm of the gradient in the state k steps back, by k from 0. Those
@@ -37,8 +36,7 @@ class GradientNorms:
     norms: dict[str, list[float | None]]
 
 
-@dataclass(frozen=True)
-class GradientFlow:
+class GradientFlow(NamedTuple):
     """The norms for a text. pieces: the tokens read, up to the position that predicts. target: the token predicted."""
 
     pieces: list[str]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from heapq import nlargest
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -50,8 +50,7 @@ class Neighbor:
     start: int = 0
 
 
-@dataclass(frozen=True)
-class Neighbors:
+class Neighbors(NamedTuple):
     """The nearest tokens or words of a word, the nearest first. word: its token, or the word as its text has it.
 
     vectors: of the word and then of the nearest, (1 + N, D).

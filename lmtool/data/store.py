@@ -12,9 +12,8 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,8 +267,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray
     return np.memmap(path, dtype=dtype, mode="r", shape=shape) if expected else np.empty(shape, dtype)
 
 
-@dataclass(frozen=True)
-class EncodedChunk:
+class EncodedChunk(NamedTuple):
     """One chunk of a corpus as tokens. lengths, n_bytes, n_words: of each text in it."""
 
     tokens: NDArray[Any]

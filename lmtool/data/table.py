@@ -41,16 +41,9 @@ class RowFault(DataError):
 
 @dataclass
 class Skipped:
-    """Skipped bad rows: how many of each kind, and the first ones."""
+    """Skipped bad rows: how many of each kind."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    first: list[RowFault] = field(default_factory=list)
-
-    def add(self, fault: RowFault) -> None:
-        """Count a skipped row."""
-        self.kinds[fault.kind] += 1
-        if len(self.first) < 10:
-            self.first.append(fault)
 
     @property
     def count(self) -> int:
@@ -66,7 +59,7 @@ def skip(fault: RowFault, skipped: Skipped | None) -> None:
     """Count a bad row in `skipped`; or raise its fault, when `skipped` is None."""
     if skipped is None:
         raise fault
-    skipped.add(fault)
+    skipped.kinds[fault.kind] += 1
 
 
 def spelled_number(text: str) -> float | None:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from lmtool.model import LanguageModel
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """How a token store is cut into examples.
 
     unit: "stream" for windows of the whole text, across document boundaries; "pair" for windows within one document,

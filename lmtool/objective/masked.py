@@ -5,6 +5,7 @@ Shapes: B rows, T positions, D model width, N tokens of a text, C classes of nex
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +27,7 @@ NEXT_SENTENCE = "next-sentence-accuracy"
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """Inputs, targets, and where a second text begins, if any."""
 
     tokens: Ints

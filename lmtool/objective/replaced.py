@@ -6,6 +6,7 @@ Shapes: B rows, T positions, D model width, M masked positions.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +34,7 @@ FOUND = "replaced-found"
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _Detection:
+class _Detection(NamedTuple):
     """generator: the summed loss of its targets. scores_BT, is_replaced_BT, keep_BT: of the tokens that it has made.
 
     nats_B: mean detection loss of each row.

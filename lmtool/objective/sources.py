@@ -5,6 +5,7 @@ Shapes: B rows, T positions of the target, S positions of the source.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +19,7 @@ from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A source and its target.
 
     starts: the first inputs of the decoder, which are not predicted.

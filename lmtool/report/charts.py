@@ -32,8 +32,7 @@ CHARACTER = 7.2
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line of a chart. points: (x, y), x ascending. colour: its number. dashed, pale: how it is drawn."""
 
     name: str
@@ -43,8 +42,7 @@ class Line:
     pale: bool = False
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """A horizontal line across a chart, with its name."""
 
     name: str
@@ -52,8 +50,7 @@ class Level:
     colour: int = GREY
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A ring around a point of a line, with its name, which several may share."""
 
     name: str

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from rich.text import Text
@@ -44,8 +45,7 @@ UNBROKEN = str.maketrans(" -", "\u00a0\u2011")
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class MaskPicture:
+class MaskPicture(NamedTuple):
     """Who attends to whom: rows are queries, columns are keys.
 
     shares: of the pairs in each cell those that are allowed. cell: positions that a cell stands for, in each direction.
@@ -56,8 +56,7 @@ class MaskPicture:
     cell: int = 1
 
 
-@dataclass(frozen=True)
-class Signal:
+class Signal(NamedTuple):
     """What tells a model the order of its tokens: a sentence, and numbers if there are any.
 
     rows: begin with a position, distance, head or pair.
@@ -70,8 +69,7 @@ class Signal:
     chart: LineChart | None = None
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(NamedTuple):
     """The model of a recipe. context: tokens of the row that FLOPs are for. notes: what was assumed."""
 
     title: str

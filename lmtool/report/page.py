@@ -8,10 +8,10 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,8 +24,7 @@ TableCell = str | int | float | None
 """A table cell: text (escaped unless it is Markup), a number, or nothing."""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A part of a page under a heading of its own. body: HTML, or text to escape."""
 
     title: str

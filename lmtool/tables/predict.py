@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 from lmtool.data.files import shown
 from lmtool.data.prepare import default_cache
@@ -75,8 +75,7 @@ def texts_of_a_row(loaded: Loaded, reading: Data = AS_TRAINED) -> tuple[tuple[st
     return (data.source_column,) if data.source_column is not None else tuple(data.text_columns) or ("text",), False
 
 
-@dataclass(frozen=True)
-class Predictions:
+class Predictions(NamedTuple):
     """Predictions for the rows of a table, lazily.
 
     added: names of the columns that `rows` gives values for: the label, then the probability of each class or label;
@@ -103,8 +102,7 @@ def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAI
     return Predictions(table, of_table.added, _answered(loaded, of_table, rows), skipped)
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The answer of a fine-tuned model for one row.
 
     label: the class; the labels with a probability above one half, in a tuple or joined; a number; the tag of each

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmtool.data.files import display, unpacked_name
 from lmtool.data.rowfile import ENDINGS
@@ -22,8 +22,7 @@ from lmtool.tables.tasks.results import Results
 _PARTS = re.compile(r"(test|dev|valid|validation)$")
 
 
-@dataclass(frozen=True)
-class TaskScore:
+class TaskScore(NamedTuple):
     """The score of a task, from 0 to 1 or a correlation, by the measure of this name; None where it is undefined."""
 
     measure: str

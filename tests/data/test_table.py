@@ -411,7 +411,6 @@ def test_bad_rows_are_named_or_left_out(
     rows = [row for row in values(table, skipped) if row[0] not in ("", "b" * 99)]
     assert rows == good
     assert skipped.kinds[kind] == 1
-    assert str(skipped.first[0]) == str(caught.value)
     assert kind in str(skipped)
     assert table.n_rows == skipped.count + len(values(table, Skipped()))
 
