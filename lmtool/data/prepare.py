@@ -190,12 +190,9 @@ def _alone(data: Data) -> list[Data]:
     """The data spec of each text of a mixture, which are divided and streamed alike; of other data only itself."""
     if not data.mixture:
         return [data]
-    alike: dict[str, object] = {
-        "mixture": {},
-        "split": "slice" if data.split == "slice" else "document",
-        "stream": streams(data),
-    }
-    return [data.with_values({**alike, "train": (source,)}) for source in data.mixture]
+    split = "slice" if data.split == "slice" else "document"
+    alike = data.with_values({"mixture": {}, "split": split, "stream": streams(data)})
+    return [alike.with_values({"train": (source,)}) for source in data.mixture]
 
 
 def _resolved(data: Data, of_texts: Sequence[Data]) -> Data:

@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 class Prompting:
     """How prompts are made of the rows of a table.
 
-    template: of each prompt; see `PromptTemplate`.
+    template: of each prompt, with fields in braces, each the name of a column of a table or `text`.
     answers: as in `read_answers`.
     shots: examples before each prompt, as many of each label as of the others, or one more.
     seed: draws the examples.
@@ -60,6 +60,60 @@ class Prompting:
     seed: int = 1
     train: str | None = None
     calibrate: bool = False
+
+    def parts(self) -> list[tuple[str, str | None]]:
+        """Pieces of text, and the field after each, if any. Raises UsageError for braces that are no fields."""
+        try:
+            pieces = list(Formatter().parse(self.template))
+        except ValueError as error:
+            raise self._wrong(f"has a brace that is no field: {error}", "write {{ or }} for a brace") from None
+        for _, field, format_spec, conversion in pieces:
+            if field is not None and (format_spec or conversion or not field):
+                what = "a field of the prompt is not the name of a column"
+                raise UsageError(what, where=self._where, fix="write {text}, or {{ and }}")
+        return [(literal, field) for literal, field, _, _ in pieces]
+
+    def columns(self, table: Table, reading: Data) -> Columns:
+        """The columns of a table that the prompt names, and that of the label. reading: names columns, too.
+
+        Raises UsageError for a prompt without text, for a field that is no column, and for one that is the label.
+        """
+        fields = list(dict.fromkeys(field for _, field in self.parts() if field is not None))
+        known = f"the columns of {table.path.name} are {shown(', '.join(table.names), 120)}"
+        if not fields:
+            raise self._wrong("does not say where the text of a row belongs", f"write {{text}}; {known}")
+        column_of = {field: matching_column(field, table.names) for field in fields}
+        named = list(dict.fromkeys(name for name in column_of.values() if name))
+        unknown = next((field for field, name in column_of.items() if name is None and field != TEXT), None)
+        if unknown is not None:
+            raise self._wrong(f"has {{{unknown:.40}}}, which is no column", known)
+        others = [name for name in table.names if name not in named]
+        usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
+        label_column = reading.label_column and matching_column(reading.label_column, table.names)
+        name_label = f"name the label's column with --label-column; {known}"
+        if label_column in named or (label_column is None and usual and not beside):
+            raise self._wrong("holds the label", name_label)
+        inferred = choose_columns(table, reading.with_values({"text_columns": tuple(named)}) if named else reading)
+        if TEXT in fields and column_of[TEXT] is None and (named or len(inferred.texts) > 1):
+            raise self._wrong("has {text}, but a row has several texts", known)
+        if inferred.label is None:
+            raise UsageError("the table has targets, not labels", where=self._where, fix=name_label)
+        return inferred
+
+    @property
+    def _where(self) -> str:
+        return f"--prompt {shown(self.template, 100)}"
+
+    def _wrong(self, what: str, fix: str) -> UsageError:
+        return UsageError(f"the prompt {what}", where=self._where, fix=fix)
+
+    def filled(self, columns: Columns, texts: Sequence[str]) -> str:
+        """The prompt for a row."""
+        by_name = dict(zip(columns.texts, texts, strict=True))
+        return "".join(
+            literal + ("" if field is None else by_name.get(matching_column(field, columns.texts) or "", texts[0]))
+            for literal, field in self.parts()
+        )
 
 
 @dataclass(frozen=True)
@@ -128,67 +182,6 @@ class Prompted:
         ]
 
 
-@dataclass(frozen=True)
-class PromptTemplate:
-    """A prompt with fields in braces, each the name of a column of a table or `text`."""
-
-    template: str
-
-    def parts(self) -> list[tuple[str, str | None]]:
-        """Pieces of text, and the field after each, if any. Raises UsageError for braces that are no fields."""
-        try:
-            pieces = list(Formatter().parse(self.template))
-        except ValueError as error:
-            raise self._wrong(f"has a brace that is no field: {error}", "write {{ or }} for a brace") from None
-        for _, field, format_spec, conversion in pieces:
-            if field is not None and (format_spec or conversion or not field):
-                what = "a field of the prompt is not the name of a column"
-                raise UsageError(what, where=self._where, fix="write {text}, or {{ and }}")
-        return [(literal, field) for literal, field, _, _ in pieces]
-
-    def columns(self, table: Table, reading: Data) -> Columns:
-        """The columns of a table that the prompt names, and that of the label. reading: names columns, too.
-
-        Raises UsageError for a prompt without text, for a field that is no column, and for one that is the label.
-        """
-        fields = list(dict.fromkeys(field for _, field in self.parts() if field is not None))
-        known = f"the columns of {table.path.name} are {shown(', '.join(table.names), 120)}"
-        if not fields:
-            raise self._wrong("does not say where the text of a row belongs", f"write {{text}}; {known}")
-        column_of = {field: matching_column(field, table.names) for field in fields}
-        named = list(dict.fromkeys(name for name in column_of.values() if name))
-        unknown = next((field for field, name in column_of.items() if name is None and field != TEXT), None)
-        if unknown is not None:
-            raise self._wrong(f"has {{{unknown:.40}}}, which is no column", known)
-        others = [name for name in table.names if name not in named]
-        usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
-        label_column = reading.label_column and matching_column(reading.label_column, table.names)
-        name_label = f"name the label's column with --label-column; {known}"
-        if label_column in named or (label_column is None and usual and not beside):
-            raise self._wrong("holds the label", name_label)
-        inferred = choose_columns(table, reading.with_values({"text_columns": tuple(named)}) if named else reading)
-        if TEXT in fields and column_of[TEXT] is None and (named or len(inferred.texts) > 1):
-            raise self._wrong("has {text}, but a row has several texts", known)
-        if inferred.label is None:
-            raise UsageError("the table has targets, not labels", where=self._where, fix=name_label)
-        return inferred
-
-    @property
-    def _where(self) -> str:
-        return f"--prompt {shown(self.template, 100)}"
-
-    def _wrong(self, what: str, fix: str) -> UsageError:
-        return UsageError(f"the prompt {what}", where=self._where, fix=fix)
-
-    def filled(self, columns: Columns, texts: Sequence[str]) -> str:
-        """The prompt for a row."""
-        by_name = dict(zip(columns.texts, texts, strict=True))
-        return "".join(
-            literal + ("" if field is None else by_name.get(matching_column(field, columns.texts) or "", texts[0]))
-            for literal, field in self.parts()
-        )
-
-
 def read_answers(named: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
     """The answer for each label. named: labels that are answers themselves, or each LABEL=TEXT; none for all labels.
 
@@ -224,24 +217,23 @@ def measure_prompts(
 
     Raises UsageError for prompts and answers that do not fit the table or the model, and the errors of tables.
     """
-    prompt = PromptTemplate(prompting.template)
     trained = loaded.recipe.data
-    rows, labels = _read(open_beside(source, trained, reading), prompt, reading, skipped)
+    rows, labels = _read(open_beside(source, trained, reading), prompting, reading, skipped)
     answers = read_answers(prompting.answers, labels)
     before, shots_from = "", ""
     if prompting.shots:
         shots_from = prompting.train or _training_table(loaded)
         alike = Data(label_column=rows.columns.label, skip_bad_rows=reading.skip_bad_rows or trained.skip_bad_rows)
         table = open_beside(shots_from, trained, reading if prompting.train else AS_TRAINED)
-        examples, others = _read(table, prompt, alike, skipped)
+        examples, others = _read(table, prompting, alike, skipped)
         if not set(others) <= answers.keys():
             read_answers(prompting.answers, sorted({*labels, *others}))
-        before = _examples(prompt, examples, rows, answers, prompting)
+        before = _examples(examples, rows, answers, prompting)
     prompts = {f"{rows.table.path.name}, row {item.row}": item.texts for item in rows.items}
     if prompting.calibrate:
         n_texts = len(rows.columns.texts)
         prompts |= {f"the prompt with {text!r} for a text": (text,) * n_texts for text in CONTENT_FREE}
-    filled = [before + prompt.filled(rows.columns, texts) for texts in prompts.values()]
+    filled = [before + prompting.filled(rows.columns, texts) for texts in prompts.values()]
     with loaded.joined() as loaded:
         scored = score_answers(loaded, filled, list(answers.values()), list(prompts), report)
     n_bytes_A = np.array([len(answer.encode()) for answer in answers.values()])
@@ -272,10 +264,10 @@ def calibrated_scores(score_RA: Floats, free_FA: Floats) -> Floats:
 
 
 def _read(
-    table: Table, prompt: PromptTemplate, reading: Data, skipped: Skipped | None
+    table: Table, prompting: Prompting, reading: Data, skipped: Skipped | None
 ) -> tuple[LabelledTexts, tuple[str, ...]]:
     """The rows of a table, and its labels in their order."""
-    columns = prompt.columns(table, reading)
+    columns = prompting.columns(table, reading)
     assert columns.label is not None
     at = table.names.index(columns.label)
     counted = Skipped() if reading.skip_bad_rows else None
@@ -296,13 +288,7 @@ def _training_table(loaded: Loaded) -> str:
     return data.train[0]
 
 
-def _examples(
-    prompt: PromptTemplate,
-    examples: LabelledTexts,
-    rows: LabelledTexts,
-    answers: Mapping[str, str],
-    prompting: Prompting,
-) -> str:
+def _examples(examples: LabelledTexts, rows: LabelledTexts, answers: Mapping[str, str], prompting: Prompting) -> str:
     """Prompts with their answers, an empty line after each, of rows whose texts are not among those measured.
 
     Labels take turns, in an order of the seed. Raises UsageError when there are too few rows.
@@ -320,7 +306,7 @@ def _examples(
         raise UsageError(f"{what}{prompting.shots} shots", where="--shots", fix=fix)
     texts = []
     for item in drawn:
-        text = prompt.filled(examples.columns, item.texts)
+        text = prompting.filled(examples.columns, item.texts)
         texts.append(text + " " * (text == text.rstrip()) + answers[str(item.label)] + "\n\n")
     return "".join(texts)
 

@@ -5,6 +5,7 @@ Shapes: R rows, S samples.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,8 @@ class TableExamples:
         self._parts = [(n, max(1, round(times * n))) for n, times in parts or [(len(rows), 1.0)]]
         self.per_epoch = sum(n_drawn for _, n_drawn in self._parts)
         self._lengths_R = np.array([sum(row.lengths) for row in rows])
-        self._epochs: dict[int, NDArray[np.int64]] = {}
+        # another thread may read rows of another epoch meanwhile
+        self._epoch = lru_cache(2)(self._ordered)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which continue from epoch to epoch."""
@@ -106,24 +108,19 @@ class TableExamples:
         n = self.per_epoch
         return [int(self._epoch(int(sample) // n)[int(sample) % n]) for sample in sample_S]
 
-    def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        """Indices of the rows in the order of an epoch; the last two epochs are cached."""
-        order = self._epochs.get(epoch)
-        if order is None:
-            order_R = self._shuffled(epoch)
-            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "batches", epoch)))
-            pool = POOL_BATCHES * self._batch_size
-            parts = []
-            for start in range(0, len(order_R), pool):
-                part = order_R[start : start + pool]
-                part = part[np.argsort(self._lengths_R[part], kind="stable")]
-                whole = len(part) // self._batch_size * self._batch_size
-                batches = part[:whole].reshape(-1, self._batch_size)
-                parts += [rng.permutation(batches).reshape(-1), part[whole:]]
-            order = np.concatenate(parts)
-            # another thread may read rows of another epoch meanwhile
-            self._epochs = {e: r for e, r in self._epochs.items() if e >= epoch - 1} | {epoch: order}
-        return order
+    def _ordered(self, epoch: int) -> NDArray[np.int64]:
+        """Indices of the rows in the order of an epoch."""
+        order_R = self._shuffled(epoch)
+        rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "batches", epoch)))
+        pool = POOL_BATCHES * self._batch_size
+        parts = []
+        for start in range(0, len(order_R), pool):
+            part = order_R[start : start + pool]
+            part = part[np.argsort(self._lengths_R[part], kind="stable")]
+            whole = len(part) // self._batch_size * self._batch_size
+            batches = part[:whole].reshape(-1, self._batch_size)
+            parts += [rng.permutation(batches).reshape(-1), part[whole:]]
+        return np.concatenate(parts)
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         """Shuffled indices of the rows of an epoch; each table continues where the epoch before ended."""

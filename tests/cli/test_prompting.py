@@ -10,7 +10,7 @@ import pytest
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.prompting import PromptTemplate, calibrated_scores, read_answers
+from lmtool.tables.prompting import Prompting, calibrated_scores, read_answers
 from tests.reference.prompting import calibrated
 
 ASKED = "{text}\\nverdict:"
@@ -133,7 +133,7 @@ def test_a_prompt_longer_than_the_context(lmtool, run, files, home):
 
 def test_braces_stand_for_columns(tmp_path):
     table = open_table(str(write(tmp_path / "rows.csv", [("it rains", "a")], ("a b", "label"))), cache=tmp_path)
-    prompt = PromptTemplate("{{x}} {a b}: ")
+    prompt = Prompting("{{x}} {a b}: ")
     assert prompt.filled(prompt.columns(table, Data()), ("it rains",)) == "{x} it rains: "
     with pytest.raises(UsageError, match="does not say where"):
-        PromptTemplate("{{text}}").columns(table, Data())
+        Prompting("{{text}}").columns(table, Data())

@@ -22,7 +22,7 @@ from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.metrics import MetricValues, best_null_threshold, exact_match, word_f1
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.task import LONGEST_TEXT, AnsweringModel, Cells, Floats, Task, worst_and_best
+from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, Task, worst_and_best
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -184,16 +184,12 @@ def _figures(texts: Sequence[str], questions: Sequence[LabelledText]) -> MetricV
 def _sentences(texts: Sequence[str], questions: Sequence[LabelledText]) -> list[dict[str, Any]]:
     """The worst and the best answers, worst first, by their F1."""
     scores = [word_f1(text, _answers(item)) for text, item in zip(texts, questions, strict=True)]
-    return [
-        {
-            "row": questions[i].row,
-            "source": " ".join(questions[i].texts)[:LONGEST_TEXT],
-            "target": " | ".join(dict.fromkeys(_answers(questions[i])))[:LONGEST_TEXT],
-            "predicted": texts[i][:LONGEST_TEXT],
-            "f1": scores[i],
-        }
-        for i in worst_and_best(scores)
-    ]
+
+    def texts_of(i: int) -> tuple[int, str, str, str]:
+        item = questions[i]
+        return item.row, " ".join(item.texts), " | ".join(dict.fromkeys(_answers(item))), texts[i]
+
+    return worst_and_best("f1", scores, texts_of)
 
 
 def _token_span(answer: AnswerSpan, characters_N2: NDArray[np.int64]) -> tuple[int, int] | None:

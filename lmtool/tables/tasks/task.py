@@ -59,10 +59,20 @@ class AnsweringModel:
         return evaluate(self.lm, Items([row.lengths for row in rows], collated), self.compute)
 
 
-def worst_and_best(scores: Sequence[float]) -> list[int]:
-    """The indices of the MISTAKES lowest and the MISTAKES highest scores, the lowest first."""
+def worst_and_best(
+    name: str, scores: Sequence[float], texts_of: Callable[[int], tuple[int, str, str, str]]
+) -> list[dict[str, Any]]:
+    """The predicted texts with the MISTAKES lowest and the MISTAKES highest scores of a name, the lowest first.
+
+    texts_of: the row, source, target and prediction of a number.
+    """
     order = sorted(range(len(scores)), key=lambda i: scores[i])
-    return order if len(order) <= 2 * MISTAKES else [*order[:MISTAKES], *order[-MISTAKES:]]
+    listed = []
+    for i in order if len(order) <= 2 * MISTAKES else [*order[:MISTAKES], *order[-MISTAKES:]]:
+        row, *texts = texts_of(i)
+        shown = zip(("source", "target", "predicted"), (text[:LONGEST_TEXT] for text in texts), strict=True)
+        listed.append({"row": row, **dict(shown), name: scores[i]})
+    return listed
 
 
 class Task(ABC):

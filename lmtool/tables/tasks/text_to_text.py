@@ -21,7 +21,7 @@ from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks import metrics
 from lmtool.tables.tasks.metrics import NO_LABEL, MetricValues
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.task import LONGEST_TEXT, AnsweringModel, Cells, Task, worst_and_best
+from lmtool.tables.tasks.task import AnsweringModel, Cells, Task, worst_and_best
 from lmtool.tokenization.chat import Message
 from lmtool.tokenization.merging import BpeDropout
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -123,16 +123,9 @@ class AnswerTask(Task):
     def _sentences(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
         """The worst and the best generated texts, worst first, by their chrF."""
         scores = metrics.sentence_scores(answers, [row.answer for row in rows])
-        return [
-            {
-                "row": rows[i].number,
-                "source": self._text(rows[i]),
-                "target": rows[i].answer[:LONGEST_TEXT],
-                "predicted": answers[i][:LONGEST_TEXT],
-                "chrf": scores[i],
-            }
-            for i in worst_and_best(scores)
-        ]
+        return worst_and_best(
+            "chrf", scores, lambda i: (rows[i].number, self._text(rows[i]), rows[i].answer, answers[i])
+        )
 
     def _figures(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> MetricValues:
         """Metrics of generated texts: as classes where there are labels, else BLEU and chrF (Post 2018)."""
