@@ -154,7 +154,7 @@ def read_labelled(
             reader.entities = has_entities(labels.names if labels else (tag for cell in cells for tag in cell))
         rows = list(_sound(rows, lambda row: (reader.labelled(*row, known), row[1]), counted_in))
         if known == "class" and labels is None:
-            rows = list(_sound(rows, reader.refusing_single(rows), counted_in))
+            rows = list(reader.without_single(rows, counted_in))
         names: Collection[str] = count_labels([example for example, _ in rows])
         label_map = labels or LabelMap.of(known, annotations.complete_tags(names) if reader.entities else names)
     items = tuple(example for example, _ in rows)
@@ -271,25 +271,23 @@ class _Reader:
         is_ = "several labels" if isinstance(cell, tuple) else shown(cell, 30)
         raise CellFault("wrong label", f"the label is {is_}, not {wanted}", fix)
 
-    def refusing_single(self, rows: Sequence[Numbered]) -> Callable[[Numbered], Numbered]:
-        """A function of a row that raises for a class with one row, unless its name resembles that of another."""
+    def without_single(self, rows: Sequence[Numbered], skipped: Skipped | None) -> Iterator[Numbered]:
+        """The rows but for those of a class with one row, unless its name resembles that of another; see `_sound`."""
         counts = count_labels([example for example, _ in rows])
         similar = misspelt(counts)
         resembling = {*similar, *similar.values()}
         alone = {name for name, count in counts.items() if count == 1 and name not in resembling and len(counts) > 1}
 
-        def refuse(row: Numbered) -> Numbered:
-            example, line = row
-            if example.label in alone:
-                what = f"the class {shown(str(example.label), 40)} has one row"
-                fix = "give it a second row, or correct the label"
-                if len(alone) > 1:
-                    what += f"; {len(alone):,} of {len(counts):,} classes have one row"
-                    fix = f"is {shown(str(self._columns.label))} the label column? If so, {fix}"
-                raise self._fault("class with one row", what, example.row, line, self._columns.label, fix)
-            return row
-
-        return refuse
+        for example, line in rows:
+            if example.label not in alone:
+                yield example, line
+                continue
+            what = f"the class {shown(str(example.label), 40)} has one row"
+            fix = "give it a second row, or correct the label"
+            if len(alone) > 1:
+                what += f"; {len(alone):,} of {len(counts):,} classes have one row"
+                fix = f"is {shown(str(self._columns.label))} the label column? If so, {fix}"
+            skip(self._fault("class with one row", what, example.row, line, self._columns.label, fix), skipped)
 
 
 def count_labels(items: Sequence[LabelledText]) -> Counter[str]:
