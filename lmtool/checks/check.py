@@ -211,7 +211,7 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, cache: Path, r
     except LmtoolError as error:
         yield Notice("training data unusable", 1, f"the training data can no longer be read: {error.what}")
         return
-    if fingerprint != run.fingerprints["data"]:
+    if fingerprint != run.info.fingerprints.data:
         what = ", ".join((*recipe.data.train, *recipe.data.tasks, *recipe.data.valid))
         text = f"the training data have changed since the run was started, which cannot be resumed: {what[:200]}"
         yield Notice("training data changed", 1, text)

@@ -120,7 +120,7 @@ def _data(base: Base) -> list[str]:
     if not named:
         return []
     files = ", ".join(plain(source.replace("\\", "/").rpartition("/")[2]) for source in named)
-    return ["## Training data", "", f"{files}; SHA-256 of its tokens {base.run.fingerprints['data'][:16]}.", ""]
+    return ["## Training data", "", f"{files}; SHA-256 of its tokens {base.run.info.fingerprints.data[:16]}.", ""]
 
 
 def _measured(base: Base) -> list[str]:

@@ -102,7 +102,7 @@ def _reopen(of_run: Run, record: OtherRun | None, name: str, need: str, note: st
 def read_tokenizer(run: Run) -> Tokenizer:
     """The tokenizer of a run. Raises CheckpointError when it is not the one that the run was trained with."""
     tokenizer = Tokenizer.load(run.tokenizer_path)
-    if tokenizer.fingerprint != run.fingerprints["tokenizer"]:
+    if tokenizer.fingerprint != run.info.fingerprints.tokenizer:
         what = "the tokenizer does not fit the model: it is not the one that the model was trained with"
         raise CheckpointError(what, where=str(run.tokenizer_path), fix="restore the run's own tokenizer.json")
     return tokenizer

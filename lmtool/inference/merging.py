@@ -42,7 +42,8 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     weights, state = weights_of(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
     state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best(old, step)}
     kept = {**old.info.model_dump(include={"teacher", "data"}), "base": adapted.record()}
-    new = NewRun(name, old.info.summary, dump(plain), adapted.tokenizer.files(), old.fingerprints, **kept)
+    prints = old.info.fingerprints.model_dump()
+    new = NewRun(name, old.info.summary, dump(plain), adapted.tokenizer.files(), prints, **kept)
     with filling(folder) as path, create_run(path, new) as run:
         _keep(old, run, step)
         run.start(step=step, command=command, environment=describe_environment("cpu"))

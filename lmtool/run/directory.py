@@ -114,11 +114,6 @@ class Run:
         return self.path / RECIPE
 
     @property
-    def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the data and the tokenizer when the run was created."""
-        return self.info.fingerprints.model_dump()
-
-    @property
     def origin(self) -> files.Imported | None:
         """Where it was imported from; None for a run that was trained here."""
         return self.info.origin

@@ -192,7 +192,7 @@ def figures_on_tests(run: Run) -> dict[str, Mapping[str, Any]]:
 
 def lineage(run: Run) -> list[tuple[str, str]]:
     """The fingerprints of a run, and the runs that it was initialized and distilled from, each with its name."""
-    facts = [(f"{name} fingerprint", str(value)) for name, value in run.fingerprints.items() if value]
+    facts = [(f"{name} fingerprint", str(value)) for name, value in run.info.fingerprints if value]
     for name, source in (("initialized from", run.info.base), ("distilled from", run.info.teacher)):
         facts += [(name, f"{source.checkpoint} of {source.run}")] if source else []
     return facts

@@ -32,9 +32,8 @@ def remember(path: Path) -> None:
     path = path.resolve()
     root = runs_root()
     others = [other for other in _elsewhere() if other != path]
-    if path.parent == root.resolve() or path.parent.name.startswith(
-        durable.TEMPORARY
-    ):  # staged: it gets its name later
+    is_staged = path.parent.name.startswith(durable.TEMPORARY)  # it gets its name later
+    if is_staged or path.parent == root.resolve():
         return
     try:
         root.mkdir(parents=True, exist_ok=True)

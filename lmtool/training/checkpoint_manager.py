@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -107,8 +107,7 @@ class TrainingState(SavedState, frozen=False):
 class CheckpointManager:
     """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error.
 
-    As a context manager it ends what is written in the background.
-
+    thread: where checkpoints are written that the recipe has saved in the background.
     checkpoint: the last one that is saved, at first that training continues from.
     superseded: its step, if only an interruption made it.
     peers: processes that share the model, each of which writes its part.
@@ -116,19 +115,13 @@ class CheckpointManager:
 
     run: Run | None
     spec: Checkpointing
+    thread: Executor
     checkpoint: Checkpoint | None = None
     superseded: int | None = None
     peers: Peers = SINGLE_PROCESS
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _saving: Callable[[], Checkpoint | None] | None = None
     _unsaved: ResourceError | None = None
     _log_failed: bool = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._thread.shutdown()
 
     @property
     def saved(self) -> str:
@@ -184,7 +177,7 @@ class CheckpointManager:
         save: Callable[[], Checkpoint | None] = partial(save_part, snapshot, self.peers)
         if self.run is not None:
             save = partial(self.run.save, snapshot, self.spec.keep_last, self.superseded, self.peers)
-        self._saving = self._thread.submit(save).result if self.spec.background else save
+        self._saving = self.thread.submit(save).result if self.spec.background else save
         if not self.spec.background:
             yield from self.finish_pending()
 

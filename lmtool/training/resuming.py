@@ -162,7 +162,7 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
         data = read_tables(recipe, tables, tokenizer, run.saved_split)
     else:
         data = read_text(recipe, tokenizer, world, report)
-    if data.fingerprint != run.fingerprints["data"]:
+    if data.fingerprint != run.info.fingerprints.data:
         raise CheckpointError(
             "the run cannot be resumed: its training data have changed since it was started",
             where=", ".join((*recipe.data.sources, *recipe.data.valid)),

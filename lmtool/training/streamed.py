@@ -18,7 +18,7 @@ from lmtool.errors import CheckpointError
 from lmtool.objective import Cut, Example
 from lmtool.run.files import StreamMark
 from lmtool.run.order import hash_key
-from lmtool.training.windows import Mixture, Windows, WindowSource
+from lmtool.training.windows import ExampleSource, Mixture, Windows
 
 KEPT = 4
 """Batches for which a block is kept after its last example: other processes may be behind."""
@@ -59,7 +59,7 @@ def _start(mark: StreamMark) -> BlockStart:
     return BlockStart(mark.turn, mark.unit, mark.chunk)
 
 
-class StreamedWindows(WindowSource):
+class StreamedWindows(ExampleSource):
     """Examples of the blocks of a text, one block after the other, shuffled within each; see `ExampleSource`.
 
     Sample n is a function of the text, the seed and n. Where it is follows from the examples of all earlier blocks, of

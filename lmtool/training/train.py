@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -96,7 +97,8 @@ def train(
     recipe, checkpoint = data.recipe, None if resumed is None else resumed.checkpoint
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
     peers = compute.world.side_group() if compute.world.sharded else SINGLE_PROCESS
-    with CheckpointManager(run, recipe.checkpoint, checkpoint, superseded, peers) as manager:
+    with ThreadPoolExecutor(1) as thread:
+        manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
         session = _TrainingSession(data, compute, initialization, resumed, manager)
         yield from map(Warn, session.warnings)
         session.examples = data.examples(session.objective)

@@ -5,7 +5,7 @@ No index is stored: positions are computed from seed and sample number, whatever
 Shapes: S samples, T positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -47,12 +47,6 @@ class ExampleSource(Protocol):
     def restarts(self, step: int) -> bool:
         """True when the rows of this step (from 0) do not continue those of the step before; by default always."""
         return True
-
-
-class WindowSource(ExampleSource, Protocol):
-    """A source of windows of one text. length: tokens of each."""
-
-    length: int
 
 
 @dataclass(frozen=True)
@@ -266,16 +260,11 @@ class Windows:
                 touched.update(range(self._store.document_at(start), self._store.document_at(stop - 1) + 1))
         return sorted(touched)
 
-    def _rng(self, sample: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
-
-    def _drawn(self, sample_S: NDArray[np.int64]) -> list[tuple[_Window, np.random.Generator]]:
+    def _drawn(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[_Window, np.random.Generator]]:
         """The span of each sample, and its random generator, which may have drawn it."""
-        windows = []
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
-            rng = self._rng(int(sample))
-            windows.append((self._cutter.window_of(int(epoch), int(item), rng), rng))
-        return windows
+            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", int(sample))))
+            yield self._cutter.window_of(int(epoch), int(item), rng), rng
 
 
 class Mixture(ExampleSource):
@@ -287,13 +276,12 @@ class Mixture(ExampleSource):
     unit = "documents"
 
     def __init__(
-        self, texts: Sequence[WindowSource], n_documents: Sequence[int], weights: Sequence[float], seed: int
+        self, texts: Sequence[ExampleSource], n_documents: Sequence[int], weights: Sequence[float], seed: int
     ) -> None:
         """n_documents: of each text."""
         self._texts = texts
         self._before = np.cumsum([0, *n_documents])
         self._order = MixtureOrder(tuple(weights), seed)
-        self.length = texts[0].length
 
     @property
     def per_epoch(self) -> int:

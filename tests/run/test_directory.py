@@ -67,7 +67,7 @@ def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
     assert run.recipe_path.read_text() == "seed: 1\n"
     assert run.tokenizer_path.read_text() == '{"kind": "word"}'
     again = Run.open(run.path)
-    assert again.fingerprints == {"data": "d0", "tokenizer": "t0"}
+    assert again.info.fingerprints.model_dump() == {"data": "d0", "tokenizer": "t0"}
     (session,) = again.info.sessions
     assert session.command == ["lmtool", "pretrain"]
     assert session.environment["lmtool"] == __version__
@@ -153,7 +153,7 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(
     RunLock(tmp_path / "out").release()
     # Either there is no run, or a complete one.
     if (tmp_path / "out" / "run.json").exists():
-        assert Run.open(tmp_path / "out").fingerprints == GIVEN["fingerprints"]
+        assert Run.open(tmp_path / "out").info.fingerprints.model_dump() == GIVEN["fingerprints"]
 
 
 def test_only_one_process_writes(make: MakeRun) -> None:

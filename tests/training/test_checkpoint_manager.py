@@ -1,5 +1,7 @@
 """What the writer of a run does when the processes that share a model cannot save together."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from lmtool.compute.processes import PeerEnded
@@ -21,7 +23,8 @@ class Ended:
 @pytest.mark.parametrize("background", [False, True])
 def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
     """Training cannot go on without it, as it does without a checkpoint."""
-    with CheckpointManager(None, Checkpointing(background=background), peers=Ended()) as manager:
+    with ThreadPoolExecutor(1) as thread:
+        manager = CheckpointManager(None, Checkpointing(background=background), thread, peers=Ended())
         told = (event for step in (1, 2) for event in manager.save(step, tiny.model(), {}, TrainingState()))
         with pytest.raises(ResourceError):
             list(told)
