@@ -164,11 +164,9 @@ class TextData:
         if (prompts := self.recipe.evaluation.prompts) is not None:
             return prompts
         continues = self.recipe.model.reads in ("past", "source") and not self.prompt_format.answers
-        return (
-            (beginning(self._valid, self.prompt_format.tokenizer, self.recipe.data.split == "slice"),)
-            if continues
-            else ()
-        )
+        if not continues:
+            return ()
+        return (beginning(self._valid, self.prompt_format.tokenizer, self.recipe.data.split == "slice"),)
 
     def token_counts(self) -> NDArray[np.int64]:
         """How often each id is in the training part, or in the head of one that is streamed."""
@@ -227,14 +225,9 @@ class TextData:
 
     def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
         """The windows of text n, from its mark on."""
-        return StreamedWindows(
-            self._blocks[n],
-            cut,
-            seed,
-            self.recipe.training.batch_size,
-            self._marks[n] if self._marks else None,
-            self.recipe.data.isolate_documents,
-        )
+        recipe, mark = self.recipe, self._marks[n] if self._marks else None
+        apart = recipe.data.isolate_documents
+        return StreamedWindows(self._blocks[n], cut, seed, recipe.training.batch_size, mark, apart)
 
     @property
     def n_valid(self) -> int:

@@ -173,8 +173,8 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
                     run.keep_features(sources.features.base.run, sources.features.base.checkpoint)
                 if data.split is not None:
                     write_file(run.path / SPLIT, encode(data.split.model_dump()))
-                if data.known_lines is not None:
-                    write_file(run.path / LINES, data.known_lines.to_bytes())
+                if (known := data.known_lines) is not None:
+                    write_file(run.path / LINES, known.to_bytes())
                 run.start(step=0, command=invocation.command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, data.recipe, data.prompt_format.tokenizer, lines)
                 yield from baselines(run, data)

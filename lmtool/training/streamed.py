@@ -117,17 +117,9 @@ class StreamedWindows(ExampleSource):
                 self._open()
             at = max(0, bisect_left(self._begins, sample) - 1)
             number = self._first + at
-            content = self._blocks.store(number).content
-            turn, unit, chunk = self._blocks.start(number)
-        return StreamMark(
-            block=number,
-            turn=turn,
-            unit=unit,
-            chunk=chunk,
-            examples=self._begins[at],
-            documents=self._documents[at],
-            content=content,
-        )
+            content, start = self._blocks.store(number).content, self._blocks.start(number)
+        before = {"examples": self._begins[at], "documents": self._documents[at]}
+        return StreamMark(block=number, content=content, **start._asdict(), **before)
 
     def marks(self, sample: int) -> list[StreamMark]:
         """Its mark alone; a mixture has several."""
