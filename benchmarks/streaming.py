@@ -77,7 +77,7 @@ def train(folder: Path, seconds: float, began: float) -> None:
         started = time.time()
         store = write(self, number, block)
         if store is not None:
-            made.append((started, time.time(), store.total_bytes))
+            made.append((started, time.time(), int(store.n_bytes.sum())))
         return store
 
     BlockStores._write = timed  # type: ignore[method-assign]

@@ -133,8 +133,7 @@ class TokenStore:
             raise self.refusal(f"{_DOCUMENTS} has ends of documents that do not grow")
         self._ends = np.cumsum(manifest.shards, dtype=np.int64)
         self._document_ends, self.n_bytes, self.n_words = documents.T
-        self.n_documents, self.vocab_size = manifest.documents, manifest.vocab_size
-        self.fingerprint = manifest.fingerprint
+        self.n_documents, self.vocab_size, self.fingerprint = len(ends), manifest.vocab_size, manifest.fingerprint
 
     @classmethod
     def joined(cls, parts: Sequence[Self], fingerprint: str) -> Self:
@@ -233,11 +232,6 @@ class TokenStore:
         """A checksum of all tokens and documents."""
         return xxh3(records.encode(self._manifest.checksums))
 
-    @property
-    def total_bytes(self) -> int:
-        """UTF-8 bytes of the text of all documents."""
-        return int(self.n_bytes.sum())
-
 
 def _read_manifest(path: Path) -> StoreManifest:
     """The content of store.json. Raises OSError, and ValueError when it is damaged."""
@@ -321,8 +315,7 @@ class StoreWriter:
         """How many of the corpus' first chunks are already on disk, to be skipped."""
         self._shard: list[NDArray[Any]] = []
         self._shard_tokens = 0
-        self._rows: list[NDArray[np.int64]] = []
-        """Of the index, not yet in the file."""
+        self._index_rows: list[NDArray[np.int64]] = []
 
     def _recover(self) -> tuple[_Saved, bytes]:
         """What an earlier writer has left, if it is as it was written, and the last block of the index, if not full."""
@@ -350,7 +343,7 @@ class StoreWriter:
         if not chunk.ends:
             _, now.open_bytes, now.open_words = map(int, rows[-1])
             rows = rows[:-1]
-        self._rows.append(rows)
+        self._index_rows.append(rows)
         now.documents += len(rows)
         now.chunks += 1
         self._shard.append(chunk.tokens.astype(self._dtype))
@@ -368,8 +361,8 @@ class StoreWriter:
             write_file(self._folder / name, content)
             self._now.shards.append(len(tokens))
             self._shard_tokens = 0
-        added = b"".join(rows.tobytes() for rows in self._rows)
-        self._rows.clear()
+        added = b"".join(rows.tobytes() for rows in self._index_rows)
+        self._index_rows.clear()
         with writing(self._path):
             self._index.write(added)
             self._index.flush()

@@ -182,9 +182,8 @@ def _one_file(source: str) -> Path:
 def _ending(path: Path, source: str) -> str:
     name = unpacked_name(path)
     endings = (*ENDINGS, CONLL, SQUAD)
-    for ending in endings:
-        if name.endswith(ending):
-            return ending
+    if ending := next(filter(name.endswith, endings), None):
+        return ending
     fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz or .zst"
     if name.endswith((".xlsx", ".xls", ".ods")):
         fix = "save the sheet as CSV (UTF-8)"

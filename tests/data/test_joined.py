@@ -23,7 +23,7 @@ def test_a_joined_store_is_the_store_of_all(tmp_path: Path) -> None:
     whole = stored(tmp_path / "whole", ROWS)
     parts = [stored(tmp_path / str(i), ROWS[i:j]) for i, j in ((0, 2), (2, 3), (3, 6))]
     joined = TokenStore.joined(parts, "joined")
-    assert (len(joined), joined.n_documents, joined.total_bytes) == (len(whole), 6, whole.total_bytes)
+    assert (len(joined), joined.n_documents, joined.n_bytes.sum()) == (len(whole), 6, whole.n_bytes.sum())
     for start in range(len(whole) + 1):
         for stop in range(start, len(whole) + 1):
             assert joined.read(start, stop).tolist() == whole.read(start, stop).tolist()

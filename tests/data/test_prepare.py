@@ -59,7 +59,7 @@ def test_one_text_is_cut_by_characters(book: Path, cache: Path) -> None:
     assert texts_of(prepared.valid, prepared.tokenizer) == [text[n:]]
     for store, part in (prepared.train, text[:n]), (prepared.valid, text[n:]):
         assert store.read(0, len(store)).tolist() == prepared.tokenizer.encode(part)
-        assert (store.total_bytes, int(store.n_words.sum())) == (len(part.encode()), len(part.split()))
+        assert (int(store.n_bytes.sum()), int(store.n_words.sum())) == (len(part.encode()), len(part.split()))
 
 
 def test_documents_are_framed_and_kept_apart(table: Path, cache: Path) -> None:
@@ -195,7 +195,7 @@ def test_eval_text_is_encoded_as_in_training(book: Path, table: Path, cache: Pat
     prepared = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
     store = encode_files([str(book)], prepared.data, prepared.tokenizer, cache=cache)
     assert store.read(0, len(store)).tolist() == prepared.tokenizer.encode(text)
-    assert store.total_bytes == len(text.encode())
+    assert int(store.n_bytes.sum()) == len(text.encode())
     documents = encode_files([str(table)], Data(split="document"), prepared.tokenizer, cache=cache)
     assert documents.n_documents == len(rows_of(table))
     assert documents.read(0, 1).tolist() == [prepared.tokenizer.bos_id]

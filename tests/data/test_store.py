@@ -74,7 +74,7 @@ def check(store: TokenStore, made: list[EncodedChunk]) -> None:
     everything = [token for ids, _, _ in documents for token in ids]
     assert store.read(0, len(store)).tolist() == everything
     assert store.counts().tolist() == [everything.count(token) for token in range(store.vocab_size)]
-    assert store.total_bytes == sum(n for _, n, _ in documents)
+    assert int(store.n_bytes.sum()) == sum(n for _, n, _ in documents)
 
 
 @given(n=st.integers(1, 30), seed=st.integers(0, 1000))

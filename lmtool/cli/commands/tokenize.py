@@ -109,7 +109,7 @@ def _summarise(
     from lmtool.data.prepare import default_cache
 
     stores = {"train": prepared.train, "valid": prepared.valid}
-    n_bytes = sum(store.total_bytes for store in stores.values())
+    n_bytes = sum(int(store.n_bytes.sum()) for store in stores.values())
     tokens = sum(len(store) for store in stores.values())
     is_stream = prepared.data.split == "slice"
     documents = 1 if is_stream else sum(store.n_documents for store in stores.values())
