@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -142,11 +142,7 @@ class Application:
     async def _prepared(self, request: Request, call: Callable[..., Result], *arguments: Any) -> Result:
         """The result of what takes the longer, the longer the body is, and so is done beside the event loop."""
         executor = self._long if request.state.n_bytes > SHORT_BODY else None
-
-        async def beside() -> Result:
-            return await asyncio.get_running_loop().run_in_executor(executor, call, *arguments)
-
-        return await _while_connected(request, beside())
+        return await _while_connected(request, asyncio.get_running_loop().run_in_executor(executor, call, *arguments))
 
 
 def _encoded(body: bytes) -> Response:
@@ -198,9 +194,9 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def _while_connected(request: Request, work: Awaitable[Result]) -> Result:
     """The result, unless the client goes away: then the work is cancelled, and ClientDisconnect raised."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

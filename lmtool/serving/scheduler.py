@@ -147,7 +147,7 @@ class Scheduler:
         self._numbers = count()
         self._ends = self.refuses = False  # whether the thread ends; whether no more clients are taken
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop  # from `open` on
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the thread. loop: of all clients."""
@@ -172,10 +172,8 @@ class Scheduler:
             self._ends = self.refuses = True
             self._changed.notify()
         self._thread.join()
-        assert self._loop is not None
         waiting = {text.client for text in self._texts.values()} | set(self._queue)
-        updates: list[_Update] = [(client, ShuttingDown()) for client in waiting]
-        self._loop.call_soon_threadsafe(_deliver, updates)
+        self._deliver([(client, ShuttingDown()) for client in waiting])
         for _, future in self._calls:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ShuttingDown())
@@ -316,9 +314,7 @@ class Scheduler:
         """One step of the batch."""
         with self._generator.computing():
             events = self._batch.step()
-        updates: list[_Update] = [
-            (self._texts[request.prompt].client, error) for request, error in self._batch.failures
-        ]
+        updates = list[_Update]((self._texts[one.prompt].client, error) for one, error in self._batch.failures)
         for event in events:
             with self._ending(self._texts[event.prompt].client):
                 updates.append(self._progress(event))
@@ -335,7 +331,6 @@ class Scheduler:
     def _deliver(self, updates: "list[_Update]") -> None:
         for client, update in updates:
             client.gone |= isinstance(update, Exception)
-        assert self._loop is not None
         self._loop.call_soon_threadsafe(_deliver, updates)
 
     def _progress(self, event: TokenEvent) -> "_Update":
