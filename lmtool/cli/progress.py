@@ -6,18 +6,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from lmtool.cli.output import tell
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
     from lmtool.inference.evaluation import Validation
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.tokenization.tokenizer import Tokenizer
-    from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Sampled, Timed
+    from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Timed
     from lmtool.training.fit import Step
 
 LINE_SECONDS = 10
@@ -67,7 +66,7 @@ class Display:
             self._stage, self._stage_began = stage, now
         if self._console is not None:
             if self._bar is None:
-                self._open_bar(_working_bar(self._console))
+                self._open_bar(_working_columns())
             self._update(description=stage, completed=done, total=total or None)
             return
         if now - self._last_line > LINE_SECONDS:
@@ -100,7 +99,7 @@ class Display:
                 if not self._has_sampled:
                     self._say("samples, one to a line: the prompt, |, what the model writes; ↵ is a line break")
                 self._has_sampled = True
-                self._say(_sampled(event))
+                self._say(f"  {event.prompt}|{event.text}".replace("\n", "↵"))
             case events.Warn():
                 self._warn(f"warning: {event.text}")
             case events.StepsChanged():
@@ -124,16 +123,18 @@ class Display:
     def _print(self, *lines: str) -> None:
         for line in lines:
             if self._bar is None:
-                typer.echo(plain(line), err=True)
+                tell(line)
             else:
                 from rich.text import Text
 
                 self._bar.console.print(Text(plain(line)))
 
-    def _open_bar(self, bar: "Progress", total: int | None = None, completed: int = 0) -> None:
-        self._bar = bar
-        self._task = bar.add_task("", total=total, completed=completed, loss="", speed="", left="")
-        bar.start()
+    def _open_bar(self, columns: "list[ProgressColumn]", total: int | None = None, completed: int = 0) -> None:
+        from rich.progress import Progress
+
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("", total=total, completed=completed, loss="", speed="", left="")
+        self._bar.start()
 
     def _update(self, **fields: object) -> None:
         if self._bar is not None and self._task is not None:
@@ -149,7 +150,7 @@ class Display:
         self._counted = plan.counted
         self._began = time.monotonic()
         if self._console is not None:
-            self._open_bar(_training_bar(self._console), plan.steps, plan.first_step)
+            self._open_bar(_training_columns(self._console.width), plan.steps, plan.first_step)
 
     def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
         # The mean of the last steps, since they vary. The very first, which includes warm-up, is dropped.
@@ -172,23 +173,22 @@ class Display:
             self._last_line = now
 
 
-def _training_bar(console: "Console") -> "Progress":
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+def _training_columns(width: int) -> "list[ProgressColumn]":
+    """width: of the terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
 
     columns: list[ProgressColumn] = [TextColumn("step"), MofNCompleteColumn()]
     # Narrower than the line, which the ^C that the terminal prints would break.
-    width = min(40, console.width - NUMBERS_WIDTH)
+    width = min(40, width - NUMBERS_WIDTH)
     if width > 5:
         columns.append(BarColumn(bar_width=width))
-    columns += [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
-    return Progress(*columns, console=console, transient=True)
+    return columns + [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
 
 
-def _working_bar(console: "Console") -> "Progress":
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+def _working_columns() -> "list[ProgressColumn]":
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True)
+    return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
 
 
 def _already_finished(event: "AlreadyFinished") -> list[str]:
@@ -208,11 +208,9 @@ def entries(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") 
     from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 
     described = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
-    if (
-        isinstance(requested, BpeTokenizer | WordPieceTokenizer | WordTokenizer)
-        and tokenizer.vocab_size < requested.vocab_size
-    ):
-        return f"{described} ({requested.vocab_size:,} requested; the text yields no more)"
+    match requested:
+        case BpeTokenizer(vocab_size=n) | WordPieceTokenizer(vocab_size=n) | WordTokenizer(vocab_size=n):
+            return described + (f" ({n:,} requested; the text yields no more)" if tokenizer.vocab_size < n else "")
     return described
 
 
@@ -225,10 +223,11 @@ def scaled(number: float, unit: str) -> str:
 
 
 def _plan(plan: "Plan") -> list[str]:
+    learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
     memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
     passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes"
     return [
-        f"model: {plan.parameters:,} parameters{_learning(plan)}; {plan.device}",
+        f"model: {plan.parameters:,} parameters{learnt if plan.learning != plan.parameters else ''}; {plan.device}",
         *([memory] if plan.held else []),
         f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
         f"{passes} over the {'table' if plan.unit == 'row' else 'text'}",
@@ -243,17 +242,6 @@ def _timed(timed: "Timed") -> list[str]:
     if timed.whole_pass is not None:
         lines.append(f"less than one pass over the data is planned; --minutes {timed.whole_pass:g} reads all of it")
     return lines
-
-
-def _learning(plan: "Plan") -> str:
-    if plan.learning == plan.parameters:
-        return ""
-    return f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
-
-
-def _sampled(event: "Sampled") -> str:
-    """The sample on one line, its prompt set off by a bar."""
-    return f"  {event.prompt}|{event.text}".replace("\n", "↵")
 
 
 def _ended(event: "Ended", seconds: float) -> str:

@@ -104,13 +104,9 @@ def with_settings(
     for strategy in strategies:
         for name, (type_, help) in described(strategy).items():
             default = str(getattr(strategy, name) or "") if help.default is None else help.default
-            made = option(
-                help.metavar or "",
-                help.text,
-                help.flag or f"--{name.replace('_', '-')}",
-                shown=(defaults or {}).get(name, default) or False,
-                panel=strategy.panel,
-            )
+            shown = (defaults or {}).get(name, default) or False
+            names = [help.flag] if help.flag else []
+            made = option(help.metavar or "", help.text, *names, shown=shown, panel=strategy.panel)
             options.setdefault(name, (type_ | None, made))
     return with_options(options)
 

@@ -4,7 +4,7 @@ everything else exits at once."""
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -54,34 +54,20 @@ class StopAtStep:
             _write((OVER_THE_BAR if os.isatty(2) else "") + STOPPING)
 
 
-class StopAnswer:
-    """While it is open, Ctrl-C raises KeyboardInterrupt, once, in what may be stopped, and is ignored elsewhere."""
+@contextmanager
+def on_ctrl_c(handler: "Callable[[int, FrameType | None], object] | signal.Handlers") -> Iterator[None]:
+    """Handle Ctrl-C inside."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
-    def __init__(self) -> None:
-        self._stoppable = False
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Handle Ctrl-C inside."""
-        before = signal.signal(signal.SIGINT, self._receive)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    @contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Ctrl-C may stop what is inside."""
-        self._stoppable = True
-        try:
-            yield
-        finally:
-            self._stoppable = False
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._stoppable:
-            self._stoppable = False
-            raise KeyboardInterrupt
+def interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, and ignore Ctrl-C from then on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _write(text: str) -> None:

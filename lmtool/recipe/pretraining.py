@@ -166,13 +166,8 @@ def infer(shape: TextShape, width: int | None = None, is_decoder: bool = True) -
         table = {"entries": ENTRIES, "longest": longest, "min_count": min_count}
         inferred.append(Inferred("embeddings", reason, {"model.ngram_embedding": table}))
     dropout = 0.2 if is_small and not shape.is_short else 0.0 if is_large else 0.1
-    inferred.append(
-        Inferred(
-            "dropout",
-            f"{dropout} for {megabytes:.2g} MB: kept with probability {1 - dropout:g}",
-            {"model.dropout": dropout},
-        )
-    )
+    reason = f"{dropout} for {megabytes:.2g} MB: kept with probability {1 - dropout:g}"
+    inferred.append(Inferred("dropout", reason, {"model.dropout": dropout}))
     passes = 20 if is_small else 12
     length: dict[str, object] = {"training.minutes": MINUTES, "training.epochs": passes}
     reason = f"{MINUTES:g} minutes, or {passes} passes over the text"

@@ -1,8 +1,8 @@
 """`lmtool chat`: talk with a trained model."""
 
 import io
-import json
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -13,18 +13,21 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import flag, option
-from lmtool.cli.output import describe, tell
+from lmtool.cli.output import describe, put_json, tell
 from lmtool.cli.settings import with_settings
-from lmtool.cli.signals import StopAnswer
+from lmtool.cli.signals import interrupt_once, on_ctrl_c
 from lmtool.decoding.settings import Common, Greedy, Sample
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from typing import TextIO
 
     from lmtool.inference.chatting import Conversation, Reply
+
+    Stoppable = Callable[[], AbstractContextManager[object]]
 
 PROMPT = "> "
 HELP = """\
@@ -72,18 +75,20 @@ def chat(
         tell("the model has no chat template: it reads a plain one, which it was not trained on")
     terminal = _terminal()
     if terminal is None:
-        raise typer.Exit(_talk(_piped(), conversation, None, as_json, quiet))
-    interrupts = StopAnswer()
-    with interrupts.open():
+        raise typer.Exit(_talk(_piped(), conversation, nullcontext, as_json, quiet))
+    with on_ctrl_c(signal.SIG_IGN):
         if not quiet:
             tell("/help lists the commands, Ctrl-D ends")
-        _talk(_typed(terminal), conversation, interrupts, as_json, quiet)
+        _talk(_typed(terminal), conversation, partial(on_ctrl_c, interrupt_once), as_json, quiet)
 
 
 def _talk(
-    lines: "Iterator[str]", conversation: "Conversation", interrupts: StopAnswer | None, as_json: bool, quiet: bool
+    lines: "Iterator[str]", conversation: "Conversation", stoppable: "Stoppable", as_json: bool, quiet: bool
 ) -> int:
-    """Answer each line or obey its command. Returns the exit code of the first error; all are told."""
+    """Answer each line or obey its command. Returns the exit code of the first error; all are told.
+
+    stoppable: makes a block that Ctrl-C may end.
+    """
     code = 0
     for line in lines:
         try:
@@ -91,7 +96,7 @@ def _talk(
                 if not _obey(line, conversation):
                     break
             elif line.strip():
-                _answer(conversation, line, interrupts, as_json, quiet)
+                _answer(conversation, line, stoppable, as_json, quiet)
         except LmtoolError as error:
             tell(*error.lines())
             code = code or error.exit_code
@@ -127,14 +132,14 @@ def _obey(line: str, conversation: "Conversation") -> bool:
     return True
 
 
-def _answer(conversation: "Conversation", text: str, interrupts: StopAnswer | None, as_json: bool, quiet: bool) -> None:
+def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_json: bool, quiet: bool) -> None:
     """Print the answer to a message as it is generated, or as a JSON record."""
     from lmtool.tokenization.chat import Message
 
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     answer: Reply | None = None
     try:
-        with nullcontext() if interrupts is None else interrupts.stoppable():
+        with stoppable():
             answer = conversation.answer([Message(role="user", content=text)])
             if answer.n_left:
                 tell(f"the context is full: the model no longer reads the first {conversation.n_left} messages")
@@ -148,11 +153,8 @@ def _answer(conversation: "Conversation", text: str, interrupts: StopAnswer | No
             print(flush=True)
     completion = None if answer is None else answer.completion
     if as_json and answer is not None:
-        record: dict[str, Any] = {"role": "assistant", "content": answer.text, "tokens": None}
-        record["finish_reason"] = "interrupt"
-        if completion is not None:
-            record |= {"tokens": list(completion.tokens), "finish_reason": completion.finish_reason}
-        print(json.dumps(record), flush=True)
+        tokens, reason = (None, "interrupt") if completion is None else (completion.tokens, completion.finish_reason)
+        put_json({"role": "assistant", "content": answer.text, "tokens": tokens, "finish_reason": reason})
     if completion is None:
         tell("stopped")
     elif not quiet and answer is not None and not answer.text:

@@ -130,14 +130,8 @@ def evaluate(
         fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
         raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
     with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), typed or ()) as sources:
-        measured = measure(
-            run,
-            EvaluationText(sources, column, context, stride),
-            baseline=baseline,
-            device=device,
-            precision=precision,
-            report=display.report,
-        )
+        read = EvaluationText(sources, column, context, stride)
+        measured = measure(run, read, baseline=baseline, device=device, precision=precision, report=display.report)
     describe(measured.loaded, quiet)
     if is_main() and not typed and context is None and stride is None:
         figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}

@@ -1,6 +1,5 @@
 """`lmtool generate`: generate text with a trained model."""
 
-import json
 import sys
 import time
 from dataclasses import replace
@@ -12,6 +11,7 @@ import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, flag, option
+from lmtool.cli.output import check_new, describe, put_json, tell, warn
 from lmtool.cli.settings import with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
@@ -84,7 +84,6 @@ def generate(
     lmtool generate "ROMEO:" "JULIET:" -n 3 --max-new-tokens 100
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
     """
-    from lmtool.cli.output import check_new, describe, tell, warn
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import Options, choose, refuse_draft, to_record
     from lmtool.inference.generator import Drafter, TextGenerator
@@ -156,14 +155,14 @@ def generate(
             before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, settings, True)
             drawn.append((before, completion))
         if as_json:
-            print(json.dumps(record(generator, completion, settings, options)), flush=True)
+            put_json(record(generator, completion, settings, options))
         elif not streams:
             text = generator.echoed(completion.prompt, settings, echo) + completion.text
             print(("---\n" if i else "") + shown(text), flush=True)
             if show_probs:
                 _print_probabilities(generator, completion)
             if completion.score is not None and not quiet:
-                print(f"score {completion.score:.4f}", file=sys.stderr)
+                tell(f"score {completion.score:.4f}")
     if html is not None:
         from lmtool.report.generated import as_page
         from lmtool.report.page import write_page
@@ -173,13 +172,13 @@ def generate(
         facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
         write_page(html, as_page(drawn, loaded.tokenizer, facts))
         if not quiet:
-            print(plain(f"page {html}"), file=sys.stderr)
+            tell(f"page {html}")
     if not quiet:
         seconds = time.perf_counter() - began
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
         if n_known:
-            print(f"{n_known} of the texts are in the training data: other draws gave no new ones", file=sys.stderr)
-        print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}", file=sys.stderr)
+            tell(f"{n_known} of the texts are in the training data: other draws gave no new ones")
+        tell(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
 def _streamed(echoed: str, pieces: "Iterable[Piece]") -> "Iterator[Completion]":
@@ -229,7 +228,7 @@ def _replay(path: str, as_json: bool) -> None:
         all_same &= replayed.same
         if as_json:
             answer = {"prompt": replayed.record["prompt"], "sample": replayed.record["sample"], "same": replayed.same}
-            print(json.dumps({**answer, "differs_at": replayed.differs_at, "changed": replayed.changed}), flush=True)
+            put_json({**answer, "differs_at": replayed.differs_at, "changed": replayed.changed})
             continue
         outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""

@@ -21,12 +21,7 @@ def plan(
     names: list[str] | None = argument(
         "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
     ),
-    recipe: str | None = option(
-        "NAME",
-        "The recipe, if it is not named before.",
-        "--recipe",
-        "-r",
-    ),
+    recipe: str | None = option("NAME", "The recipe, if it is not named before.", "--recipe", "-r"),
     text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}"),
     source: str | None = option("RUN", "The run that would be trained further.", "--from"),
     *,

@@ -46,12 +46,9 @@ def show(
     from lmtool.recipe.load import find, load, settings_of
 
     recipe = load(name, settings_of(overrides or ()))
-    if resolved:
-        typer.echo(dump(recipe.recipe, recipe.origins), nl=False)
-    elif overrides:
-        typer.echo(dump(recipe.recipe), nl=False)
-    else:
-        typer.echo(find(name).read_text(encoding="utf-8"), nl=False)
+    origins = recipe.origins if resolved else None
+    text = dump(recipe.recipe, origins) if resolved or overrides else find(name).read_text(encoding="utf-8")
+    typer.echo(text, nl=False)
 
 
 def draw(name: str = NAMED, overrides: Overrides = None, output: HtmlFile = None) -> None:

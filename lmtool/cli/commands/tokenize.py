@@ -1,7 +1,7 @@
 """`lmtool tokenize`: train a tokenizer, and write text as a token store."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -9,7 +9,7 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import check_new, put_json
 from lmtool.cli.progress import Display, count, entries
-from lmtool.cli.settings import DEFAULT_RECIPE, Column, Overrides, recipe_name, stated
+from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in, stated
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,19 +18,29 @@ if TYPE_CHECKING:
     from lmtool.tokenization.tokenizer import Tokenizer
 
 
+_TOKENIZER_HELP = "Use this tokenizer.json, or that of a folder, a run, a model or last."
+_Kind = Literal["bpe", "wordpiece", "char", "word"]
+OPTIONS: KeyOptions = {
+    "data.column": OF_TEXT["data.column"],
+    "tokenizer.kind": (_Kind, option("", "Kind of tokenizer to train.")),
+    "tokenizer.vocab_size": (int, option("N", "Vocabulary size of the tokenizer to train.")),
+    "tokenizer.path": (str, option("RUN", _TOKENIZER_HELP, "--tokenizer")),
+}
+"""The options that set keys of the recipe."""
+
+
+@sets(OPTIONS)
 def tokenize(
     text: list[str] | None = argument("TEXT", TEXT_HELP),
     output: Path | None = option("DIR", "Folder for tokenizer.json, train/ and valid/.", "--output", "-o"),
     recipe: str = recipe_name(DEFAULT_RECIPE),
     overrides: Overrides = None,
-    column: Column = None,
-    kind: Literal["bpe", "wordpiece", "char", "word"] | None = option("", "Kind of tokenizer to train."),
-    vocab_size: int | None = option("N", "Vocabulary size of the tokenizer to train."),
-    tokenizer: str | None = option("RUN", "Use this tokenizer.json, or that of a folder, a run, a model or last."),
+    *,
     show: str | None = option("TEXT", "Show the pieces and ids of this text."),
     html: Path | None = option("FILE", "With --show: write a page of the pieces in colours, and of the merges of BPE."),
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Train a tokenizer on text, or load one, and tokenize the text.
 
@@ -46,14 +56,9 @@ def tokenize(
     if html is not None and show is None:
         raise UsageError("a page is of a text to show", fix="add --show TEXT")
     check_new(html)
-    flags = [
-        *stated(("tokenizer.kind", kind, "--kind"), ("tokenizer.vocab_size", vocab_size, "--vocab-size")),
-        *stated(("data.train", text, "TEXT"), ("data.column", column, "--column")),
-        *stated(
-            ("tokenizer.kind", None if tokenizer is None else "file", "--tokenizer"),
-            ("tokenizer.path", tokenizer, "--tokenizer"),
-        ),
-    ]
+    flags = [*stated(("data.train", text, "TEXT")), *settings_in(options, OPTIONS)]
+    if options["path"] is not None:
+        flags += stated(("tokenizer.kind", "file", "--tokenizer"))
     settings = settings_of(overrides or (), flags)
     planned = resolve(recipe, settings)
 
@@ -72,14 +77,8 @@ def tokenize(
     with Display(shown=True, quiet=quiet) as display:
         chosen = resolve_for_text(recipe, settings, cache=default_cache(), report=display.report)
         resolved = with_runs(chosen).recipe
-        prepared = prepare(
-            resolved.data.with_values({"stream": False}),
-            resolved.tokenizer,
-            cache=default_cache(),
-            seed=resolved.seed,
-            report=display.report,
-            out=output,
-        )
+        data, seed, report = resolved.data.with_values({"stream": False}), resolved.seed, display.report
+        prepared = prepare(data, resolved.tokenizer, cache=default_cache(), seed=seed, report=report, out=output)
     if show is not None:
         _show(prepared.tokenizer, show, as_json, html)
         return
