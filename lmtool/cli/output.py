@@ -28,12 +28,9 @@ def prepare_streams() -> None:
 
     A closed one discards all, a closed standard input is empty. Messages that standard error cannot take are dropped.
     """
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open as long as the process
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

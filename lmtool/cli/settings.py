@@ -50,7 +50,7 @@ _LABELS_HELP = (
 )
 _LabelsName = Literal["auto", "class", "multi", "number", "tags", "answers"]
 LABELS: KeyOptions = {"objective.task": (_LabelsName, _of_data("", _LABELS_HELP, "--labels", default="auto"))}
-"""The option that names the kind of labels, whose value `label_settings` reads."""
+"""The option that names the kind of labels, whose value `stated_labels` reads."""
 
 OF_TEXT: KeyOptions = {
     "data.valid": (list[str], option("FILE", "Validation text, instead of part of TEXT. May be repeated.")),
@@ -111,17 +111,23 @@ def with_settings(
     return with_options(options)
 
 
-def stated(*options: tuple[str, object, str]) -> "list[Setting]":
-    """The settings of those options that are used; each is a key of the recipe, a value, and the option as typed."""
-    from lmtool.recipe.load import Setting
-
-    return [Setting(*one) for one in options if one[1] is not None and one[1] is not False and one[1] != []]
+Stated = tuple[str, object, str]
+"""A key of the recipe, a value, and the option as typed. None, False and an empty list are of options not used."""
 
 
-def settings_in(values: Mapping[str, Any], options: KeyOptions = READING) -> "list[Setting]":
-    """The settings of those options of `sets` that are used. values: by the names of the options."""
+def settings_in(
+    values: Mapping[str, Any], options: KeyOptions = READING, *others: Stated, overrides: Sequence[str] | None = None
+) -> "list[Setting]":
+    """The settings of a command line: the overrides, and those options of `sets` and others that are used.
+
+    values: of the options, by name.
+    """
+    from lmtool.recipe.load import Setting, settings_of
+
     flags = {key: [*made.param_decls, f"--{_name(key).replace('_', '-')}"][0] for key, (_, made) in options.items()}
-    return stated(*((key, values.get(_name(key)), flag) for key, flag in flags.items()))
+    stated = [*others, *((key, values.get(_name(key)), flag) for key, flag in flags.items())]
+    used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
+    return settings_of(overrides or (), [Setting(*one) for one in used])
 
 
 def _name(key: str) -> str:
@@ -129,11 +135,11 @@ def _name(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def label_settings(labels: str) -> "list[Setting]":
-    """The setting of `--labels`; none where it is left to the table."""
+def stated_labels(labels: str) -> Stated:
+    """What `--labels` sets; nothing where it is left to the table."""
     if kind := {"tags": "tagging", "answers": "question-answering"}.get(labels):
-        return stated(("objective.kind", kind, "--labels"))
-    return stated(("objective.task", None if labels == "auto" else labels, "--labels"))
+        return "objective.kind", kind, "--labels"
+    return "objective.task", None if labels == "auto" else labels, "--labels"
 
 
 def as_data(reading: "Sequence[Setting]") -> "Data":

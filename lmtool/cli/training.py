@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import typer
 from lmtool.cli.output import put, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
+from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.tables.tasks.results import Results
@@ -74,9 +76,6 @@ def continued(output: Path | None, quiet: bool) -> bool:
 
     Raises UsageError without a directory.
     """
-    from functools import partial
-
-    from lmtool.errors import UsageError
     from lmtool.run.creation import is_begun
 
     if output is None:

@@ -7,7 +7,8 @@ from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, Column, Overrides, label_settings, sets, settings_in, stated
+from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels
+from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.checks.check import Checked
@@ -42,24 +43,19 @@ def check(
     lmtool check reviews.csv --test test.csv
     lmtool check book.txt --tokenizer last --json
     """
-    from lmtool.errors import UsageError
     from lmtool.interop.names import HUB
     from lmtool.interop.reference import run_of
-    from lmtool.recipe.load import settings_of
 
     if not names and not with_cache:
         raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache")
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [run_of(names[0])]
-    flags = [
-        *label_settings(options.pop("task")),
-        *settings_in(options),
-        *stated(("data.train", names, "TEXT"), ("data.valid", valid, "--valid")),
-        *stated(("data.test", test, "--test"), ("data.column", column, "--column")),
-    ]
+    texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
+    others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("task"))
+    settings = settings_in(options, READING, *others, overrides=overrides)
     reports = []
     if names:
-        reports.append(_look(names, settings_of(overrides or (), flags), tokenizer, quiet))
+        reports.append(_look(names, settings, tokenizer, quiet))
     if with_cache:
         from lmtool.checks.check import check_cache
         from lmtool.data.prepare import default_cache

@@ -1,12 +1,16 @@
 """`lmtool eval`: evaluate a model on text, or on labelled tables."""
 
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import TEXT_HELP, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
+from lmtool.cli.output import describe, describe_skipped, open_model, put_result
+from lmtool.cli.progress import Display
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
+from lmtool.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
     from lmtool.inference.load import Loaded
@@ -57,12 +61,9 @@ def evaluate(
     lmtool eval last --text "One day it rained."
     lmtool eval last@500 test.csv --json
     """
-    from lmtool.cli.output import describe, describe_skipped, open_model, put_result
-    from lmtool.cli.progress import Display
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_files, text_files
     from lmtool.data.table import Skipped
-    from lmtool.errors import UsageError
     from lmtool.inference.perplexity import EvaluationText, measure
     from lmtool.interop.names import is_published
     from lmtool.tables.predict import answers_tables, measure_tables
@@ -154,10 +155,6 @@ def _keep(loaded: "Loaded", sources: list[str], figures: Mapping[str, object]) -
 
 def _refuse_undefined(loss: float, run: str) -> None:
     """Raise NumericalError, after the results are printed, for a model whose outputs are no numbers."""
-    import math
-
-    from lmtool.errors import NumericalError
-
     if math.isnan(loss):
         fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
         raise NumericalError("the loss is NaN: the weights of this model are useless", where=run, fix=fix)

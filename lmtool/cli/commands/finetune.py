@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, Quiet
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import put, tell
-from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, label_settings, sets, settings_in, stated
+from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
 from lmtool.cli.training import continued, follow
 from lmtool.errors import UsageError
 
@@ -72,7 +72,6 @@ def finetune(
     lmtool finetune questions.tsv --from hf:sentence-transformers/all-MiniLM-L6-v2 --seeds 3
     lmtool finetune pairs.csv --from last --source-column de --target-column en --lora-rank 8
     """
-    from lmtool.recipe.load import settings_of
     from lmtool.recipe.resolve import resolve
 
     if start_or_resume and (merge or seeds > 1):
@@ -80,14 +79,13 @@ def finetune(
         raise UsageError("--start-or-resume is for one run", fix=fix)
     if start_or_resume and continued(output, quiet):
         return
-    labels, source_table = label_settings(options.pop("task")), stated(("data.train", table, "TABLE"))
-    flags = [*source_table, *labels, *settings_in(options, OPTIONS)]
+    others = ("data.train", table, "TABLE"), stated_labels(options.pop("task"))
+    settings = settings_in(options, OPTIONS, *others, overrides=overrides)
     if table and options["tasks"]:
         raise UsageError("--task is used instead of TABLE", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
         raise UsageError("--seeds trains one run after the other in one process", fix=fix)
-    settings = settings_of(overrides or (), flags)
     if recipe is not None:
         resolve(recipe, settings)  # mistakes are told before anything heavy is imported
 

@@ -8,7 +8,7 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json
 from lmtool.cli.progress import Display, count, scaled
-from lmtool.cli.settings import OF_TEXT, Overrides, sets, settings_in, stated
+from lmtool.cli.settings import OF_TEXT, Overrides, sets, settings_in
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,14 +43,13 @@ def plan(
     lmtool plan reviews.csv --from last
     lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
     """
-    from lmtool.recipe.load import settings_of
 
     recipes = [*filter(_is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
         raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
-    flags = [*stated(("data.train", sources, "TEXT")), *settings_in(options, OF_TEXT)]
-    planned = _planned(recipes[0] if recipes else None, source, settings_of(overrides or (), flags))
+    settings = settings_in(options, OF_TEXT, ("data.train", sources, "TEXT"), overrides=overrides)
+    planned = _planned(recipes[0] if recipes else None, source, settings)
 
     from lmtool.cost.planning import forecast_of
 

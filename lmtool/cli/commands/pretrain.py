@@ -4,7 +4,7 @@ from typing import Any
 
 from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume
 from lmtool.cli.help import argument, option
-from lmtool.cli.settings import OF_TEXT, Overrides, recipe_name, sets, settings_in, stated
+from lmtool.cli.settings import OF_TEXT, Overrides, recipe_name, sets, settings_in
 from lmtool.cli.training import continued, follow
 
 
@@ -34,11 +34,10 @@ def pretrain(
     """
     if start_or_resume and continued(output, quiet):
         return
-    from lmtool.recipe.load import settings_of
     from lmtool.recipe.resolve import resolve
 
-    flags = stated(("data.train", text, "TEXT"), ("distillation.teacher", teacher, "--teacher"))
-    chosen = settings_of(overrides or (), [*flags, *settings_in(options, OF_TEXT)])
+    others = ("data.train", text, "TEXT"), ("distillation.teacher", teacher, "--teacher")
+    chosen = settings_in(options, OF_TEXT, *others, overrides=overrides)
     if source is None:
         resolve(recipe, chosen)  # mistakes are told before anything heavy is imported
 

@@ -9,7 +9,7 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import check_new, put_json
 from lmtool.cli.progress import Display, count, entries
-from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in, stated
+from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,16 +50,13 @@ def tokenize(
     lmtool tokenize book.txt --kind bpe --vocab-size 2048 -o tokens
     lmtool tokenize --tokenizer last --show "One day"
     """
-    from lmtool.recipe.load import settings_of
     from lmtool.recipe.resolve import resolve
 
     if html is not None and show is None:
         raise UsageError("a page is of a text to show", fix="add --show TEXT")
     check_new(html)
-    flags = [*stated(("data.train", text, "TEXT")), *settings_in(options, OPTIONS)]
-    if options["path"] is not None:
-        flags += stated(("tokenizer.kind", "file", "--tokenizer"))
-    settings = settings_of(overrides or (), flags)
+    loaded = ("tokenizer.kind", None if options["path"] is None else "file", "--tokenizer")
+    settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     planned = resolve(recipe, settings)
 
     from lmtool.data.prepare import default_cache, prepare
