@@ -51,9 +51,8 @@ class TrainedModel(TextGenerator):
     ) -> NDArray[np.float32]:
         """A vector for each text, (N, D). layer, pool: as in `lmtool embed`; pooled as the model was trained to."""
         if pool == "none":
-            raise UsageError(
-                "vectors of words are written by lmtool embed", fix="pool each text: mean, max, first, last"
-            )
+            fix = "pool each text: mean, max, first, last"
+            raise UsageError("vectors of words are written by lmtool embed", fix=fix)
         embedded = embed(self.loaded, _listed(texts), layer, pool, truncate=truncate)
         return np.concatenate([one.vectors for one in embedded])
 
@@ -65,9 +64,8 @@ class TrainedModel(TextGenerator):
         loaded = self.loaded
         spec = loaded.recipe.objective
         if not isinstance(spec, HeadSpec | Seq2Seq):
-            raise UsageError(
-                "this model was not fine-tuned on a table", fix="fine-tune it first: lmtool finetune TABLE"
-            )
+            fix = "fine-tune it first: lmtool finetune TABLE"
+            raise UsageError("this model was not fine-tuned on a table", fix=fix)
         if not rows:
             return []
         texts = [_texts_of(row, isinstance(spec, Tagging)) for row in rows]

@@ -223,11 +223,13 @@ def scaled(number: float, unit: str) -> str:
 
 
 def _plan(plan: "Plan") -> list[str]:
-    learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
+    learnt = ""
+    if plan.learning != plan.parameters:
+        learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
     memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
     passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes"
     return [
-        f"model: {plan.parameters:,} parameters{learnt if plan.learning != plan.parameters else ''}; {plan.device}",
+        f"model: {plan.parameters:,} parameters{learnt}; {plan.device}",
         *([memory] if plan.held else []),
         f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
         f"{passes} over the {'table' if plan.unit == 'row' else 'text'}",

@@ -1,10 +1,9 @@
 """What of a run's recipe may change when it is resumed, and what a change resets; how two recipes differ."""
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
 from typing import Any, Literal, NamedTuple
 
-from lmtool.recipe.document import KeyPath, dotted
+from lmtool.recipe.document import dotted
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import keys, value_at
 from lmtool.recipe.spec.recipe import Recipe
@@ -69,7 +68,7 @@ def rule_of(key: str) -> Rule:
 
 def changes(before: Recipe, after: Recipe) -> dict[str, str]:
     """The differences between two recipes, by dotted key: `KEY OLD -> NEW`."""
-    old, new = ({dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after))
+    old, new = ({dotted(path): value for path, value in leaves(recipe)} for recipe in (before, after))
     differing = [key for key in old | new if old.get(key) != new.get(key)]
     if after.training.epochs is None is after.training.min_steps:
         # steps take their place when a run is trained longer
@@ -85,7 +84,3 @@ def unchangeable(changed: Iterable[str]) -> list[str]:
 def yardstick(recipe: Mapping[str, object]) -> dict[str, Any]:
     """What validations are compared by, with those of which the best one is chosen: keys of a recipe's JSON values."""
     return {key: value_at(recipe, tuple(key.split("."))) for key, rule in RESUMING.items() if "best" in rule.resets}
-
-
-def _value(recipe: Recipe, path: KeyPath) -> object:
-    return reduce(lambda part, name: getattr(part, str(name)), path, recipe)

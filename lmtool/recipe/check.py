@@ -1,6 +1,8 @@
 """Validates a nested mapping as a Recipe, and reports all mistakes at once in plain sentences."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -85,18 +87,12 @@ def _misfits(text: str, part: KeyPath, tree: Any, locate: Locate) -> Iterator[tu
 
     Of the keys that a line names, one from the command line is blamed before one in the file.
     """
-    value = _get(tree, part)
+    value = reduce(getitem, part, tree)
     for line in text.splitlines():
         key, _, what = line.partition(" ")
         named = [tuple(word.split(".")) for word in line.split() if word.split(".")[0] in value]
         origins = [locate((*part, *steps)) for steps in named or [()]]
         yield (*part, *key.split(".")), escaped(what, 200), min(origins, key=lambda origin: origin.line != 0)
-
-
-def _get(tree: Any, path: KeyPath) -> Any:
-    for step in path:
-        tree = tree[step]
-    return tree
 
 
 def _explain(error: str, location: _Location, tree: Any) -> tuple[KeyPath, str]:
@@ -107,7 +103,7 @@ def _explain(error: str, location: _Location, tree: Any) -> tuple[KeyPath, str]:
     options = parts(field)
     if error == "missing":
         return path, f"missing; {_needed(path, spec, options)}"
-    value = _get(tree, path)
+    value: Any = reduce(getitem, path, tree)
     if not options:
         return path, _wrong_value(value, spec, str(path[-1]), error)
     kinds = list(options) if len(options) > 1 else _kinds_of_one(next(iter(options.values())))

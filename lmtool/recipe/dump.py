@@ -25,10 +25,10 @@ def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
     return "".join(f"{text:{width}}  # {origins[key]}\n" if key else f"{text}\n" for text, key in lines)
 
 
-def leaves(spec: Spec, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The path of every plain value, in the order of the specs, the kind of each part first."""
+def leaves(spec: Spec, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Every plain value with its path, in the order of the specs, the kind of each part first."""
     for name, value in _fields(spec):
-        yield from leaves(value, (*path, name)) if isinstance(value, Spec) else ((*path, name),)
+        yield from leaves(value, (*path, name)) if isinstance(value, Spec) else [((*path, name), value)]
 
 
 def _fields(spec: Spec) -> list[tuple[str, object]]:
@@ -61,17 +61,12 @@ def _value(value: object) -> str:
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
+_ESCAPES = str.maketrans({'"': r"\"", "\\": r"\\", "\n": r"\n"})
+
+
 def _quoted(text: str) -> str:
     """A YAML string in double quotes, on one line, printable."""
-    return '"' + "".join(_escaped(character) for character in text) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    if character == "\n":
-        return "\\n"
-    return character if character.isprintable() else f"\\U{ord(character):08X}"
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in text.translate(_ESCAPES)) + '"'
 
 
 def schema() -> str:

@@ -5,17 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from lmtool.errors import UsageError
 from lmtool.recipe.load import Resolved, Setting, lay_over
-from lmtool.recipe.spec.objective import (
-    Classification,
-    Embedding,
-    HeadSpec,
-    QuestionAnswering,
-    Seq2Seq,
-    Tagging,
-    objectives_of,
-)
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, objectives_of
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import BpeTokenizer, Data
@@ -150,7 +144,7 @@ def recipe_for_tables(parent: Parent, shape: TableShape) -> Recipe:
             steps=math.ceil(epochs * n_rows / batch_size),
             epochs=epochs,
             batch_size=batch_size,
-            micro_tokens=_micro_tokens(model),
+            micro_tokens=max(1, min(MICRO_TOKENS, ACTIVATION_BYTES // max(1, model.activation_bytes))),
             precision=base.training.precision,
         ),
         tuning=Tuning(freeze="body" if _gives_features(model) else "none"),
@@ -160,8 +154,7 @@ def recipe_for_tables(parent: Parent, shape: TableShape) -> Recipe:
         checkpoint=Checkpointing(keep_last=1),
     )
     if isinstance(model, Averaging):
-        kept = {"training": base.training, "optimizer": base.optimizer, "schedule": base.schedule}
-        recipe = recipe.with_values(kept)
+        return recipe.with_values({key: getattr(base, key) for key in ("training", "optimizer", "schedule")})
     return recipe
 
 
@@ -198,11 +191,6 @@ def _rate(model: Model, published: bool, is_part: bool) -> float:
     return float(f"{rate:.2g}")
 
 
-def _micro_tokens(model: Model) -> int:
-    """Positions per micro-batch, fewer for models whose activations take much memory."""
-    return max(1, min(MICRO_TOKENS, ACTIVATION_BYTES // max(1, model.activation_bytes)))
-
-
 def continued(parent: Parent, other: Recipe | None, settings: Sequence[Setting]) -> Resolved:
     """The recipe for continued training of a run on another text: its model and tokenizer.
 
@@ -227,9 +215,7 @@ def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq
             what = f"a {model.title} has no state for each word that a head for {head} could read"
             fix = "name an encoder, a decoder or a bidirectional recurrent model"
             raise UsageError(what, where="--from", fix=fix)
-        if head == "tagging":
-            return Tagging(kind="tagging", layers=layers)
-        return QuestionAnswering(kind="question-answering", layers=layers)
+        return TypeAdapter[HeadSpec](HeadSpec).validate_python({"kind": head, "layers": layers})
     if "seq2seq" in learns and (writes or "classification" not in learns):
         return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
     if writes or "classification" not in learns:

@@ -150,7 +150,7 @@ def _find_beside(tree: dict[str, Any], folder: Path) -> None:
 
 def lay_over(recipe: Recipe, source: str, name: str, settings: Sequence[Setting]) -> Resolved:
     """`load` for a recipe that is already parsed. source: its name in messages. name: the recipe's."""
-    origins = {path: Origin(source, -1) for path in leaves(recipe)}
+    origins = {path: Origin(source, -1) for path, _ in leaves(recipe)}
     return _laid_over(Document(recipe.model_dump(mode="json"), origins), source, name, settings)
 
 
@@ -167,7 +167,7 @@ def _laid_over(
     mistakes.sort(key=lambda mistake: (mistake.origin.source != source, mistake.origin))
     if recipe is None or mistakes:
         raise RecipeError(list(dict.fromkeys(str(mistake) for mistake in mistakes)))
-    origins = {dotted(path): str(layers.origin(path) or "default") for path in leaves(recipe)}
+    origins = {dotted(path): str(layers.origin(path) or "default") for path, _ in leaves(recipe)}
     return Resolved(recipe, name, origins)
 
 

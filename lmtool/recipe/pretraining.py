@@ -123,7 +123,7 @@ def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) 
     shape: of the text; None before it is read: the sizes are then those of a usual text.
     Raises RecipeError for settings that are mistakes whatever the text.
     """
-    width, keys = _width_in(settings), _keys(settings)
+    width, keys = _width_in(settings), [setting.key for setting in settings]
     layers = _of_width(width or USUAL_WIDTH)
     usual = load(NAME, settings, chosen=_settings([layers], keys))
     if shape is None:
@@ -209,11 +209,6 @@ def _width_in(settings: Sequence[Setting]) -> int | None:
     """The width that a person has set."""
     widths = [setting.value for setting in settings if setting.key == "model.d_model" and not setting.adds]
     return widths[-1] if widths and isinstance(widths[-1], int) and widths[-1] > 0 else None
-
-
-def _keys(settings: Sequence[Setting]) -> list[str]:
-    """The keys that a person has set."""
-    return [setting.key for setting in settings]
 
 
 def _settings(inferred: Sequence[Inferred], keys: Sequence[str]) -> list[Setting]:

@@ -13,7 +13,7 @@ def covering() -> list[str]:
     has = {}
     for name in shipped():
         recipe: Any = load(name).recipe
-        paths = list(leaves(recipe))
+        paths = [path for path, _ in leaves(recipe)]
         has[name] = {(path, reduce(getattr, path, recipe) if path[-1] == "kind" else "") for path in paths}
     names: list[str] = []
     lacking = set().union(*has.values())

@@ -51,7 +51,7 @@ def changed(recipe: Any, path: tuple[str, ...]) -> Any:
 def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
     recipe = load(name).recipe
     measured = yardstick(recipe.model_dump())
-    for path in leaves(recipe):
+    for path, _ in leaves(recipe):
         key, other = ".".join(map(str, path)), changed(recipe, tuple(map(str, path)))
         found = changes(recipe, other)
         assert [*found] == [key], key

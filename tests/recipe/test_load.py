@@ -319,7 +319,7 @@ def test_any_override_gives_a_recipe_or_a_recipe_error(pairs):
     except RecipeError as error:
         told = error.mistakes
     if resolved:
-        assert set(resolved.origins) == {".".join(path) for path in leaves(resolved.recipe)}
+        assert set(resolved.origins) == {".".join(path) for path, _ in leaves(resolved.recipe)}
     else:
         assert told
         assert all(line.isprintable() and line.startswith("-s ") for line in told)

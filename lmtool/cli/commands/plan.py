@@ -114,15 +114,13 @@ def _lines(forecast: "Forecast") -> list[str]:
         lines.append(f"memory: {listed}; {scaled(footprint.peak, 'B')} at the peak")
     rows = f"micro-batch {forecast.rows}" + (f", {forecast.micro_batches} a step" if forecast.micro_batches > 1 else "")
     if forecast.memory is not None:
-        verdict = "fits" if forecast.fits else "does not fit"
-        lines.append(f"device: {where}, {forecast.precision}, {scaled(forecast.memory, 'B')}: {verdict} with {rows}")
+        rows = f"{scaled(forecast.memory, 'B')}: {'fits' if forecast.fits else 'does not fit'} with {rows}"
+    lines.append(f"device: {where}, {forecast.precision}{'; ' if forecast.memory is None else ', '}{rows}")
+    if forecast.tokens is None:
+        extent, over = count(forecast.examples, "row"), "table"
     else:
-        lines.append(f"device: {where}, {forecast.precision}; {rows}")
-    is_table = forecast.tokens is None
-    extent = count(forecast.examples, "row") if forecast.tokens is None else f"{scaled(forecast.tokens, '')}tokens"
-    passes = (
-        "" if forecast.epochs is None else f", {forecast.epochs:.1f} passes over the {'table' if is_table else 'text'}"
-    )
+        extent, over = f"{scaled(forecast.tokens, '')}tokens", "text"
+    passes = "" if forecast.epochs is None else f", {forecast.epochs:.1f} passes over the {over}"
     lines.append(f"length: {count(forecast.steps, 'step')}, {extent}{passes}")
     if forecast.seconds is None or forecast.step_seconds is None:
         lines.append(f"time: unknown, since {forecast.basis}")

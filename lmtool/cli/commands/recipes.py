@@ -7,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import HtmlFile, Json
 from lmtool.cli.help import argument, flag, group, register
-from lmtool.cli.output import check_new, put_json, show_picture
+from lmtool.cli.output import check_new, put, put_json, show_picture
 from lmtool.cli.settings import Overrides
 
 NAMED = argument("NAME", "A shipped recipe, or a YAML file.", ..., shown=True)
@@ -22,13 +22,13 @@ def ls(as_json: Json = False) -> None:
     """
     from lmtool.recipe.load import load, shipped
 
-    recipes = {name: load(name).recipe for name in shipped()}
-    width = max(len(name) for name in recipes)
-    for name, recipe in recipes.items():
+    names = shipped()
+    for name in names:
+        description = load(name).recipe.description
         if as_json:
-            put_json({"name": name, "description": recipe.description})
+            put_json({"name": name, "description": description})
         else:
-            typer.echo(f"{name:{width}}  {recipe.description}")
+            put(f"{name:{max(map(len, names))}}  {description}")
 
 
 def show(

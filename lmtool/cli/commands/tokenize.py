@@ -125,9 +125,8 @@ def _summarise(
         put_json(record)
         return
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
-    saved = f"{output}: tokenizer.json, train/, valid/"
-    if output is None:
-        saved = f"in the cache, {default_cache()}; -o DIR writes tokenizer.json and the tokens to a folder"
+    in_cache = f"in the cache, {default_cache()}; -o DIR writes tokenizer.json and the tokens to a folder"
+    saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
     typer.echo(f"tokenizer  {entries(prepared.tokenizer, requested)}")
     typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
     typer.echo(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")

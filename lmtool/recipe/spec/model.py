@@ -1,6 +1,6 @@
 """What all models have."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lmtool.recipe.spec.base import Spec
 
@@ -13,17 +13,15 @@ window of them."""
 class ModelSpec(Spec):
     """Base of all models."""
 
+    counts: ClassVar[bool] = False
+    """Whether it is estimated from counts, in one pass over the text, instead of by gradients."""
+
     kind: str
 
     @property
     def title(self) -> str:
         """Name of the model in messages, such as "transformer decoder"."""
         return self.kind
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is estimated from counts, in one pass over the text, instead of by gradients."""
-        return False
 
     @property
     def activation_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Models of words without order, and of counts."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -12,6 +12,8 @@ from lmtool.recipe.spec.recurrent import Features
 
 class NGram(ModelSpec):
     """N-gram counts, by default smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
+
+    counts: ClassVar[bool] = True
 
     kind: Literal["ngram"]
     order: Annotated[int, Field(ge=1, le=5)] = 5
@@ -30,10 +32,6 @@ class NGram(ModelSpec):
     def d_model(self) -> int:
         """Width of the state at a position: the number of context ids."""
         return max(1, self.order - 1)
-
-    @property
-    def counts(self) -> bool:
-        return True
 
 
 class WordsSpec(ModelSpec):
@@ -71,6 +69,8 @@ class Glove(WordsSpec):
 class Ppmi(WordsSpec):
     """Co-occurrence counts as positive pointwise mutual information, and its truncated SVD (Levy et al. 2015)."""
 
+    counts: ClassVar[bool] = True
+
     kind: Literal["ppmi"]
     d_model: PositiveInt = 100
     """Width of the vectors, the rank of the SVD."""
@@ -80,10 +80,6 @@ class Ppmi(WordsSpec):
     """Tokens of a row."""
     vocab_size: PositiveInt | None = None
     """Words; the tokenizer's size by default."""
-
-    @property
-    def counts(self) -> bool:
-        return True
 
 
 class Averaging(WordsSpec):
