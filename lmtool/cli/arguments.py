@@ -1,10 +1,9 @@
 """Arguments and options that several commands share, each a type that is written once."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, flag, shared
 
 TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz or .zst), or hf:NAME."
 RUN_HELP = (
@@ -12,22 +11,19 @@ RUN_HELP = (
     "directory or .gguf."
 )
 
-
-_shared = partial(option, default=...)
-
-TypedText = Annotated[list[str] | None, _shared("TEXT", "A text itself. May be repeated.", "--text")]
+TypedText = Annotated[list[str] | None, shared("TEXT", "A text itself. May be repeated.", "--text")]
 RunName = Annotated[str, argument("RUN", RUN_HELP, ..., shown=True)]
-Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], _shared("", "Device to compute on.")]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], shared("", "Device to compute on.")]
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16", "bf16", "float16", "int8"],
-    _shared("", "Data type of matrices and their products; bf16 is short for bfloat16."),
+    shared("", "Data type of matrices and their products; bf16 is short for bfloat16."),
 ]
 Json = Annotated[bool, flag("Print JSON for other programs.", "--json", default=...)]
 Quiet = Annotated[bool, flag("Print results and warnings only.", "--quiet", "-q", default=...)]
 OUTPUT_HELP = "Run directory; a new one in runs/ by default."
-OutputDir = Annotated[Path | None, _shared("DIR", OUTPUT_HELP, "--output", "-o")]
-HtmlFile = Annotated[Path | None, _shared("FILE", "Write an HTML page that needs no network.", "--output", "-o")]
-TaskName = Annotated[str, _shared("NAME", "One of the tasks that the run was trained on.", "--task", shown=False)]
-NumBeams = Annotated[int | None, _shared("N", "Beam width of the search that generates output texts.", min=1)]
+OutputDir = Annotated[Path | None, shared("DIR", OUTPUT_HELP, "--output", "-o")]
+HtmlFile = Annotated[Path | None, shared("FILE", "Write an HTML page that needs no network.", "--output", "-o")]
+TaskName = Annotated[str, shared("NAME", "One of the tasks that the run was trained on.", "--task", shown=False)]
+NumBeams = Annotated[int | None, shared("N", "Beam width of the search that generates output texts.", min=1)]
 START_OR_RESUME_HELP = "Continue the run in -o DIR, if there is one; do nothing if it is finished."
 StartOrResume = Annotated[bool, flag(START_OR_RESUME_HELP, "--start-or-resume", default=...)]

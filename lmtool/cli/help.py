@@ -6,6 +6,7 @@ A command declares what it alone takes as the default of a parameter, by `argume
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -37,6 +38,10 @@ def option(
     """
     more["rich_help_panel"] = panel or None
     return typer.Option(default, *names, metavar=metavar or None, help=text, show_default=shown, **more)
+
+
+shared = partial(option, default=...)
+"""An option that several commands share, each with a default of its own."""
 
 
 def flag(text: str, *names: str, default: Any = False, panel: str = "", **more: Any) -> Any:

@@ -5,20 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from lmtool.cli.help import flag, option
+from lmtool.cli.help import flag, option, shared
 from lmtool.decoding.settings import Settings, described
 
 if TYPE_CHECKING:
     from lmtool.recipe.load import Setting
     from lmtool.recipe.spec.text import Data
 
-_shared = partial(option, default=...)
 DEFAULT_RECIPE = "default"
 Overrides = Annotated[
-    list[str] | None, _shared("KEY=VALUE", "Override a key of the recipe; +N adds. May be repeated.", "--set", "-s")
+    list[str] | None, shared("KEY=VALUE", "Override a key of the recipe; +N adds. May be repeated.", "--set", "-s")
 ]
 COLUMN_HELP = "Text column of .jsonl, .csv and .parquet files."
-Column = Annotated[str | None, _shared("NAME", COLUMN_HELP)]
+Column = Annotated[str | None, shared("NAME", COLUMN_HELP)]
 
 
 def recipe_name(default: str | None) -> Any:

@@ -11,10 +11,8 @@ from lmtool.errors import UsageError
 from lmtool.recipe.load import Resolved, Setting, lay_over
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, objectives_of
 from lmtool.recipe.spec.recipe import Model, Recipe
-from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from lmtool.recipe.spec.training import AdamW, Checkpointing, Distillation, Evaluation, Linear, Training, Tuning
-from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
 
 BATCH_ROWS = 32
@@ -229,16 +227,12 @@ def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq
         # the head that it has, which goes on where the labels are the same
         of_head = {"layers", "pool", "dense", "dense_norm", "bias", "dropout"}
         return Classification(kind="classification", **base.objective.model_dump(include=of_head))
-    no_vector = isinstance(model, Averaging) and model.one_hot
-    return Classification(
-        kind="classification",
-        layers=layers,
-        # as in the papers, and so in the published families
-        dense="tanh" if isinstance(model, Transformer) and model.shape == "encoder" else "none",
-        bias=not (isinstance(model, Transformer) and model.shape == "decoder"),
-        dropout=0.0 if no_vector else Classification.model_fields["dropout"].default,
-    )
+    # as in the papers, and so in the published families
+    dense: Literal["tanh", "none"] = "tanh" if model.title == "transformer encoder" else "none"
+    bias, has_vector = model.title != "transformer decoder", not (isinstance(model, Averaging) and model.one_hot)
+    dropout = Classification.model_fields["dropout"].default if has_vector else 0.0
+    return Classification(kind="classification", layers=layers, dense=dense, bias=bias, dropout=dropout)
 
 
 def _gives_features(model: Model) -> bool:
-    return isinstance(model, Recurrent) and model.shape == "bidirectional"
+    return model.title == "recurrent bidirectional"

@@ -251,6 +251,9 @@ class Embedding(Spec):
     """Scale vectors to length one."""
 
 
+HeadSpec = Classification | Tagging | QuestionAnswering
+"""Objectives that put a head on a model, which the rows of a table train."""
+
 AnyObjective = Annotated[
     Causal
     | Bidirectional
@@ -263,15 +266,10 @@ AnyObjective = Annotated[
     | CbowWindow
     | WeightedCounts
     | WindowCounts
-    | Classification
-    | Tagging
-    | QuestionAnswering
+    | HeadSpec
     | Embedding,
     Field(discriminator="kind"),
 ]
-
-HeadSpec = Classification | Tagging | QuestionAnswering
-"""Objectives that put a head on a model, which the rows of a table train."""
 
 
 def objectives_of(model: ModelSpec) -> tuple[str, ...]:
@@ -300,3 +298,10 @@ def objectives_of(model: ModelSpec) -> tuple[str, ...]:
         case Averaging():
             return ("classification",)
     raise ValueError(f"no objective is for {model!r:.60}")
+
+
+def predicts_tokens(objective: AnyObjective) -> bool:
+    """Whether the model's own logits are used."""
+    if isinstance(objective, Classification):
+        return objective.lm_weight > 0
+    return not isinstance(objective, Tagging | QuestionAnswering | Embedding | ReplacedTokens)

@@ -10,16 +10,14 @@ from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
     Classification,
-    Embedding,
     HeadSpec,
     Masked,
-    QuestionAnswering,
     ReplacedTokens,
     Seq2Seq,
     SpanCorruption,
-    Tagging,
     WeightedCounts,
     objectives_of,
+    predicts_tokens,
 )
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, Data, TokenizerFile
@@ -117,7 +115,7 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
         case NGram(), Causal() if objective.scheduled_sampling:
             yield "objective.scheduled_sampling is for models trained by gradients, not for ngram models"
     match model:
-        case Transformer(embedding_width=int(), tie_embeddings=True, head_transform=False) if _predicts_tokens(
+        case Transformer(embedding_width=int(), tie_embeddings=True, head_transform=False) if predicts_tokens(
             objective
         ):
             yield "model.tie_embeddings needs model.head_transform, from d_model to embedding_width"
@@ -281,10 +279,3 @@ def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
         "next_sentence_head": False,
     }
     return Transformer.model_validate(model.model_dump() | smaller)
-
-
-def _predicts_tokens(objective: AnyObjective) -> bool:
-    """Whether the model's own logits are used."""
-    if isinstance(objective, Classification):
-        return objective.lm_weight > 0
-    return not isinstance(objective, Tagging | QuestionAnswering | Embedding | ReplacedTokens)
