@@ -84,12 +84,12 @@ def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[CommandFun
 
 
 def sets(options: KeyOptions) -> Callable[[CommandFunction], CommandFunction]:
-    """A decorator that gives a command options that set keys of the recipe, named as the last part of these.
+    """A decorator that gives a command options that set keys of the recipe, each named by its flag or else its key.
 
     See `with_options`, and `settings_in` for what they set.
     """
     types = {key: type_ | None if made.default is None else type_ for key, (type_, made) in options.items()}
-    return with_options({_name(key): (types[key], made) for key, (_, made) in options.items()})
+    return with_options({_typed(key, made)[1]: (types[key], made) for key, (_, made) in options.items()})
 
 
 def with_settings(
@@ -123,15 +123,16 @@ def settings_in(
     """
     from lmtool.recipe.load import Setting, settings_of
 
-    flags = {key: [*made.param_decls, f"--{_name(key).replace('_', '-')}"][0] for key, (_, made) in options.items()}
-    stated = [*others, *((key, values.get(_name(key)), flag) for key, flag in flags.items())]
+    flags = {key: _typed(key, made) for key, (_, made) in options.items()}
+    stated = [*others, *((key, values.get(name), flag) for key, (flag, name) in flags.items())]
     used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
     return settings_of(overrides or (), [Setting(*one) for one in used])
 
 
-def _name(key: str) -> str:
-    """The parameter for an option that sets a dotted key."""
-    return key.rpartition(".")[2]
+def _typed(key: str, made: Any) -> tuple[str, str]:
+    """An option that sets a key, as it is typed, and the parameter for its value."""
+    flag = [*made.param_decls, f"--{key.rpartition('.')[2].replace('_', '-')}"][0]
+    return flag, flag.removeprefix("--").replace("-", "_")
 
 
 def stated_labels(labels: str) -> Stated:

@@ -51,7 +51,7 @@ def check(
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [run_of(names[0])]
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
-    others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("task"))
+    others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
     settings = settings_in(options, READING, *others, overrides=overrides)
     reports = []
     if names:

@@ -79,9 +79,9 @@ def finetune(
         raise UsageError("--start-or-resume is for one run", fix=fix)
     if start_or_resume and continued(output, quiet):
         return
-    others = ("data.train", table, "TABLE"), stated_labels(options.pop("task"))
+    others = ("data.train", table, "TABLE"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OPTIONS, *others, overrides=overrides)
-    if table and options["tasks"]:
+    if table and options["task"]:
         raise UsageError("--task is used instead of TABLE", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"

@@ -55,7 +55,7 @@ def tokenize(
     if html is not None and show is None:
         raise UsageError("a page is of a text to show", fix="add --show TEXT")
     check_new(html)
-    loaded = ("tokenizer.kind", None if options["path"] is None else "file", "--tokenizer")
+    loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
     settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     planned = resolve(recipe, settings)
 
