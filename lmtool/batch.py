@@ -182,9 +182,8 @@ class Mask:
                 past = past | (key < self.prefix_B[row])
             allowed = allowed & past
         if self.window is not None:
-            if self.text_positions_PS is None:
-                query_at, key_at = query, key
-            else:
+            query_at, key_at = query, key
+            if self.text_positions_PS is not None:
                 text = row % len(self.text_positions_PS)
                 query_at, key_at = self.text_positions_PS[text, query], self.text_positions_PS[text, key]
             away = (query_at - key_at).abs()
