@@ -3,7 +3,7 @@
 Shapes: I input width, O output width, R rank.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lmtool.export.card import PLACEHOLDER, adapter_card
 from lmtool.export.exporting import Exportable, TypeName, as_type, expressed, to_json
 from lmtool.inference.base import Base, base_of, open_base
 from lmtool.inference.load import trained_model
-from lmtool.interop.families.layouts import Transposed, Weight
+from lmtool.interop.families.layouts import Transposed
 from lmtool.interop.names import HUB, parse_hub
 from lmtool.model.lora import AdaptedLinear
 from lmtool.recipe.spec.training import Lora
@@ -86,7 +86,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
 
 def _expressed_alike(adapted: Base, base: Base) -> Exportable:
     """The adapted model in the terms of the family that its base is exported as."""
-    family = expressed(base, base.run.origin.model_type if base.run.origin else None).family.model_type
+    family = expressed(base).family.model_type
     exportable = expressed(adapted, family)
     if exportable.family.model_type != family:
         what = f"the base is exported as {family}, which cannot express the adapted model"
@@ -124,14 +124,9 @@ def _adapters(exportable: Exportable) -> dict[str, Adapter]:
 def _head(exportable: Exportable) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a classifier's head, in the family's names."""
     tensors = exportable.base.checkpoint.model()
-    for weight in _head_weights(exportable):
-        yield from zip(weight.theirs, weight.layout.split(tensors[weight.ours]), strict=True)
-
-
-def _head_weights(exportable: Exportable) -> Sequence[Weight]:
-    if not exportable.has_head:
-        return ()
-    return [weight for weight in exportable.weights() if not weight.ours.startswith("body.")]
+    for weight in exportable.weights() if exportable.has_head else ():
+        if not weight.ours.startswith("body."):
+            yield from zip(weight.theirs, weight.layout.split(tensors[weight.ours]), strict=True)
 
 
 def _published(base: Base) -> tuple[str | None, str | None]:

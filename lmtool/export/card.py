@@ -67,11 +67,9 @@ def without_folders(text: str) -> str:
 
 def _pipeline(recipe: Recipe) -> str:
     """The Hub's name of the task."""
-    return (
-        "text2text-generation"
-        if recipe.model.reads == "source"
-        else PIPELINES.get(recipe.objective.kind, "text-generation")
-    )
+    if recipe.model.reads == "source":
+        return "text2text-generation"
+    return PIPELINES.get(recipe.objective.kind, "text-generation")
 
 
 def _card(base: Base, metadata: Sequence[str], code: Sequence[str], notes: Sequence[str]) -> str:
@@ -174,9 +172,8 @@ def usage(form: Form) -> list[str]:
     """The code that opens an exported model with Transformers, and predicts with its head."""
     auto = "AutoModel" if form.beside else auto_class(form.recipe)
     code = [
-        *([] if not form.has_head else ["import torch"]),
-        *(["from safetensors.torch import load_file"] if form.beside else []),
-        *(["from torch.nn.functional import linear"] if form.beside else []),
+        *(["import torch"] if form.has_head else []),
+        *(["from safetensors.torch import load_file", "from torch.nn.functional import linear"] if form.beside else []),
         f"from transformers import {auto}, AutoTokenizer",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',

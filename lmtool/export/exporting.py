@@ -32,6 +32,7 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
 from lmtool.tables.prepare import task_names
 from lmtool.tokenization.chat import PAIRS, ChatFormat, own_template, standing_alone
+from lmtool.tokenization.inner import text_of
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
@@ -89,10 +90,7 @@ class Exportable(Form):
             if (template := _template(prompt_format, recipe, inner, as_source)) is not None:
                 inner.post_processor = template
             whole = inner.to_str(pretty=True)
-        named = {role: token for role in ROLES if (token := (published or ROLES).get(role)) is not None}
-        roles: dict[str, str] = {
-            role: token["content"] if isinstance(token, dict) else token for role, token in named.items()
-        }
+        roles = {role: text for role in ROLES if (text := text_of((published or ROLES).get(role))) is not None}
         settings = {
             **roles,
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -115,13 +113,13 @@ def express(reference: str) -> Exportable:
 
     Raises UsageError, with the keys that stand in the way, when none can.
     """
-    base = open_base(reference)
-    return expressed(base, base.run.origin.model_type if base.run.origin else None)
+    return expressed(open_base(reference))
 
 
-def expressed(base: Base, preferred: str | None) -> Exportable:
-    """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
-    form = form_of(_decided(base), base.tokenizer, preferred)
+def expressed(base: Base, preferred: str | None = None) -> Exportable:
+    """The same of an open checkpoint. preferred: the `model_type` to try first; an imported model's own by default."""
+    origin = base.run.origin
+    form = form_of(_decided(base), base.tokenizer, preferred or (origin.model_type if origin else None))
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.published.config, CONFIG), names)
     config = form.published.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)

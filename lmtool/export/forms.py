@@ -114,7 +114,7 @@ def _first(
         try:
             published = family.publish(model, objective)
             if published.config.get("pad_token_id") not in (None, tokenizer.pad_id):
-                raise Inexpressible("model.position.offset", "it follows from the id of the padding token there")
+                raise Inexpressible({"model.position.offset": "it follows from the id of the padding token there"})
             return family, published
         except Inexpressible as error:
             if error.key != "model.shape":

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Inner
 from lmtool.errors import CheckpointError, DataError
 from lmtool.printable import plain
 from lmtool.tokenization.encoder import encoding_of
-from lmtool.tokenization.inner import ROLE_KEYS
+from lmtool.tokenization.inner import ROLE_KEYS, text_of
 from lmtool.tokenization.template import Refusal, SandboxedTemplate
 from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
 
@@ -99,8 +99,7 @@ class ChatFormat:
             opening = "".join(map(tokenizer.name, roles.template.before if roles.template else ()))
             tokens = {"opening": opening, "eos_token": tokenizer.name(roles.eos)}
             return cls(tokenizer, PLAIN_TEXT, "plain", tokens, now)
-        texts = {key: one.get("content") if isinstance(one := config.get(key), dict) else one for key in ROLE_KEYS}
-        tokens = {key: text for key, text in texts.items() if isinstance(text, str)}
+        tokens = {key: text for key in ROLE_KEYS if (text := text_of(config.get(key))) is not None}
         return cls(tokenizer, source, "the model's own", tokens, now)
 
     def alone(self, known: Mapping[str, str]) -> str:

@@ -149,10 +149,16 @@ def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str
     return Roles(pad, bos, eos, unk, mask, sep, named.get("cls", bos), begin, end, sentinels, specials, template)
 
 
+def text_of(named: object) -> str | None:
+    """The text of a token that is named by it, or by an object with it; None for anything else."""
+    text = named.get("content") if isinstance(named, dict) else named
+    return text if isinstance(text, str) else None
+
+
 def _token(inner: Inner, named: object) -> int | None:
-    """The id of a token that is named by its text, or by an object with it."""
-    name = named.get("content") if isinstance(named, dict) else named
-    token: int | None = inner.token_to_id(name) if isinstance(name, str) else None
+    """The id of a token of this name, see `text_of`."""
+    text = text_of(named)
+    token: int | None = None if text is None else inner.token_to_id(text)
     return token
 
 

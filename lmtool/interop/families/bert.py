@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.config import Config, Obstacles
 from lmtool.interop.families.encoder import Encoder
 from lmtool.interop.families.layouts import Weight
 from lmtool.recipe.spec.objective import AnyObjective, HeadSpec, Masked
@@ -58,16 +58,16 @@ class PostNormEncoder(Encoder):
     def _eps(self, config: Config) -> float:
         return config.positive("layer_norm_eps", float, 1e-12)
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        position = layers.position_of(model, self.model_type, LearnedPosition())
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        position = layers.position_of(model, self.model_type, obstacles, LearnedPosition())
         if isinstance(objective, Masked) and self.lm_gelu and model.activation != "gelu":
-            why = f"{model.activation}, where the head of {self.model_type} has gelu"
-            raise Inexpressible("model.activation", why, {"activation": "gelu"})
+            obstacles["model.activation"] = f"{model.activation}, where the head of {self.model_type} has gelu"
+            model = model.with_values({"activation": "gelu"})
         config = {
-            **super()._config(model, objective),
+            **super()._config(model, objective, obstacles),
             **self._size_keys(model),
             "max_position_embeddings": position.size or model.context + position.offset,
-            "hidden_act": layers.write_activation(model, self.model_type),
+            "hidden_act": layers.write_activation(model, self.model_type, obstacles),
             "hidden_dropout_prob": model.dropout,
             "attention_probs_dropout_prob": model.dropout,
         }
@@ -170,14 +170,12 @@ class Roberta(PostNormEncoder):
             raise config.refusal(f"pad_token_id is {padding}, and positions are counted from it")
         return padding + 1
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        config = super()._config(model, objective)
-        assert isinstance(model.position, LearnedPosition)
-        if not model.position.offset:
-            update = {"position.offset": 1, "position.size": config["max_position_embeddings"]}
-            why = "0, where roberta's is the padding token's id and 1"
-            raise Inexpressible("model.position.offset", why, update)
-        return {**config, "pad_token_id": model.position.offset - 1}
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        config = super()._config(model, objective, obstacles)
+        offset = model.position.offset if isinstance(model.position, LearnedPosition) else 1
+        if not offset:
+            obstacles["model.position.offset"] = "0, where roberta's is the padding token's id and 1"
+        return {**config, "pad_token_id": max(0, offset - 1)}
 
 
 class DistilBert(PostNormEncoder):
@@ -244,8 +242,8 @@ class Electra(PostNormEncoder):
         width = config.positive("embedding_size", int, 128)
         return {**model, "embedding_width": None if width == model["d_model"] else width}
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        config = super()._config(model, objective)
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        config = super()._config(model, objective, obstacles)
         return {**config, "embedding_size": model.embedding_width or model.d_model}
 
     def _body(self, model: Transformer) -> list[Weight]:

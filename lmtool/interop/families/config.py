@@ -146,27 +146,21 @@ class Config:
         return plain(repr(value))[:60]
 
 
+Obstacles = dict[str, str]
+"""Keys of a recipe that a family cannot express, and why; what is written is the nearest that it can."""
+
+
 class Inexpressible(Exception):
     """A family cannot express a recipe.
 
-    key: the key that stands in the way.
-    why: in a few words.
-    update: values of the section of the key, of which the family can express a recipe as far as this key goes.
-    obstacles: all keys that stand in the way, and why.
+    key: the first key that stands in the way.
+    obstacles: all of them, and why, in a few words.
     """
 
-    def __init__(self, key: str, why: str, update: Mapping[str, Any] | None = None) -> None:
-        super().__init__(f"{key}: {why}")
-        self.key = key
-        self.update = update
-        self.obstacles = {key: why}
-
-    @classmethod
-    def of(cls, obstacles: Mapping[str, str]) -> "Inexpressible":
-        """One of several obstacles, the first of which is its key."""
-        made = cls(*next(iter(obstacles.items())))
-        made.obstacles = dict(obstacles)
-        return made
+    def __init__(self, obstacles: Obstacles) -> None:
+        self.key, why = next(iter(obstacles.items()))
+        super().__init__(f"{self.key}: {why}")
+        self.obstacles = obstacles
 
 
 TASKS = {"single_label_classification": "class", "multi_label_classification": "multi", "regression": "number"}
@@ -204,15 +198,15 @@ def write_task(objective: AnyObjective) -> dict[str, Any]:
         return {}
     labels = objective.labels
     if objective.task == "auto":
-        raise Inexpressible("objective.task", "auto, which a labelled table decides")
+        raise Inexpressible({"objective.task": "auto, which a labelled table decides"})
     if objective.task == "number":
         labels = ("number",)
     elif not labels:
-        raise Inexpressible("objective.labels", "none, which a labelled table decides")
+        raise Inexpressible({"objective.labels": "none, which a labelled table decides"})
     elif objective.task == "class" and len(labels) == 1:
-        raise Inexpressible("objective.labels", "a single one, which Transformers takes for a number")
+        raise Inexpressible({"objective.labels": "a single one, which Transformers takes for a number"})
     elif len(set(labels)) < len(labels):
-        raise Inexpressible("objective.labels", "two of the same name")
+        raise Inexpressible({"objective.labels": "two of the same name"})
     return {
         "problem_type": next(kind for kind, task in TASKS.items() if task == objective.task),
         **write_labels(labels),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config, Inexpressible, read_task
+from lmtool.interop.families.config import Config, Inexpressible, Obstacles, read_task
 from lmtool.interop.families.family import SINGLE_STACK, Described, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, TokenHead
@@ -79,26 +79,26 @@ class Decoder(Family):
 
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
         if isinstance(objective, TokenHead):
-            raise Inexpressible("objective.kind", f"{objective.kind}, which is of encoders there")
+            raise Inexpressible({"objective.kind": f"{objective.kind}, which is of encoders there"})
         endings = {"classification": "ForSequenceClassification", "embedding": "Model"}
         return self.name + endings.get(objective.kind, self.causal)
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
         if isinstance(objective, Classification) and objective.task == "number":
             for key, value in (("center", 0.0), ("scale", 1.0)):
                 if getattr(objective, key) != value:
                     why = f"{getattr(objective, key)}, where {self.model_type} has scores without a bias"
-                    raise Inexpressible(f"objective.{key}", why, {key: value})
+                    obstacles[f"objective.{key}"] = why
         return {
             **self._size_keys(model),
             **dict.fromkeys(self.dropouts, model.dropout),
             self.eps: model.norm.eps,
             "tie_word_embeddings": model.tie_embeddings or isinstance(objective, Embedding),
-            **self._own_config(model),
+            **self._own_config(model, obstacles),
         }
 
-    def _own_config(self, model: Transformer) -> dict[str, Any]:
-        """The inverse of `_own_model`. Raises Inexpressible."""
+    def _own_config(self, model: Transformer, obstacles: Obstacles) -> dict[str, Any]:
+        """The inverse of `_own_model`."""
         return {}
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:

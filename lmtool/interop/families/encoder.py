@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config, Inexpressible, read_labels, read_task
+from lmtool.interop.families.config import Config, Inexpressible, Obstacles, read_labels, read_task
 from lmtool.interop.families.family import SINGLE_STACK, Described, Family
 from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weight, ZeroRow
 from lmtool.printable import plain
@@ -130,10 +130,10 @@ class Encoder(Family):
 
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
         if isinstance(objective, TokenHead) and not self.scores_tokens:
-            raise Inexpressible("objective.kind", f"{objective.kind}, for which {self.model_type} has another head")
+            raise Inexpressible({"objective.kind": f"{objective.kind}, for which {self.model_type} has another head"})
         return self.name + CLASSES.get(objective.kind, "Model")
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
         return {"pad_token_id": None, "tie_word_embeddings": model.tie_embeddings or not isinstance(objective, Masked)}
 
     def _alike(self, model: Transformer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtool.errors import CheckpointError
-from lmtool.interop.families.config import Config, Inexpressible, write_task
+from lmtool.interop.families.config import Config, Inexpressible, Obstacles, write_task
 from lmtool.interop.families.layouts import Weight
 from lmtool.model.heads import pooling
 from lmtool.recipe.spec.objective import (
@@ -114,51 +114,39 @@ class Family(ABC):
 
         What is published is described again, and compared in all keys that change the outputs: nothing is exported as
         something else. An `Embedding` asks for the body alone. Raises Inexpressible with all keys that stand in the
-        way: beyond one that the configuration has no value for, the others are those of the nearest recipe.
+        way: where the configuration has no value for one, the others are those of the nearest recipe.
         """
-        obstacles: dict[str, str] = {}
-        changed: set[str] = set()
-        nearest, head = model, objective
-        while True:
-            try:
-                published = self._published(nearest, head)
-                described = self._again(published.config, nearest, head)
-                break
-            except Inexpressible as error:
-                if error.update is None or error.key in changed:
-                    raise Inexpressible.of(obstacles | error.obstacles) from error
-                changed.add(error.key)
-                if f"{error.key.rpartition('.')[0]}.kind" not in obstacles:
-                    obstacles |= error.obstacles
-                if error.key.startswith("model."):
-                    nearest = nearest.with_values(error.update)
-                else:
-                    head = head.with_values(error.update)
+        obstacles: Obstacles = {}
+        try:
+            published = self._published(model, objective, obstacles)
+            described = self._again(published.config, model, objective)
+        except Inexpressible as error:
+            raise Inexpressible(obstacles | error.obstacles) from error
         for key, why in self._differences(model, objective, *described):
             obstacles.setdefault(key, why)
         # values that follow from others differ with these
         follow = {f"model.{key}" for key, value in model if value is None}
         obstacles = {key: why for key, why in obstacles.items() if key not in follow} or obstacles
         if obstacles:
-            raise Inexpressible.of(obstacles)
+            raise Inexpressible(obstacles)
         return published
 
-    def _published(self, model: Transformer, objective: AnyObjective) -> Published:
-        """Raises Inexpressible for what the configuration has no value for."""
+    def _published(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> Published:
+        """Of the nearest recipe, where the configuration has no value for something, which is added to `obstacles`."""
         if model.shape != self.shape:
-            raise Inexpressible("model.shape", f"{model.shape}, where {self.model_type} has {self.shape}")
+            raise Inexpressible({"model.shape": f"{model.shape}, where {self.model_type} has {self.shape}"})
         if model.vocab_size is None:
-            raise Inexpressible("model.vocab_size", "not given, and the tokenizer's is not known here")
+            raise Inexpressible({"model.vocab_size": "not given, and the tokenizer's is not known here"})
         if not model.inner_width:
-            why = f"0, where {self.model_type} has feed-forward networks"
-            raise Inexpressible("model.d_ff", why, {"d_ff": 4 * model.d_model})
+            obstacles["model.d_ff"] = f"0, where {self.model_type} has feed-forward networks"
+            model = model.with_values({"d_ff": 4 * model.d_model})
         architecture = self._architecture(model, objective)
         config = {
             "architectures": [architecture],
             "model_type": self.model_type,
             "vocab_size": model.vocab_size,
             **write_task(objective),
-            **self._config(model, objective),
+            **self._config(model, objective, obstacles),
         }
         return Published(architecture, config)
 
@@ -189,8 +177,8 @@ class Family(ABC):
         """Name of Transformers' class."""
 
     @abstractmethod
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        """Its own keys of config.json. Raises Inexpressible where they have no value for the recipe's."""
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        """Its own keys of config.json. Where they have no value for the recipe's, that is added to `obstacles`."""
 
     def _alike(self, model: Transformer) -> dict[str, Any]:
         """Values of the model's keys by which the family expresses it without a difference."""
@@ -206,7 +194,7 @@ class Family(ABC):
             again = Transformer.model_validate({"kind": "transformer", **described.model})
             head: AnyObjective = TypeAdapter(AnyObjective).validate_python(described.objective)
         except CheckpointError as error:
-            raise Inexpressible("model", error.what) from error
+            raise Inexpressible({"model": error.what}) from error
         except ValidationError as error:
             raise self._misfit(error) from error
         return again, head
@@ -215,9 +203,9 @@ class Family(ABC):
         """An error about sizes that a family has no keys for, so that those of a recipe do not fit together there."""
         first = error.errors()[0]
         if first["type"] != "value_error":
-            return Inexpressible("model", f"{self.model_type} has no such sizes")
+            return Inexpressible({"model": f"{self.model_type} has no such sizes"})
         key, _, why = str(first["ctx"]["error"]).splitlines()[0].partition(" ")
-        return Inexpressible(f"model.{key}", f"{why}, as it must in {self.model_type}")
+        return Inexpressible({f"model.{key}": f"{why}, as it must in {self.model_type}"})
 
 
 IN_TRAINING = frozenset(("kind", "context", "dropout", "ffn_dropout", "init"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config
+from lmtool.interop.families.config import Config, Obstacles
 from lmtool.interop.families.decoder import Decoder
 from lmtool.interop.families.family import SINGLE_STACK
 from lmtool.interop.families.layouts import Transposed, Weight, by_head
@@ -56,12 +56,12 @@ class Gpt2(Decoder):
             "score": "scaled-dot" if config.take("scale_attn_weights", bool) else "dot",
         }
 
-    def _own_config(self, model: Transformer) -> dict[str, Any]:
+    def _own_config(self, model: Transformer, obstacles: Obstacles) -> dict[str, Any]:
         rows = model.position.size if isinstance(model.position, LearnedPosition) else None
         return {
             "n_positions": rows or model.context,
             "n_inner": model.d_ff,
-            "activation_function": layers.write_activation(model, self.model_type),
+            "activation_function": layers.write_activation(model, self.model_type, obstacles),
             "scale_attn_weights": model.score != "dot",
         }
 
@@ -123,12 +123,12 @@ class GptNeoX(ByHeads):
             "position": layers.read_rotary(config, sizes["context"], theta, share),
         }
 
-    def _own_config(self, model: Transformer) -> dict[str, Any]:
-        position, rotary = layers.write_rotary(model, self.model_type)
+    def _own_config(self, model: Transformer, obstacles: Obstacles) -> dict[str, Any]:
+        position, rotary = layers.write_rotary(model, self.model_type, obstacles)
         del rotary["rope_theta"]
         rotary["rope_parameters"]["partial_rotary_factor"] = position.share
         return {
-            "hidden_act": layers.write_activation(model, self.model_type),
+            "hidden_act": layers.write_activation(model, self.model_type, obstacles),
             "use_parallel_residual": model.parallel,
             "rotary_emb_base": position.theta,
             "rotary_pct": position.share,
@@ -217,5 +217,5 @@ class Mpt(Decoder):
         section.ignore("attn_impl", "attn_pdrop")
         return {}
 
-    def _own_config(self, model: Transformer) -> dict[str, Any]:
+    def _own_config(self, model: Transformer, obstacles: Obstacles) -> dict[str, Any]:
         return {"attn_config": {key: next(iter(allowed), None) for key, allowed in self.attention.items()}}

@@ -6,7 +6,7 @@ Rotary positions are `rope_parameters` in Transformers 5, `rope_theta` and `rope
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.config import Config, Obstacles
 from lmtool.interop.families.layouts import SAME, Joined, Layout, Weight
 from lmtool.recipe.spec.position import LearnedPosition, RelativePosition, RotaryPosition, SinusoidalPosition
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
@@ -74,14 +74,16 @@ def read_activation(
     return choices[config.take(key, str, default)]
 
 
-def write_activation(model: Transformer, family: str, choices: Mapping[str, str] = ACTIVATIONS) -> str:
-    """Transformers' name of the activation. Raises Inexpressible when it is none of these."""
+def write_activation(
+    model: Transformer, family: str, obstacles: Obstacles, choices: Mapping[str, str] = ACTIVATIONS
+) -> str:
+    """Transformers' name of the activation; of the first of these, and an obstacle, when it is another one."""
     for theirs, ours in choices.items():
         if ours == model.activation:
             return theirs
     listed = ", ".join(dict.fromkeys(choices.values()))
-    update = {"activation": next(iter(choices.values()))}
-    raise Inexpressible("model.activation", f"{model.activation}, where {family} has {listed}", update)
+    obstacles["model.activation"] = f"{model.activation}, where {family} has {listed}"
+    return next(iter(choices))
 
 
 def is_gated(model: Transformer) -> bool:
@@ -89,11 +91,11 @@ def is_gated(model: Transformer) -> bool:
     return model.activation in GATES.values()
 
 
-def position_of(model: Transformer, family: str, nearest: P) -> P:
-    """The position of a model. Raises Inexpressible when it is of another kind than `nearest`."""
+def position_of(model: Transformer, family: str, obstacles: Obstacles, nearest: P) -> P:
+    """The position of a model; `nearest`, and an obstacle, when it is of another kind."""
     if not isinstance(model.position, type(nearest)):
-        why = f"{model.position.kind}, where {family} has {nearest.kind}"
-        raise Inexpressible("model.position.kind", why, {"position": nearest})
+        obstacles["model.position.kind"] = f"{model.position.kind}, where {family} has {nearest.kind}"
+        return nearest
     return model.position
 
 
@@ -153,12 +155,9 @@ def _scaling(values: Config, context: int) -> dict[str, Any]:
     return scaling
 
 
-def write_rotary(model: Transformer, family: str) -> tuple[RotaryPosition, dict[str, Any]]:
-    """The rotary position of a model, and the keys of both forms for it, without the rotated share.
-
-    Raises Inexpressible when its position is another one.
-    """
-    position = position_of(model, family, RotaryPosition(kind="rotary"))
+def write_rotary(model: Transformer, family: str, obstacles: Obstacles) -> tuple[RotaryPosition, dict[str, Any]]:
+    """The rotary position of a model, see `position_of`, and the keys of both its forms, without the rotated share."""
+    position = position_of(model, family, obstacles, RotaryPosition(kind="rotary"))
     kind = position.scaling.kind
     scaling = {_SCALING[key]: value for key, value in position.scaling if key in _SCALING and value is not None}
     scaling = {"rope_type": "default" if kind == "none" else kind, **scaling}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.config import Config, Inexpressible, Obstacles
 from lmtool.interop.families.decoder import Decoder
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
@@ -51,15 +51,12 @@ class LlamaLike(Decoder):
             "bias": any(biases.values()),
         }
 
-    def _own_config(self, model: Transformer) -> dict[str, Any]:
-        position, rotary = layers.write_rotary(model, self.model_type)
-        if position.share != 1:
-            why = f"{position.share}, where {self.model_type} has 1.0"
-            raise Inexpressible("model.position.share", why, {"position.share": 1.0})
+    def _own_config(self, model: Transformer, obstacles: Obstacles) -> dict[str, Any]:
+        _, rotary = layers.write_rotary(model, self.model_type, obstacles)
         return {
             "head_dim": model.head_width or model.d_model // model.n_heads,
             "num_key_value_heads": model.n_kv_heads or model.n_heads,
-            "hidden_act": layers.write_activation(model, self.model_type, self.activations),
+            "hidden_act": layers.write_activation(model, self.model_type, obstacles, self.activations),
             **rotary,
             **self._write_pattern(model),
             **dict.fromkeys(self.biased, model.bias),
@@ -81,10 +78,10 @@ class Llama(LlamaLike):
     ignored = (*LlamaLike.ignored, "pretraining_tp", "is_llama_config")
     biased = ("attention_bias", "mlp_bias")
 
-    def _own_config(self, model: Transformer) -> dict[str, Any]:
+    def _own_config(self, model: Transformer, obstacles: Obstacles) -> dict[str, Any]:
         if model.d_model % model.n_heads:
-            raise Inexpressible("model.n_heads", f"{model.n_heads}, which in {self.model_type} must divide d_model")
-        return super()._own_config(model)
+            raise Inexpressible({"model.n_heads": f"{model.n_heads}, which in {self.model_type} must divide d_model"})
+        return super()._own_config(model, obstacles)
 
 
 class Mistral(LlamaLike):

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.config import Config, Obstacles
 from lmtool.interop.families.encoder import Encoder
 from lmtool.recipe.spec.objective import AnyObjective, Classification, Masked
 from lmtool.recipe.spec.position import RotaryPosition
@@ -95,17 +95,16 @@ class ModernBert(Encoder):
     def _dropout(self, config: Config) -> float:
         return config.take("classifier_dropout", float, 0.0)
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        position = layers.position_of(model, self.model_type, RotaryPosition(kind="rotary"))
-        gate = layers.write_activation(model, self.model_type, layers.GATES)
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        position = layers.position_of(model, self.model_type, obstacles, RotaryPosition(kind="rotary"))
+        gate = layers.write_activation(model, self.model_type, obstacles, layers.GATES)
         window = 128
         if isinstance(model.pattern, WindowPattern):
             if model.pattern.size < 2:
-                why = "1, where modernbert sees a neighbour on each side"
-                raise Inexpressible("model.pattern.size", why, {"pattern.size": 2})
-            window = 2 * (model.pattern.size - 1)
+                obstacles["model.pattern.size"] = "1, where modernbert sees a neighbour on each side"
+            window = 2 * max(1, model.pattern.size - 1)
         config = {
-            **super()._config(model, objective),
+            **super()._config(model, objective, obstacles),
             **self._size_keys(model),
             "hidden_activation": gate,
             "classifier_activation": gate if isinstance(objective, Masked) else "gelu",

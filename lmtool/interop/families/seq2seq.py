@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config
+from lmtool.interop.families.config import Config, Obstacles
 from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import AsRow, Weight, in_halves
 from lmtool.model.layers.positions import SinusoidalPositions
@@ -55,7 +55,7 @@ class EncoderDecoder(Family):
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
         return self.architecture
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
         sizes = self._size_keys(model)
         copied = {other: sizes[name] for other, name in self.others.items() if "decoder" in other}
         return {"is_encoder_decoder": True, "pad_token_id": None, **sizes, **copied}
@@ -121,10 +121,10 @@ class BartLike(EncoderDecoder):
             "ffn_dropout": config.take("activation_dropout", float, 0.0),
         }
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
         return {
-            **super()._config(model, objective),
-            "activation_function": layers.write_activation(model, self.model_type),
+            **super()._config(model, objective, obstacles),
+            "activation_function": layers.write_activation(model, self.model_type, obstacles),
             "scale_embedding": model.scale_embedding,
             "tie_word_embeddings": True,
             "dropout": model.dropout,
@@ -157,10 +157,10 @@ class Bart(BartLike):
         position = {"kind": "learned", "size": model["context"] + 2, "offset": 2}
         return {**model, "position": position, "separate_inputs": True}
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        position = layers.position_of(model, self.model_type, LearnedPosition(offset=2))
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        position = layers.position_of(model, self.model_type, obstacles, LearnedPosition(offset=2))
         size = (position.size or model.context + position.offset) - 2
-        return {**super()._config(model, objective), "max_position_embeddings": size}
+        return {**super()._config(model, objective, obstacles), "max_position_embeddings": size}
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
         weights = super().weights(model, objective)
@@ -181,9 +181,9 @@ class Sinusoidal(BartLike):
     def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
         return {**super()._model(config, names), "position": {"kind": "sinusoidal", "layout": "halves"}}
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        layers.position_of(model, self.model_type, SinusoidalPosition())
-        return super()._config(model, objective)
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        layers.position_of(model, self.model_type, obstacles, SinusoidalPosition())
+        return super()._config(model, objective, obstacles)
 
     def _alike(self, model: Transformer) -> dict[str, Any]:
         return {"position": SinusoidalPosition(layout="halves")}
@@ -213,8 +213,8 @@ class Marian(Sinusoidal):
     others: ClassVar = {**BartLike.others, "decoder_vocab_size": "vocab_size"}
     expected: ClassVar = {**BartLike.expected, "share_encoder_decoder_embeddings": (True,)}
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        return {**super()._config(model, objective), "share_encoder_decoder_embeddings": True}
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        return {**super()._config(model, objective, obstacles), "share_encoder_decoder_embeddings": True}
 
 
 class Pegasus(Sinusoidal):
@@ -275,12 +275,12 @@ class T5(EncoderDecoder):
             return {"tie_embeddings": tied, "scale_head": tied}
         return {"tie_embeddings": not untied, "scale_head": scaled}
 
-    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        position = layers.position_of(model, self.model_type, RelativePosition(kind="relative"))
+    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
+        position = layers.position_of(model, self.model_type, obstacles, RelativePosition(kind="relative"))
         gated = layers.is_gated(model)
-        name = layers.write_activation(model, self.model_type, layers.GATES if gated else layers.ACTIVATIONS)
+        name = layers.write_activation(model, self.model_type, obstacles, layers.GATES if gated else layers.ACTIVATIONS)
         return {
-            **super()._config(model, objective),
+            **super()._config(model, objective, obstacles),
             "d_kv": model.head_width or model.d_model // model.n_heads,
             "feed_forward_proj": f"gated-{name}" if gated else name,
             "dense_act_fn": name,
