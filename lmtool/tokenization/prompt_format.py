@@ -142,12 +142,11 @@ class PromptFormat:
                 around=(before, () if answering else after),
             )
         match recipe.objective, model.reads:
-            case ((objective.Masked() | objective.ReplacedTokens()), _) | (
-                (objective.Classification() | objective.TokenHead()),
-                "both",
-            ):
+            case ((objective.Masked() | objective.ReplacedTokens()), _):
                 format = replace(format, before=(t.cls_id,), after=(t.sep_id,))
-            case ((objective.Classification() | objective.TokenHead()), "past"):
+            case ((objective.Classification() | objective.Tagging() | objective.QuestionAnswering()), "both"):
+                format = replace(format, before=(t.cls_id,), after=(t.sep_id,))
+            case ((objective.Classification() | objective.Tagging() | objective.QuestionAnswering()), "past"):
                 format = replace(format, before=(t.bos_id,), after=(t.cls_id,), documents=True)
             case objective.Classification(), "words" if isinstance(model, Averaging) and model.tf_idf:
                 format = replace(format, before=(t.sep_id,), after=(t.sep_id,))

@@ -11,6 +11,8 @@ from lmtool.recipe.spec.objective import AnyObjective, HeadSpec, Masked
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Transformer
 
+_QKV = "attention.self.query attention.self.key attention.self.value"
+
 
 class PostNormEncoder(Encoder):
     """An encoder with learned positions and norms after each sublayer.
@@ -21,6 +23,17 @@ class PostNormEncoder(Encoder):
 
     sizes = layers.USUAL_SIZES
     expected: ClassVar[Mapping[str, Any]] = {"position_embedding_type": ("absolute",), "is_decoder": (False,)}
+    top: ClassVar[layers.Modules] = {
+        "inputs.tokens": "embeddings.word_embeddings",
+        "inputs.position.table": "embeddings.position_embeddings",
+        "inputs.segments": "embeddings.token_type_embeddings",
+        "inputs.norm": "embeddings.LayerNorm",
+    }
+    layer = "encoder.layer.{}"
+    parts: ClassVar[layers.Modules] = {
+        **layers.attention(0, "attention.output.LayerNorm", _QKV, "attention.output.dense"),
+        **layers.feed_forward(1, "output.LayerNorm", "intermediate.dense", "output.dense"),
+    }
     keys: ClassVar[Mapping[str, str]] = {}
     lm_gelu: ClassVar[bool] = False
 
@@ -79,22 +92,6 @@ class PostNormEncoder(Encoder):
         return {self.keys.get(key, key): value for key, value in config.items()}
 
 
-def _bert_modules(body: str) -> layers.Modules:
-    return {
-        "inputs.tokens": f"{body}.embeddings.word_embeddings",
-        "inputs.position.table": f"{body}.embeddings.position_embeddings",
-        "inputs.segments": f"{body}.embeddings.token_type_embeddings",
-        "inputs.norm": f"{body}.embeddings.LayerNorm",
-    }
-
-
-_QKV = "attention.self.query attention.self.key attention.self.value"
-BERT_PARTS: layers.Modules = {
-    **layers.attention(0, "attention.output.LayerNorm", _QKV, "attention.output.dense"),
-    **layers.feed_forward(1, "output.LayerNorm", "intermediate.dense", "output.dense"),
-}
-
-
 class Bert(PostNormEncoder):
     """BERT (Devlin et al. 2019), with or without its next-sentence head."""
 
@@ -113,9 +110,6 @@ class Bert(PostNormEncoder):
         r"cls\.predictions\.(bias|decoder\.weight|decoder\.bias)",
     )
     name = "Bert"
-    modules = _bert_modules("bert")
-    layer = "bert.encoder.layer.{}"
-    parts = BERT_PARTS
     lm_dense = "cls.predictions.transform.dense"
     lm_norm = "cls.predictions.transform.LayerNorm"
     lm_output = "cls.predictions.decoder"
@@ -151,9 +145,6 @@ class Roberta(PostNormEncoder):
         r"lm_head\.(bias|decoder\.weight|decoder\.bias)",
     )
     name = "Roberta"
-    modules = _bert_modules("roberta")
-    layer = "roberta.encoder.layer.{}"
-    parts = BERT_PARTS
     lm_dense = "lm_head.dense"
     lm_norm = "lm_head.layer_norm"
     lm_output = "lm_head.decoder"
@@ -194,10 +185,8 @@ class DistilBert(PostNormEncoder):
         "classifier_dropout": "seq_classif_dropout",
     }
     name = "DistilBert"
-    modules: ClassVar[layers.Modules] = {
-        ours: theirs for ours, theirs in _bert_modules("distilbert").items() if ours != "inputs.segments"
-    }
-    layer = "distilbert.transformer.layer.{}"
+    top: ClassVar = {ours: theirs for ours, theirs in PostNormEncoder.top.items() if ours != "inputs.segments"}
+    layer = "transformer.layer.{}"
     parts: ClassVar[layers.Modules] = {
         **layers.attention(0, "sa_layer_norm", "attention.q_lin attention.k_lin attention.v_lin", "attention.out_lin"),
         **layers.feed_forward(1, "output_layer_norm", "ffn.lin1", "ffn.lin2"),
@@ -226,9 +215,6 @@ class Electra(PostNormEncoder):
         r"generator_lm_head\.weight",
     )
     name = "Electra"
-    modules = _bert_modules("electra")
-    layer = "electra.encoder.layer.{}"
-    parts = BERT_PARTS
     lm_dense = "generator_predictions.dense"
     lm_norm = "generator_predictions.LayerNorm"
     lm_output = "generator_lm_head"

@@ -20,10 +20,6 @@ class Decoder(Family):
     eps: their key of the epsilon of norms.
     dropouts: keys of all dropouts.
     fixed: what all its models have in the recipe, `norm` apart.
-
-    top: their names of modules, below `prefix`.
-    layer: their name of a layer, below `prefix`, with {} for its number.
-    parts: their names of the modules of a layer, ours with the number of the sublayer.
     """
 
     name: ClassVar[str]
@@ -36,9 +32,6 @@ class Decoder(Family):
     norm: ClassVar[Mapping[str, Any]] = {"kind": "layer"}
 
     shape = "decoder"
-    top: ClassVar[Mapping[str, str]]
-    layer: ClassVar[str]
-    parts: ClassVar[layers.Modules]
 
     def describe(self, config: Config, names: Collection[str]) -> Described:
         model = self._model(config, len(names))
@@ -102,11 +95,7 @@ class Decoder(Family):
         return {}
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
-        modules = {
-            **{ours: f"{self.prefix}{theirs}" for ours, theirs in self.top.items()},
-            **layers.of_stack(model, "stack", f"{self.prefix}{self.layer}", self.parts),
-        }
-        weights = [self._laid_out(weight, model) for weight in layers.parameters_of(model, modules)]
+        weights = [self._laid_out(weight, model) for weight in layers.parameters_of(model, self._modules(model))]
         if isinstance(objective, Classification):
             body = [replace(weight, ours=f"body.{weight.ours}") for weight in weights]
             return [*body, Weight("head.weight", ("score.weight",))]

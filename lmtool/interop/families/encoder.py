@@ -46,9 +46,6 @@ class Encoder(Family):
     """An encoder, whose head is that of masked language modelling, of classification, or none.
 
     name: of its classes, without `For...`.
-    modules: embeddings and final norm, ours and theirs.
-    layer: their name of a layer, with {} for its number.
-    parts: of a layer, ours with the number of the sublayer.
     lm_dense, lm_norm, lm_output: modules of the masked language model's head.
     lm_bias: the bias of a tied output matrix, where it is not that of `lm_output`.
     pooler: a module of the body that only its own heads read.
@@ -59,9 +56,6 @@ class Encoder(Family):
     shape = "encoder"
     of_shape = SINGLE_STACK
     name: ClassVar[str]
-    modules: ClassVar[layers.Modules]
-    layer: ClassVar[str]
-    parts: ClassVar[layers.Modules]
     lm_dense: ClassVar[str]
     lm_norm: ClassVar[str]
     lm_output: ClassVar[str]
@@ -141,7 +135,7 @@ class Encoder(Family):
         return {"n_segments": model.n_segments or 1} if self._has_segments() else {}
 
     def _has_segments(self) -> bool:
-        return "inputs.segments" in self.modules
+        return "inputs.segments" in self.top
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
         weights = self._body(model)
@@ -172,7 +166,7 @@ class Encoder(Family):
         return Weight("head.bias", (bias, self.lm_bias), Copied())
 
     def _body(self, model: Transformer) -> list[Weight]:
-        modules = {**self.modules, **layers.of_stack(model, "stack", self.layer, self.parts)}
+        modules = self._modules(model)
         if not model.norm.first:
             del modules["stack.sublayers.0.norm"]
         if model.n_segments or not self._has_segments():

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtool.errors import CheckpointError
+from lmtool.interop.families import layers
 from lmtool.interop.families.config import Config, Inexpressible, Obstacles, write_task
 from lmtool.interop.families.layouts import Weight
 from lmtool.model.heads import pooling
@@ -67,6 +68,9 @@ class Family(ABC):
     defaults: values of keys that files omit, as in the class of the configuration.
     of_shape, expected: the only values of keys that a recipe expresses: of all families of a shape, and of this one.
     ignored: keys that change no logits.
+    top: modules outside of layers, ours and theirs, below `prefix`.
+    layer: their name of a layer, below `prefix`, with {} for its number.
+    parts: the modules of a layer, ours with the number of the sublayer.
     redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
     renamed: parts of names in some files, with what they are called in most.
     """
@@ -80,6 +84,9 @@ class Family(ABC):
     expected: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     ignored: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = ""
+    top: ClassVar[layers.Modules]
+    layer: ClassVar[str]
+    parts: ClassVar[layers.Modules]
     redundant: ClassVar[tuple[str, ...]] = ()
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
@@ -100,6 +107,11 @@ class Family(ABC):
         """The inverse of `_sizes`."""
         values = {**dict(model), "d_ff": model.inner_width}
         return {theirs: values[ours] for ours, theirs in self.sizes.items()}
+
+    def _modules(self, model: Transformer) -> dict[str, str]:
+        """All modules of the body, of one stack."""
+        top = {ours: f"{self.prefix}{theirs}" for ours, theirs in self.top.items()}
+        return {**top, **layers.of_stack(model, "stack", f"{self.prefix}{self.layer}", self.parts)}
 
     @abstractmethod
     def describe(self, config: Config, names: Collection[str]) -> Described:

@@ -26,12 +26,12 @@ class ModernBert(Encoder):
     prefix = "model."
     redundant = (r"decoder\.weight",)
     name = "ModernBert"
-    modules: ClassVar[layers.Modules] = {
-        "inputs.tokens": "model.embeddings.tok_embeddings",
-        "inputs.norm": "model.embeddings.norm",
-        "stack.norm": "model.final_norm",
+    top: ClassVar = {
+        "inputs.tokens": "embeddings.tok_embeddings",
+        "inputs.norm": "embeddings.norm",
+        "stack.norm": "final_norm",
     }
-    layer = "model.layers.{}"
+    layer = "layers.{}"
     parts: ClassVar[layers.Modules] = {
         **layers.attention(0, "attn_norm", "attn.Wqkv", "attn.Wo"),
         **layers.feed_forward(1, "mlp_norm", "mlp.Wi", "mlp.Wo"),
@@ -132,17 +132,9 @@ def _thetas(config: Config) -> tuple[float, float]:
     narrow = wide if config.values.get("local_rope_theta", 0) is None else 10_000.0
     narrow = config.positive("local_rope_theta", float, narrow)
     config.expect("rope_scaling")
-    scaled = config.optional("rope_parameters", dict)
-    if scaled is None:
-        return wide, narrow
-    thetas = []
+    scaled, thetas = config.section("rope_parameters"), []
     for kind, theta in ((layers.FULL, wide), (layers.SLIDING, narrow)):
-        of_kind = scaled.get(kind, {})
-        if not isinstance(of_kind, dict) or not of_kind.keys() <= {"rope_type", "rope_theta"}:
-            raise config.refusal(f"rope_parameters of {kind} have keys that no recipe can express")
-        nested = Config(of_kind, config.where)
+        nested = scaled.section(kind)
         nested.expect("rope_type", "default")
         thetas.append(nested.positive("rope_theta", float, theta))
-    if not scaled.keys() <= {layers.FULL, layers.SLIDING}:
-        raise config.refusal("rope_parameters have keys other than full_attention and sliding_attention")
     return thetas[0], thetas[1]

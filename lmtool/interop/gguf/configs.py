@@ -106,10 +106,7 @@ def _sizes_of_file(architecture: Architecture, keys: Config, vocab_size: int) ->
     name = architecture.name
 
     def size(key: str, default: int | None = None) -> int:
-        value = keys.take(f"{name}.{key}", int, default)
-        if not 0 < value < 1 << 31:
-            raise keys.refusal(f"{name}.{key} is {value}")
-        return value
+        return keys.positive(f"{name}.{key}", int, default)
 
     sizes = {ours: size(key) for ours, key in SIZE_KEYS.items()}
     heads = sizes["n_heads"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.quants import quant_shape_to_byte_shape, quantize
 from torch import Tensor
 
@@ -22,6 +22,14 @@ from lmtool.printable import plain
 Quantization = Literal["f16", "q8_0"]
 _TYPES = {"f16": GGMLQuantizationType.F16, "q8_0": GGMLQuantizationType.Q8_0}
 _FILE_TYPES = {"f16": LlamaFileType.MOSTLY_F16, "q8_0": LlamaFileType.MOSTLY_Q8_0}
+_VALUE_TYPES: Mapping[type, GGUFValueType] = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+    list: GGUFValueType.ARRAY,
+}
+"""Types as llama.cpp has them: numbers of 32 bits, and sizes without a sign."""
 _LARGEST = {GGMLQuantizationType.F32: math.inf, GGMLQuantizationType.F16: 65504, GGMLQuantizationType.Q8_0: 65504 * 127}
 """Value that each type can hold; Q8_0 has a 16-bit scale."""
 
@@ -51,7 +59,8 @@ def write_gguf(
     writer.add_quantization_version(GGML_QUANT_VERSION)
     note = {NOTE: json.dumps(config[NOTE], ensure_ascii=False)} if NOTE in config else {}
     for key, value in (expressed.values | vocabulary | note).items():
-        _add(writer, key, value)
+        if value not in ("", []):
+            writer.add_key_value(key, value, _VALUE_TYPES[type(value)])
     kinds = {pair: _kind(pair, _TYPES[quantization]) for pair in expressed.pairs}
     for pair, kind in kinds.items():
         shape = quant_shape_to_byte_shape(pair.shape, kind)
@@ -69,21 +78,6 @@ def write_gguf(
             writer.close()
         with new.open("rb+") as file:
             os.fsync(file.fileno())
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Numbers as llama.cpp has them: 32 bits, and sizes without a sign."""
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case list():
-            writer.add_array(key, value)
 
 
 def _kind(pair: TensorPair, matrices: GGMLQuantizationType) -> GGMLQuantizationType:
