@@ -86,7 +86,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
 
 def _expressed_alike(adapted: Base, base: Base) -> Exportable:
     """The adapted model in the terms of the family that its base is exported as."""
-    family = expressed(base).family.model_type
+    family = expressed(base, base.run.origin.model_type if base.run.origin else None).family.model_type
     exportable = expressed(adapted, family)
     if exportable.family.model_type != family:
         what = f"the base is exported as {family}, which cannot express the adapted model"

@@ -113,13 +113,13 @@ def express(reference: str) -> Exportable:
 
     Raises UsageError, with the keys that stand in the way, when none can.
     """
-    return expressed(open_base(reference))
+    base = open_base(reference)
+    return expressed(base, base.run.origin.model_type if base.run.origin else None)
 
 
-def expressed(base: Base, preferred: str | None = None) -> Exportable:
-    """The same of an open checkpoint. preferred: the `model_type` to try first; an imported model's own by default."""
-    origin = base.run.origin
-    form = form_of(_decided(base), base.tokenizer, preferred or (origin.model_type if origin else None))
+def expressed(base: Base, preferred: str | None) -> Exportable:
+    """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
+    form = form_of(_decided(base), base.tokenizer, preferred)
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.published.config, CONFIG), names)
     config = form.published.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)

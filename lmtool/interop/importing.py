@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer as Inner
 from torch import Tensor
 
-from lmtool.checksum import sha256_of_json
+from lmtool.checksum import sha256_of_file, sha256_of_json
 from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES
@@ -25,7 +25,7 @@ from lmtool.interop.families.config import Config, read_labels
 from lmtool.interop.families.family import BODY, Described, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.names import HUB, NOTE, imports_folder, known_run, noted, parse_hub, pointer_of
-from lmtool.interop.sources import Source, digest, download, open_source
+from lmtool.interop.sources import Source, download, open_source
 from lmtool.model import with_head
 from lmtool.model.size import outline
 from lmtool.printable import plain
@@ -109,7 +109,8 @@ def _digests(source: Source) -> dict[str, str]:
         note = imports_folder() / "digests" / sha256_of_json(state)
         sha = noted(note)
         if re.fullmatch("[0-9a-f]{64}", sha) is None:
-            sha = digest(real)
+            with refusing("cannot read", real, "check its permissions"):
+                sha = sha256_of_file(real)
             _note(note, sha)
         digests[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
     return digests

@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.checksum import sha256_of_file
 from lmtool.errors import CheckpointError
 from lmtool.interop.gguf.configs import describe
 from lmtool.interop.gguf.container import Container
@@ -255,12 +254,6 @@ def read_json(path: Path, kind: type = dict) -> Any:
     if not isinstance(content, kind):
         raise _refusal(f"{path.name} is not a JSON {kind.__name__}", path)
     return content
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal. Raises ResourceError."""
-    with durable.refusing("cannot read", path, "check its permissions"):
-        return sha256_of_file(path)
 
 
 def download(reference: str) -> tuple[Path, str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any, Literal, NamedTuple
 
 from tokenizers import Encoding
@@ -142,7 +143,8 @@ def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str
     starts, ends = ([_token(inner, name) for name in published.get(key, ())] for key in ("start_tokens", "end_tokens"))
     begin = tuple(i for i in starts if i is not None) or (bos,)
     end = frozenset({eos, *(i for i in ends if i is not None)})
-    sentinels = tuple(iter_sentinels(inner))
+    numbered = (inner.token_to_id(f"<extra_id_{n}>") for n in count())
+    sentinels = tuple(takewhile(lambda token: token is not None, numbered))
     marked = {token["id"] for token in config["added_tokens"] if token["special"]}
     specials = frozenset({*marked, *named.values(), *sentinels})
     pad, unk, mask, sep = (named.get(role, eos) for role in ("pad", "unk", "mask", "sep"))
@@ -175,14 +177,6 @@ def _text_positions(encoding: Encoding, part: int) -> list[int]:
     """Where the tokens of the first or the second text are."""
     tokens = zip(encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
     return [i for i, (n, is_special) in enumerate(tokens) if n == part and not is_special]
-
-
-def iter_sentinels(inner: Inner) -> Iterator[int]:
-    """Ids of <extra_id_0>, <extra_id_1>..."""
-    n = 0
-    while (token := inner.token_to_id(f"<extra_id_{n}>")) is not None:
-        yield token
-        n += 1
 
 
 def kind_of(config: dict[str, Any]) -> TokenizerKind:

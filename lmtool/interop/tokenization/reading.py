@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from lmtool.errors import LmtoolError
 from lmtool.interop.tokenization.converting import SPACE, check_charsmap, convert
-from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_json, read_settings, read_text, refusal
+from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_object, read_settings, read_text, refusal
 from lmtool.printable import plain
 from lmtool.tokenization.inner import LARGEST_VOCABULARY, inner_of, parts_of
 
@@ -80,9 +80,7 @@ def _check(inner: Tokenizer, where: str) -> None:
 
 def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     path = folder / "tokenizer.json"
-    described = read_json(path)
-    if not isinstance(described, dict):
-        raise refusal("it is not a JSON object", str(path))
+    described = read_object(path)
     for rules in parts_of(described.get("normalizer"), "Precompiled"):
         charsmap: Any = rules.get("precompiled_charsmap")
         try:

@@ -120,7 +120,7 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
     """
     path = folder / "tokenizer_config.json"
     where = str(path)
-    values = _read_object(path)
+    values = read_object(path)
     kind = _kind(folder, values, model_type)
     if (folder / "tokenizer.json").is_file():  # which has them in its template
         values = {key: value for key, value in values.items() if key not in ("add_bos_token", "add_eos_token")}
@@ -136,14 +136,14 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
         added = {_id(key, where): _token(value, where) for key, value in listed.items()}
     else:
         path = folder / "special_tokens_map.json"
-        for name, value in _read_object(path).items():
+        for name, value in read_object(path).items():
             if name in ROLE_KEYS:
                 named[name] = _token(value, str(path), special=True) if isinstance(value, dict) else value
             elif name in ("additional_special_tokens", "extra_special_tokens") and extra is None:
                 extra = value
         path = folder / "added_tokens.json"
         special = {_content(token) for token in (*named.values(), *_listed(extra, where))}
-        for name, value in _read_object(path).items():
+        for name, value in read_object(path).items():
             added[_id(value, str(path))] = AddedToken(name, normalized=name not in special, special=name in special)
     options = {token.content: token for token in added.values()}
     roles: dict[str, AddedToken | str] = {}
@@ -197,7 +197,7 @@ def refusal(what: str, where: str) -> CheckpointError:
 
 def _kind(folder: Path, values: Mapping[str, Any], model_type: str) -> Kind:
     """The class that Transformers' AutoTokenizer takes: the declared one, unless it is known to be wrong."""
-    declared = values.get("tokenizer_class") or _read_object(folder / "config.json").get("tokenizer_class")
+    declared = values.get("tokenizer_class") or read_object(folder / "config.json").get("tokenizer_class")
     registered = _OF_MODEL_TYPE.get(model_type)
     if not isinstance(declared, str):
         return registered or Kind.FILE
@@ -211,7 +211,8 @@ def _kind(folder: Path, values: Mapping[str, Any], model_type: str) -> Kind:
     return _ALIASES.get(name) or (Kind(name) if name in set(Kind) else Kind.FILE)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no file. Raises CheckpointError as `read_json`, and for others."""
     if not path.is_file():
         return {}
     value = read_json(path)
@@ -267,7 +268,7 @@ def _chat_template(folder: Path, values: Mapping[str, Any]) -> str | None:
     """From its own file, of text or JSON, else from tokenizer_config.json; of several, the one named "default"."""
     if (path := folder / "chat_template.jinja").is_file():
         return read_text(path)
-    template = _read_object(folder / "chat_template.json").get("chat_template") or values.get("chat_template")
+    template = read_object(folder / "chat_template.json").get("chat_template") or values.get("chat_template")
     if isinstance(template, list):
         defaults = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
         template = defaults[0].get("template") if defaults else None

@@ -552,7 +552,7 @@ def refused(path, error=CheckpointError):
         (lambda w: w.add_bool("llama.attention.causal", False), "llama.attention.causal"),
         (lambda w: w.add_uint32("llama.rope.dimension_count", 8), "llama.rope.dimension_count is 8"),
         (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
-        (lambda w: w.add_uint32("llama.block_count", 2**31), "llama.block_count"),
+        (lambda w: w.add_uint32("llama.block_count", 2**31), "layers"),
         (lambda w: w.add_uint32("llama.block_count", 10**6), "layers"),
         (lambda w: w.add_uint32("llama.block_count", 3), "blk.2.attn_norm.weight is missing"),
         (lambda w: w.add_uint32("llama.attention.head_count", 0), "head_count is 0"),
