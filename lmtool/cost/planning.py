@@ -226,10 +226,10 @@ class _Work:
         vocabulary = Vocabulary(self.vocab_size, pad, bos, eos, mask, sep, cls, (bos,), special[6:], frozenset(special))
         return objective_of(self.recipe, vocabulary)
 
-    def examples(self, objective: Objective, seed: int = 0) -> Windows:
+    def examples(self, objective: Objective) -> Windows:
         cut = objective.cut(self.spec.context)
         store = cast(TokenStore, _InventedText(self.vocab_size, max(1 << 16, 4 * cut.length)))
-        return Windows(store, cut, seed)
+        return Windows(store, cut, 0)
 
     def rows(self, n_rows: int, accumulates: bool) -> Rows:
         """A micro-batch to trace; for tables, rows and sources as long as the context."""

@@ -128,7 +128,9 @@ class HuggingFaceDirectory(Source):
         """The file of each tensor."""
         if INDEX not in here or WEIGHTS in here:
             if WEIGHTS not in here:
-                raise self._no_weights(here)
+                if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in here):
+                    raise _pickled(str(self.path))
+                raise _refusal(f"there is no {WEIGHTS}", self.path)
             return dict.fromkeys(self._open(WEIGHTS).keys(), WEIGHTS)
         shards = read_json(self.path / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
@@ -141,11 +143,6 @@ class HuggingFaceDirectory(Source):
             if lost is not None:
                 raise _refusal(f"the index names {plain(lost)[:80]}, which this file does not have", self.path / file)
         return shards
-
-    def _no_weights(self, here: Sequence[str]) -> CheckpointError:
-        if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in here):
-            return _pickled(str(self.path))
-        return _refusal(f"there is no {WEIGHTS}", self.path)
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:

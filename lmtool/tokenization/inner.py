@@ -143,7 +143,7 @@ def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str
     starts, ends = ([_token(inner, name) for name in published.get(key, ())] for key in ("start_tokens", "end_tokens"))
     begin = tuple(i for i in starts if i is not None) or (bos,)
     end = frozenset({eos, *(i for i in ends if i is not None)})
-    numbered = (inner.token_to_id(f"<extra_id_{n}>") for n in count())
+    numbered: Iterator[Any] = (inner.token_to_id(f"<extra_id_{n}>") for n in count())
     sentinels = tuple(takewhile(lambda token: token is not None, numbered))
     marked = {token["id"] for token in config["added_tokens"] if token["special"]}
     specials = frozenset({*marked, *named.values(), *sentinels})

@@ -253,16 +253,8 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
         return objective.model_dump(include={"kind", "labels", "layers", "crf"})
     if not isinstance(objective, Classification):
         return {"kind": objective.kind}
-    return {
-        "kind": objective.kind,
-        "task": objective.task,
-        "layers": objective.layers,
-        "single_score": objective.single_score,
-        "pool": pooling(objective, model),
-        "dense": objective.dense,
-        "dense_norm": objective.dense_norm,
-        "bias": objective.bias,
-    }
+    keys = ("kind", "task", "layers", "single_score", "pool", "dense", "dense_norm", "bias")
+    return {key: getattr(objective, key) for key in keys} | {"pool": pooling(objective, model)}
 
 
 def _compared(
