@@ -102,7 +102,7 @@ def test_hostile_words_stay_text(run):
     found = neighbors(load_run(str(run)), "e", 4)
     hostile = "</script><img src=x onerror=alert(1)>\u202e\x1b"
     near = [replace(neighbor, word=hostile, text=hostile) for neighbor in found.nearest]
-    html = as_page(replace(found, word=hostile, nearest=near), "pca")
+    html = as_page(found._replace(word=hostile, nearest=near), "pca")
     for wrong in ("<img", "\u202e", "\x1b"):
         assert wrong not in html
     assert html.count("</script>") == html.count("<script>")
