@@ -1,6 +1,6 @@
 """Encoders with learned positions and norms after each sublayer: BERT, RoBERTa, DistilBERT and ELECTRA."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lmtool.interop.families import layers
@@ -117,21 +117,7 @@ class Bert(PostNormEncoder):
     dense = pooler = "bert.pooler.dense"
     dense_kind = "tanh"
     scores = "classifier"
-    next_sentence: ClassVar[layers.Modules] = {"pooler": "bert.pooler.dense", "next_sentence": "cls.seq_relationship"}
-
-    def _has_next_sentence(self, names: Collection[str]) -> bool:
-        return all(f"{theirs}.weight" in names for theirs in self.next_sentence.values())
-
-    def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
-        if isinstance(objective, Masked) and model.next_sentence_head:
-            return "BertForPreTraining"
-        return super()._architecture(model, objective)
-
-    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
-        weights = super().weights(model, objective)
-        if isinstance(objective, Masked) and model.next_sentence_head:
-            weights += layers.parameters_of(model, self.next_sentence)
-        return weights
+    next_sentence: ClassVar = {"pooler": "bert.pooler.dense", "next_sentence": "cls.seq_relationship"}
 
 
 class Roberta(PostNormEncoder):

@@ -50,6 +50,7 @@ class Encoder(Family):
     lm_bias: the bias of a tied output matrix, where it is not that of `lm_output`.
     pooler: a module of the body that only its own heads read.
     dense, dense_norm, scores: modules of the classifier; it has the nonlinearity `dense_kind`.
+    next_sentence: modules of the head of next-sentence prediction, ours and theirs, if it has one.
     scores_tokens: it has the heads of `TOKEN_HEADS`.
     """
 
@@ -65,6 +66,7 @@ class Encoder(Family):
     dense_norm: ClassVar[str | None] = None
     dense_kind: ClassVar[Literal["tanh", "relu", "gelu"]]
     scores: ClassVar[str]
+    next_sentence: ClassVar[layers.Modules] = {}
     scores_tokens: ClassVar[bool] = True
     renamed = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
@@ -85,7 +87,8 @@ class Encoder(Family):
         if head == "masked":
             bias = model.pop("head_bias", True)
             model |= {"head_transform": True, "head_bias": bias, "tie_embeddings": tied}
-            model["next_sentence_head"] = self._has_next_sentence(names)
+            second = [f"{theirs}.weight" in names for theirs in self.next_sentence.values()]
+            model["next_sentence_head"] = bool(second) and all(second)
         return Described(model, objective)
 
     def _head(self, config: Config, names: Collection[str]) -> PublishedHead:
@@ -106,9 +109,6 @@ class Encoder(Family):
                 raise config.refusal(f"a recipe has no head with a tensor {plain(name)[:60]}")
         return "embedding"
 
-    def _has_next_sentence(self, names: Collection[str]) -> bool:
-        return False
-
     def _classifier(self, config: Config) -> dict[str, Any]:
         """Pooling and dense layer of the classifier."""
         norm = self.dense_norm is not None
@@ -125,6 +125,8 @@ class Encoder(Family):
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
         if isinstance(objective, TokenHead) and not self.scores_tokens:
             raise Inexpressible({"objective.kind": f"{objective.kind}, for which {self.model_type} has another head"})
+        if isinstance(objective, Masked) and model.next_sentence_head and self.next_sentence:
+            return f"{self.name}ForPreTraining"
         return self.name + CLASSES.get(objective.kind, "Model")
 
     def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
@@ -151,6 +153,8 @@ class Encoder(Family):
                 weights.append(Weight("head.own", (f"{self.lm_output}.weight",)))
             if model.head_bias:
                 weights.append(self._output_bias(model))
+            if model.next_sentence_head:
+                weights += layers.parameters_of(model, self.next_sentence)
         return weights
 
     def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
