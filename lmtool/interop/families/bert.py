@@ -38,38 +38,33 @@ class PostNormEncoder(Encoder):
     lm_gelu: ClassVar[bool] = False
 
     def _model(self, config: Config, head: str) -> dict[str, Any]:
-        def key(name: str) -> str:
-            return self.keys.get(name, name)
-
-        config.ignore(key("attention_probs_dropout_prob"))
+        config.ignore(self._key("attention_probs_dropout_prob"))
         if head == "masked" and self.lm_gelu:
-            config.expect(key("hidden_act"), "gelu")
+            config.expect(self._key("hidden_act"), "gelu")
         sizes, offset = self._sizes(config, context=512), self._offset(config)
-        size = sizes["context"]
+        size, eps = sizes["context"], config.positive("layer_norm_eps", float, 1e-12)
         if size <= offset:
             raise config.refusal(f"max_position_embeddings {size} leaves no positions after the padding token's")
         return {
             **sizes,
             "context": size - offset,
-            "activation": layers.read_activation(config, key("hidden_act"), "gelu"),
+            "activation": layers.read_activation(config, self._key("hidden_act"), "gelu"),
             "position": {"kind": "learned", "size": size, "offset": offset},
-            "norm": {"kind": "layer", "place": "post", "eps": self._eps(config), "embedding": True},
+            "norm": {"kind": "layer", "place": "post", "eps": eps, "embedding": True},
             "n_segments": config.positive("type_vocab_size", int, 2) if self._has_segments() else 0,
-            "dropout": config.take(key("hidden_dropout_prob"), float, 0.1),
+            "dropout": config.take(self._key("hidden_dropout_prob"), float, 0.1),
         }
 
     def _dropout(self, config: Config) -> float:
-        dropout = config.optional(self.keys.get("classifier_dropout", "classifier_dropout"), float)
-        if dropout is None:
-            dropout = config.take(self.keys.get("hidden_dropout_prob", "hidden_dropout_prob"), float, 0.1)
-        return dropout
+        dropout = config.optional(self._key("classifier_dropout"), float)
+        return config.take(self._key("hidden_dropout_prob"), float, 0.1) if dropout is None else dropout
+
+    def _key(self, name: str) -> str:
+        return self.keys.get(name, name)
 
     def _offset(self, config: Config) -> int:
         """The row of the first position."""
         return 0
-
-    def _eps(self, config: Config) -> float:
-        return config.positive("layer_norm_eps", float, 1e-12)
 
     def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
         position = layers.position_of(model, self.model_type, obstacles, LearnedPosition())
@@ -89,7 +84,7 @@ class PostNormEncoder(Encoder):
         # DistilBERT has neither
         if self._has_segments():
             config |= {"type_vocab_size": model.n_segments or 1, "layer_norm_eps": model.norm.eps}
-        return {self.keys.get(key, key): value for key, value in config.items()}
+        return {self._key(key): value for key, value in config.items()}
 
 
 class Bert(PostNormEncoder):
@@ -159,6 +154,7 @@ class DistilBert(PostNormEncoder):
     """DistilBERT (Sanh et al. 2019): BERT without segments."""
 
     model_type = "distilbert"
+    expected: ClassVar = {**PostNormEncoder.expected, "layer_norm_eps": (1e-12,)}
     # sinusoidal positions are those at the start of training, kept in the file like any others
     ignored = ("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "output_past")
     prefix = "distilbert."
@@ -183,9 +179,6 @@ class DistilBert(PostNormEncoder):
     dense = "pre_classifier"
     dense_kind = "relu"
     scores = "classifier"
-
-    def _eps(self, config: Config) -> float:
-        return 1e-12
 
 
 class Electra(PostNormEncoder):
