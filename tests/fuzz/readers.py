@@ -231,7 +231,7 @@ def _read_shards(folder: Path, content: bytes) -> None:
     _written(folder, "model.safetensors", content)
     source = open_source(folder)
     describe(source)
-    for name in source.names():
+    for name in source.names:
         source.shape(name)
         source.read(name)
 
@@ -278,7 +278,7 @@ def _read_gguf(folder: Path, content: bytes) -> None:
     source = open_source(_written(folder, "a.gguf", content))
     describe(source)
     source.tokenizer()
-    for name in source.names():
+    for name in source.names:
         source.shape(name)
         source.read(name)
 
