@@ -87,8 +87,8 @@ class Encoder(Family):
         if head == "masked":
             bias = model.pop("head_bias", True)
             model |= {"head_transform": True, "head_bias": bias, "tie_embeddings": tied}
-            found = [f"{theirs}.weight" in names for theirs in self.next_sentence.values()]
-            model["next_sentence_head"] = bool(found) and all(found)
+            weights = {f"{theirs}.weight" for theirs in self.next_sentence.values()}
+            model["next_sentence_head"] = bool(weights) and weights.issubset(names)
         return Described(model, objective)
 
     def _head(self, config: Config, names: Collection[str]) -> PublishedHead:
