@@ -47,9 +47,7 @@ class Shape(NamedTuple):
     @classmethod
     def of(cls, state: DecodeState) -> "Shape":
         """With a slot for the next token."""
-        n_slots = LEAST_SLOTS
-        while n_slots < state.length + 2:
-            n_slots *= 2
+        n_slots = max(LEAST_SLOTS, 1 << (state.length + 1).bit_length())
         n_source = max((layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, Memory)), default=0)
         return cls(state.n_rows, n_slots, -(-n_source // SOURCE_STEP) * SOURCE_STEP)
 
