@@ -32,7 +32,7 @@ from lmtool.tables.data import TableData
 from lmtool.tokenization.tokenizer import vocabulary_of
 from lmtool.training.data import TextData
 from lmtool.training.finetuning import FineTuning
-from lmtool.training.length import VALIDATIONS, steps_of_epochs, steps_of_tokens, trial_steps
+from lmtool.training.length import MOST_STEPS, SECONDS, VALIDATIONS, steps_of_epochs, steps_of_tokens, trial_steps
 from lmtool.training.start import Pretraining, is_for_tables
 from lmtool.training.windows import ExampleSource, Windows
 
@@ -307,7 +307,8 @@ class _Work:
             examples = data.windows(objective) if isinstance(data, TextData) else data.examples(objective)
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
         recipe = self.recipe.with_values({"training.batch_size": n_rows})
-        return statistics.median(step.seconds for step in trial_steps(lm, objective, examples, recipe, compute))
+        steps = trial_steps(lm, objective, examples, recipe, compute, (SECONDS, MOST_STEPS))
+        return statistics.median(step.seconds for step in steps)
 
     def step_seconds(self, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
         """Seconds of a step, and what they come from."""

@@ -55,7 +55,7 @@ def trial_steps(
     examples: ExampleSource,
     recipe: Recipe,
     compute: Compute,
-    limits: tuple[float, int] = (SECONDS, MOST_STEPS),
+    limits: tuple[float, int],
 ) -> list[Step]:
     """The second half of the training of a model that is thrown away, since the first steps are slower.
 
