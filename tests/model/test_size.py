@@ -11,7 +11,7 @@ from lmtool.model import build
 from lmtool.model.layers.attention import layer_matrices
 from lmtool.model.size import check_fits, outline, size_of, training_bytes
 from lmtool.recipe.load import load
-from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.recipe import Model, generator_of
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
@@ -96,6 +96,15 @@ def test_training_holds_weights_gradients_and_moments(optimizer, bytes_per_param
 def test_muon_keeps_one_moment_of_layer_matrices_and_two_of_the_rest():
     adamw, muon = (training_bytes(load("gpt2-124m", [f"optimizer.kind={kind}"]).recipe) for kind in ("adamw", "muon"))
     assert adamw - muon == 4 * 12 * 12 * 768**2
+
+
+def test_a_generator_is_trained_beside_its_discriminator():
+    """Both have weights, gradients and moments; ELECTRA (Clark et al. 2020) discards the generator only afterwards."""
+    kinds = ("kind: adamw", "kind: muon", "kind: sgd, lr: 1")
+    adamw, muon, sgd = (load("electra-tiny", [f"optimizer={{{kind}}}"]).recipe for kind in kinds)
+    sizes = [size_of(model, 4096) for model in (adamw.model, generator_of(adamw.model, adamw.objective))]
+    assert training_bytes(adamw) - training_bytes(sgd) == 8 * sum(size.parameters for size in sizes)
+    assert training_bytes(adamw) - training_bytes(muon) == 4 * sum(size.matrices for size in sizes)
 
 
 def test_rows_of_the_model_go_before_the_tokenizer():
