@@ -247,6 +247,22 @@ def test_completions_do_not_wait_for_later_ones():
     assert next(pieces).request < 20
 
 
+def test_a_completion_comes_as_soon_as_all_before_it_are_done():
+    model = TableModel([[1 / 263] * 263] * 263)
+    written = write(model, PromptFormat(ByteTokenizer(), "past"), ["a", "b", "c"], Greedy(max_new_tokens=1))
+    first, second, third = (piece for piece in written if piece.completion is not None)
+    read = []
+
+    def pieces():
+        for piece in (second, first, third):
+            read.append(piece.request)
+            yield piece
+
+    completions = complete(pieces())
+    told = [(completion.prompt, len(read)) for completion in completions]
+    assert told == [("a", 2), ("b", 2), ("c", 3)]
+
+
 @pytest.mark.parametrize(
     ("prompt", "documents", "expected"),
     [("hi", False, [111, 112]), ("hi", True, [1, 111, 112]), ("", False, [1]), ("", True, [1])],

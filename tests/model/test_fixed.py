@@ -9,6 +9,7 @@ import torch
 from lmtool.model import DecodeState
 from lmtool.model import fixed as module
 from lmtool.model.fixed import FixedState, Shape
+from lmtool.model.state import RowTokens
 from tests.model import tiny
 from tests.model.tiny import CACHED, TRANSFORMERS
 
@@ -75,6 +76,20 @@ def test_it_grows_on(family: str) -> None:
         tokens_BT = tiny.tokens(before.n_rows, 3, seed=11)
         wanted, _ = model.advance(tokens_BT, before)
         torch.testing.assert_close(model.advance(tokens_BT, after)[0], wanted, **EXACT)
+
+
+@torch.inference_mode()
+def test_tokens_of_ngrams_grow_into_those_that_were_loaded() -> None:
+    """As many of each row as were read, by which a row that joins is aligned."""
+    families = [family for family, values in TRANSFORMERS.items() if "ngram_embedding" in values and family in CACHED]
+    assert families
+    for family in families:
+        _, state = state_of(family, (1, 2, 2))
+        grown = replace(fixed_of(state), length=state.length).growing()
+        loaded, again = ([part for part in one.layers if isinstance(part, RowTokens)] for one in (state, grown))
+        assert len(loaded) == len(again) > 0
+        for layers in zip(again, loaded, strict=True):
+            assert all(torch.equal(found, wanted) for found, wanted in zip(*layers, strict=True))
 
 
 @torch.inference_mode()

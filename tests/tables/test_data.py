@@ -157,6 +157,15 @@ def test_a_table_of_its_own_is_validated_on(work: Work) -> None:
     assert any("of valid.csv are also in the training table" in warning for warning in data.warnings)
 
 
+def test_skipped_rows_are_told_with_the_table_they_are_of(work: Work) -> None:
+    table = write(work.folder / "table.csv", ["x", "y", ""] * 20)
+    valid = write(work.folder / "valid.csv", ["x", "y", "", ""])
+    told = [warning for warning in read(work, table, f"data.valid={valid}", "data.skip_bad_rows=true").warnings]
+    (own,), (other,) = ([line for line in told if f"skipped {n} bad rows" in line] for n in (20, 2))
+    assert "valid.csv" not in own
+    assert other.startswith("skipped 2 bad rows of valid.csv: ")
+
+
 def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
     first = write(work.folder / "first.csv", ["x", "y"] * 30)
     second = write(work.folder / "second.csv", ["u", "v"] * 10)
