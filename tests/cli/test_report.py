@@ -147,7 +147,8 @@ def test_test_figures_come_first_and_rows_are_called_rows(lmtool, tables):
     )
     found = json.loads(lmtool.succeeds("runs", "compare", "one", "two", "--json").out)
     assert list(found["runs"][0])[:2] == ["name", "test"]
-    assert found["runs"][0]["test"]["few.csv"]["rows"] == 12
+    figures = found["runs"][0]["test"]["few.csv"]
+    assert (next(iter(figures)), list(figures.items())[-1]) == ("accuracy", ("rows", 12))
     lines = lmtool.succeeds("runs", "compare", "one", "two").out.splitlines()
     assert lines[1].startswith("few.csv accuracy\t")
     rows = dict(line.split("\t", 1) for line in lines)
