@@ -49,11 +49,8 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
     adapted = open_base(reference)
     spec = adapted.recipe.tuning.lora
     if spec is None:
-        raise UsageError(
-            "this run has no adapters",
-            where=str(adapted.run.path),
-            fix="export all of its weights, without --adapters, or name a run that was trained with tuning.lora",
-        )
+        fix = "export all of its weights, without --adapters, or name a run that was trained with tuning.lora"
+        raise UsageError("this run has no adapters", where=str(adapted.run.path), fix=fix)
     base = base_of(adapted.run)
     exportable = _expressed_alike(adapted, base)
     adapters, head = _adapters(exportable), dict(_head(exportable))

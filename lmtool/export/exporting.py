@@ -210,11 +210,9 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
         raise UsageError("the file exists already", where=str(file), fix="name another", code="output_exists")
     exportable = express(reference)
     if exportable.has_head:
-        raise UsageError(
-            f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}",
-            where="objective.kind",
-            fix="export it as a directory, by a name that does not end in .gguf",
-        )
+        what = f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}"
+        fix = "export it as a directory, by a name that does not end in .gguf"
+        raise UsageError(what, where="objective.kind", fix=fix)
     written = exportable.tokenizer_files(as_source=False)
     settings = json.loads(written[TOKENIZER_CONFIG])
     if (chat := written.get(CHAT)) is not None:

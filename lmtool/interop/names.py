@@ -35,11 +35,8 @@ def parse_hub(reference: str) -> tuple[str, str | None]:
     if re.fullmatch(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*", name) is None or (
         "@" in reference and not revision
     ):
-        raise CheckpointError(
-            f"no model is named by {plain(reference)[:80]}",
-            where="RUN",
-            fix="write hf:ORG/NAME, or hf:ORG/NAME@REVISION for a branch, tag or commit",
-        )
+        fix = "write hf:ORG/NAME, or hf:ORG/NAME@REVISION for a branch, tag or commit"
+        raise CheckpointError(f"no model is named by {plain(reference)[:80]}", where="RUN", fix=fix)
     return name, revision or None
 
 

@@ -159,11 +159,8 @@ class ChatFormat:
                 messages=escaped, tools=None, documents=None, add_generation_prompt=asks, marks=marks, **self._tokens
             )
         except Refusal as refusal:
-            raise RefusedMessages(
-                f"the model's chat template refuses the messages: {_line(self._spelled(str(refusal)))}",
-                where=_WHERE,
-                fix="change the messages as it says",
-            ) from refusal
+            what = f"the model's chat template refuses the messages: {_line(self._spelled(str(refusal)))}"
+            raise RefusedMessages(what, where=_WHERE, fix="change the messages as it says") from refusal
         except Exception as error:
             raise _failure("fails", error) from error
 

@@ -163,12 +163,9 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
     else:
         data = read_text(recipe, tokenizer, world, report)
     if data.fingerprint != run.info.fingerprints.data:
-        raise CheckpointError(
-            "the run cannot be resumed: its training data have changed since it was started",
-            where=", ".join((*recipe.data.sources, *recipe.data.valid)),
-            fix="restore the old data, or start a new run",
-            code="data_changed",
-        )
+        what = "the run cannot be resumed: its training data have changed since it was started"
+        where = ", ".join((*recipe.data.sources, *recipe.data.valid))
+        raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
     return data
 
 

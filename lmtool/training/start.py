@@ -127,11 +127,9 @@ def _check_text(resolved: Resolved) -> None:
     if not recipe.data.sources:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
     if recipe.data.split == "slice" and recipe.data.documents in ("line", "blank-line"):
-        raise UsageError(
-            f"data.documents {recipe.data.documents} divides the text, but data.split slice makes one text of it",
-            where=", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split"))),
-            fix="set data.split=document, or data.documents=whole",
-        )
+        what = f"data.documents {recipe.data.documents} divides the text, but data.split slice makes one text of it"
+        where = ", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split")))
+        raise UsageError(what, where=where, fix="set data.split=document, or data.documents=whole")
     if is_for_tables(recipe):
         fix = "lmtool finetune TABLE" + ("" if resolved.name == NAME else f" --recipe {resolved.name}")
         raise UsageError(f"objective {recipe.objective.kind} is trained on a table, not on a text", fix=fix)

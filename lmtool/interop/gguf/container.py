@@ -86,11 +86,8 @@ class Container:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self.values, self.tensors = _Header(self._bytes).read()
         except OSError as error:
-            raise CheckpointError(
-                f"{plain(path.name)} cannot be read: {error.strerror}",
-                where=plain(str(path)),
-                fix="name a GGUF file that can be read",
-            ) from error
+            what = f"{plain(path.name)} cannot be read: {error.strerror}"
+            raise CheckpointError(what, where=plain(str(path)), fix="name a GGUF file that can be read") from error
         except _Damage as error:
             raise self.damage(str(error)) from error
 

@@ -68,11 +68,8 @@ def convert(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[
     contents = {}
     for name in _FILES[settings.kind]:
         if not (folder / name).is_file():
-            raise CheckpointError(
-                f"there is no tokenizer: neither tokenizer.json nor {name}, which a {settings.kind} needs",
-                where=str(folder),
-                fix="put the tokenizer's files beside config.json",
-            )
+            what = f"there is no tokenizer: neither tokenizer.json nor {name}, which a {settings.kind} needs"
+            raise CheckpointError(what, where=str(folder), fix="put the tokenizer's files beside config.json")
         is_model = name.endswith((".model", ".spm"))
         contents[name] = read_bytes(folder / name, *([LARGEST_MODEL] if is_model else []))
     if missing := [role for role in _AROUND.get(settings.kind, ()) if role not in settings.roles]:
@@ -121,10 +118,9 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ResourceError(
-            f"a tokenizer without tokenizer.json is converted by {name.partition('.')[0]}, which is missing",
-            fix="pip install 'lmtool[convert]', or save it once with Transformers, which writes tokenizer.json",
-        ) from error
+        what = f"a tokenizer without tokenizer.json is converted by {name.partition('.')[0]}, which is missing"
+        fix = "pip install 'lmtool[convert]', or save it once with Transformers, which writes tokenizer.json"
+        raise ResourceError(what, fix=fix) from error
 
 
 def _sentencepiece(content: bytes, algorithm: int, path: Path) -> Any:
