@@ -181,12 +181,9 @@ class HuggingFaceDirectory(Source):
         modules = read_json(self.path / MODULES, list)
         kinds = [str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else "?" for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-            raise _refusal(
-                f"this sentence-transformers model has the modules {plain(', '.join(kinds))[:80]}; those that can be "
-                "imported have Transformer, Pooling and maybe Normalize",
-                self.path / MODULES,
-                _LISTED,
-            )
+            what = f"this sentence-transformers model has the modules {plain(', '.join(kinds))[:80]}"
+            importable = "those that can be imported have Transformer, Pooling and maybe Normalize"
+            raise _refusal(f"{what}; {importable}", self.path / MODULES, _LISTED)
         folder = str(modules[1].get("path"))
         if re.fullmatch(r"[0-9]+_Pooling", folder) is None or folder not in here:
             raise _refusal("its pooling is not there", self.path / MODULES)

@@ -4,11 +4,13 @@ import importlib.metadata
 import os
 import platform
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
+from pydantic.dataclasses import dataclass
 
 from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError
@@ -230,8 +232,15 @@ class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
         return self.root.get(task)
 
 
-class BaselineFigures(FileModel):
-    """Results of simple models, as in `lmtool.tables.baseline.Baseline`."""
+@dataclass(frozen=True, config=FileModel.model_config)
+class BaselineFigures:
+    """Results of two simple models.
+
+    part, metric: as in `Results`; micro_f1 for several labels, mse for numbers.
+    constant: of the most frequent class or label, or the mean, for every row.
+    linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
+    fitted: rows that the linear model was fitted to, of `rows` training rows.
+    """
 
     kind: Literal["class", "multi", "number", "tags"]
     part: str
@@ -357,8 +366,7 @@ def describe_environment(device: str) -> dict[str, object]:
 
 
 def _processor() -> str:
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match[1].strip() if match else platform.processor() or platform.machine()
+    with suppress(OSError):
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return match[1].strip()
+    return platform.processor() or platform.machine()

@@ -13,7 +13,7 @@ from lmtool.model.size import outline
 from lmtool.objective import Objective
 from lmtool.objective.distillation import DistilledObjective
 from lmtool.recipe.load import Resolved
-from lmtool.recipe.spec.objective import AnyObjective, Classification
+from lmtool.recipe.spec.objective import AnyObjective, Classification, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.training import Distillation
@@ -110,7 +110,7 @@ def _check_kind(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
     if ours.kind != theirs.kind:
         what = f"the teacher was trained with objective {theirs.kind}, but the student has {ours.kind}"
         raise UsageError(what, where=WHERE, fix=f"name a run with objective {ours.kind}")
-    if isinstance(theirs, Classification) and _answers(ours) != _answers(theirs):
+    if isinstance(theirs, Classification) and predicted(ours) != predicted(theirs):
         what = f"the teacher predicts {_labels(theirs)}, but the table has {_labels(ours)}"
         raise UsageError(what, where=WHERE, fix="name a run that was fine-tuned on the same labels")
     if _form(recipe, tokenizer) != _form(teacher.recipe, teacher.tokenizer):
@@ -127,8 +127,16 @@ def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
     return common
 
 
-def _answers(spec: AnyObjective) -> tuple[object, ...]:
-    return (spec.task, spec.labels) if isinstance(spec, Classification) else ()
+def predicted(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
+    """What a head predicts, and its classes; None where there is none."""
+    match objective:
+        case Classification():
+            return objective.task, objective.labels
+        case Tagging():
+            return objective.kind, objective.labels
+        case QuestionAnswering():
+            return objective.kind, ()
+    return None
 
 
 def _labels(spec: AnyObjective) -> str:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from lmtool.compute.device import Compute, choose_compute, device_memory
@@ -22,7 +22,7 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.pretraining import NAME
 from lmtool.recipe.resolve import resolve
-from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -33,7 +33,7 @@ from lmtool.run.files import describe_environment
 from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import TableData
 from lmtool.training.data import TextData, TrainingData, read_text
-from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher
+from lmtool.training.distillation import check_teacher, predicted, tokenizer_of, with_teacher
 from lmtool.training.events import Event, Info, Started, Warn
 from lmtool.training.length import Speed, timed, with_length
 from lmtool.training.train import TrainingLimits, train
@@ -152,7 +152,7 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
         if teacher is not None:
             check_teacher(teacher, data.recipe, data.prompt_format.tokenizer)
         frozen = None if sources.features is None else sources.features.model
-        same = base is not None and _labels(base.recipe) == _labels(data.recipe)
+        same = base is not None and predicted(base.recipe.objective) == predicted(data.recipe.objective)
         initialization = Initialization(base, teacher, features=frozen, same_labels=same)
         # a model that has to be sharded cannot be built whole
         speed = None if compute.world.sharded else Speed.measure(data, initialization, compute, invocation.began)
@@ -213,7 +213,7 @@ def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
         return
     kept = run.saved_baselines
     if kept is not None:
-        data.baselines = {name: Baseline(**figures.model_dump()) for name, figures in kept.root.items()}
+        data.baselines = {name: Baseline(**asdict(figures)) for name, figures in kept.root.items()}
     else:
         data.measure_baselines()
         if data.baselines:
@@ -227,18 +227,6 @@ def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
 def is_for_tables(recipe: Recipe) -> bool:
     """Whether its examples are rows of a table, not windows of a text."""
     return isinstance(recipe.objective, HeadSpec | Seq2Seq)
-
-
-def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
-    """What a head predicts, and its classes; None where there is none."""
-    match recipe.objective:
-        case Classification() as spec:
-            return spec.task, spec.labels
-        case Tagging() as spec:
-            return spec.kind, spec.labels
-        case QuestionAnswering() as spec:
-            return spec.kind, ()
-    return None
 
 
 def summary(recipe: Recipe) -> str:
@@ -264,12 +252,10 @@ def _refuse_other_positions(spec: Model, base: Model) -> None:
         fix = f"set model.position.size={of_base}; a shorter context reads its beginning"
         raise UsageError(what, where="model.position.size", fix=fix)
     last = of_base - base.position.offset
-    raise UsageError(
-        f"the learned positions of the run end at {last}, and the recipe has {of_recipe - of_base} more",
-        where="model.context",
-        fix=f"set model.context={last} or less and model.position.size={of_base}, or train the run anew with "
-        f"model.position.size={of_recipe}",
-    )
+    what = f"the learned positions of the run end at {last}, and the recipe has {of_recipe - of_base} more"
+    anew = f"train the run anew with model.position.size={of_recipe}"
+    fix = f"set model.context={last} or less and model.position.size={of_base}, or {anew}"
+    raise UsageError(what, where="model.context", fix=fix)
 
 
 def _position_rows(spec: Model) -> int | None:

@@ -322,12 +322,10 @@ class _TrainingSession:
         """
         metric, value = self.recipe.evaluation.metric, validation.value(self.recipe.evaluation.metric)
         if not math.isfinite(validation.loss) and before is None and not isinstance(self.lm, CountingModel):
-            raise NumericalError(
-                f"the first validation loss, of step {step}, is {validation.loss}: the weights are useless",
-                where=self.manager.saved,
-                fix=f"start anew with optimizer.lr below {self.recipe.optimizer.lr:g}, more schedule.warmup_steps, or "
-                "training.precision=float32",
-            )
+            what = f"the first validation loss, of step {step}, is {validation.loss}: the weights are useless"
+            lower = f"optimizer.lr below {self.recipe.optimizer.lr:g}"
+            fix = f"start anew with {lower}, more schedule.warmup_steps, or training.precision=float32"
+            raise NumericalError(what, where=self.manager.saved, fix=fix)
         if not math.isfinite(value):
             yield Warn(f"the validation {metric} of step {step} is {value}, which is never the best")
         if self.data.unit == "token" and before is not None and self.state.stale == RISING and value > TOLD * before:
