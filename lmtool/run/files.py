@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
-from pydantic.dataclasses import dataclass
 
 from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError
@@ -232,15 +231,8 @@ class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
         return self.root.get(task)
 
 
-@dataclass(frozen=True, config=FileModel.model_config)
-class BaselineFigures:
-    """Results of two simple models.
-
-    part, metric: as in `Results`; micro_f1 for several labels, mse for numbers.
-    constant: of the most frequent class or label, or the mean, for every row.
-    linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
-    fitted: rows that the linear model was fitted to, of `rows` training rows.
-    """
+class BaselineFigures(FileModel):
+    """Results of simple models, as in `lmtool.tables.baseline.Baseline`."""
 
     kind: Literal["class", "multi", "number", "tags"]
     part: str

@@ -5,7 +5,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, cast
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.grammar import either
-from lmtool.run.files import BaselineFigures
 from lmtool.run.uncertainty import are_alike
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.labels import LabelKind, LabelMap
@@ -38,8 +37,25 @@ METRICS: Mapping[LabelKind, str] = {"class": "accuracy", "multi": "micro_f1", "n
 Floats = NDArray[np.float64]
 
 
-class Baseline(BaselineFigures):
-    """Results of two simple models, on the rows that a run is measured on."""
+@dataclass(frozen=True)
+class Baseline:
+    """Results of two simple models, on the rows that a run is measured on.
+
+    metric: its name in `Results`; micro_f1 for several labels, mse for numbers.
+    constant: of the most frequent class or label, or the mean, for every row.
+    linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
+    part: as in `Results`.
+    fitted: rows that the linear model was fitted to, of `rows` training rows.
+    """
+
+    kind: LabelKind
+    part: str
+    metric: str
+    constant: float
+    linear: float
+    features: str
+    fitted: int
+    rows: int
 
     def record(self) -> dict[str, Any]:
         """All fields by name, for JSON."""

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmtool.compute.device import Compute, choose_compute, device_memory
@@ -213,7 +213,7 @@ def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
         return
     kept = run.saved_baselines
     if kept is not None:
-        data.baselines = {name: Baseline(**asdict(figures)) for name, figures in kept.root.items()}
+        data.baselines = {name: Baseline(**figures.model_dump()) for name, figures in kept.root.items()}
     else:
         data.measure_baselines()
         if data.baselines:

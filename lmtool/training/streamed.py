@@ -31,10 +31,9 @@ def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark])
     Raises CheckpointError when the block of a mark has another text than it had, or marks are missing.
     """
     if marks and len(marks) != len(prepared.streamed):
-        raise CheckpointError(
-            f"the run cannot be resumed: its checkpoint marks places in {len(marks)} of {len(prepared.streamed)} texts",
-            fix="resume from another checkpoint",
-        )
+        marked = f"{len(marks)} of {len(prepared.streamed)} texts"
+        what = f"the run cannot be resumed: its checkpoint marks places in {marked}"
+        raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_in(default_cache() / STREAMS)) if compute.world.is_main else Path()
         path = Path(compute.world.from_main(str(folder.absolute())))
@@ -46,12 +45,9 @@ def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark])
             opened.append(stack.enter_context(closing(blocks)))
         for mark, blocks, (text, _) in zip(marks, opened, prepared.streamed, strict=bool(marks)):
             if blocks.store(mark.block).content != mark.content:
-                raise CheckpointError(
-                    f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was trained on",
-                    where=text.where(_start(mark)),
-                    fix="restore the old files, or start a new run",
-                    code="data_changed",
-                )
+                what = f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was read"
+                fix = "restore the old files, or start a new run"
+                raise CheckpointError(what, where=text.where(_start(mark)), fix=fix, code="data_changed")
         yield opened
 
 

@@ -1,7 +1,6 @@
 """The baseline of a table: against scikit-learn's own pipeline, and for rows that teach nothing."""
 
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +122,7 @@ def test_words_recur_in_half_of_the_texts() -> None:
 
 def test_a_baseline_is_read_back_and_compared() -> None:
     found = Baseline("class", "test", "accuracy", 0.223, 0.881, "words and pairs", 10, 10)
-    assert Baseline(**asdict(BaselineFigures(**found.record()))) == found
+    assert Baseline(**BaselineFigures.model_validate(found.record()).model_dump()) == found
     assert found.line() == "baseline: majority 22.3 %, words and pairs 88.1 %"
     assert found.beside({"accuracy": 0.9}, 10_000) == f"{found.line()}; this model 90.0 %"
     below = f"{found.line()}; this model 70.0 % is below it"
