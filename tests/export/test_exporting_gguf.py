@@ -26,7 +26,14 @@ def llama(**changes: Any) -> Recipe:
     return recipe_of({**LLAMA, "context": 40, **changes}, {"kind": "causal"}, data={"split": "document"})
 
 
-CASES = {"gpt2": GPT2, "llama": llama(), "llama, tied": llama(tie_embeddings=True), "scaled": llama(position=SCALED)}
+CASES = {
+    "gpt2": GPT2,
+    # which gives its usual width to the feed-forward network, by no number
+    "gpt2 without a width": GPT2.with_values({"model.d_ff": None}),
+    "llama": llama(),
+    "llama, tied": llama(tie_embeddings=True),
+    "scaled": llama(position=SCALED),
+}
 
 
 @pytest.mark.parametrize(("quantization", "error"), [("f16", 2e-3), ("q8_0", 3e-2)])

@@ -185,11 +185,8 @@ def _llama3_of(divisors: np.ndarray[Any, Any], base: float, rotary: int) -> dict
 
 def inexpressible(key: str, what: str) -> UsageError:
     """An error about a key of a config.json or tokenizer.json that no GGUF file has."""
-    return UsageError(
-        f"GGUF cannot express this model: {key} is {plain(what)[:160]}",
-        where=key,
-        fix="export it as a directory, by a name that does not end in .gguf",
-    )
+    fix = "export it as a directory, by a name that does not end in .gguf"
+    return UsageError(f"GGUF cannot express this model: {key} is {plain(what)[:160]}", where=key, fix=fix)
 
 
 def express(config: Mapping[str, Any]) -> GgufTerms:
@@ -202,6 +199,9 @@ def express(config: Mapping[str, Any]) -> GgufTerms:
     architecture = next((one for one in ARCHITECTURES if model_type in one.model_types), None)
     if architecture is None:
         raise inexpressible("model_type", repr(model_type))
+    # null is as good as missing, and GPT-2 may omit the width of its feed-forward network
+    config = {key: value for key, value in config.items() if value is not None}
+    config = {"n_inner": 4 * config[architecture.size_names["d_model"]], **config}
     rope = {key: value for key, value in config.get("rope_parameters", {}).items() if value != _YARN.get(key)}
     sizes = _sizes_of_config(architecture, config, rope.get("partial_rotary_factor", 1.0))
     values: dict[str, Any] = {key: getattr(sizes, ours) for ours, key in SIZE_KEYS.items()}
@@ -220,7 +220,8 @@ def express(config: Mapping[str, Any]) -> GgufTerms:
             raise inexpressible(key, str(value))
     again, _ = _describe(architecture, Config(values, ""), sizes.vocab_size, None)
     wanted = {**config, "rope_parameters": rope}
-    others = [key for key, value in again.items() if key != "model_type" and wanted.get(key, value) != value]
+    alike = {key: (value, *architecture.implied.get(key, ())) for key, value in again.items() if key != "model_type"}
+    others = [key for key, values in alike.items() if key in wanted and wanted[key] not in values]
     if (config.get("sliding_window") or sizes.context) < sizes.context:
         others.append("sliding_window")
     if others:

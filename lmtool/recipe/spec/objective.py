@@ -254,6 +254,7 @@ class Embedding(Spec):
 HeadSpec = Classification | Tagging | QuestionAnswering
 """Objectives that put a head on a model, which the rows of a table train."""
 
+
 AnyObjective = Annotated[
     Causal
     | Bidirectional
