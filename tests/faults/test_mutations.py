@@ -15,7 +15,7 @@ MUTATIONS = {
         """
 from lmtool import durable
 def write_new(path, chunks):
-    path.write_bytes(b"".join([chunks] if isinstance(chunks, bytes) else map(bytes, chunks)))
+    path.write_bytes(b"".join(map(bytes, [chunks] if isinstance(chunks, bytes | memoryview) else chunks)))
 durable.write_new = write_new
 """,
     ),
