@@ -9,7 +9,7 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures course bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures course grade bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -27,6 +27,7 @@ help:
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
 	@echo 'make course       run the commands of docs/course.md, and write what they print onto the page'
+	@echo 'make grade        grade the assignments in FOLDER, as docs/assignments.md says; ONLY="lstm beam" chooses'
 	@echo 'make bench        the measurements in benchmarks/'
 	@echo 'make clean        remove the environment and caches; runs stay'
 
@@ -76,6 +77,9 @@ pictures: $(VENV)/.runtime
 
 course: $(VENV)/.runtime
 	$(BIN)/python scripts/course.py
+
+grade: $(VENV)/.runtime
+	$(BIN)/python scripts/grade.py $(or $(FOLDER),docs/assignments) $(ONLY)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/training.py

@@ -1,0 +1,24 @@
+"""BERT's masks (Devlin et al. 2019, section 3.1 and appendix A.1), with the random numbers as arguments."""
+
+from collections.abc import Collection, Sequence
+
+
+def corrupted(
+    ids: Sequence[int], numbers: Sequence[tuple[float, float, int]], mask: int, special: Collection[int]
+) -> tuple[list[int], list[int]]:
+    """What is read, and what is to be predicted: -100 where nothing is."""
+    read, targets = list(ids), [-100] * len(ids)
+    for i, (choice, fate, other) in enumerate(numbers):
+        if ids[i] in special or not choice < 0.15:
+            continue
+        targets[i] = ids[i]
+        if fate < 0.8:
+            read[i] = mask
+        elif fate < 0.9:
+            read[i] = other
+    return read, targets
+
+
+def loss(log_p_TV: Sequence[Sequence[float]], targets: Sequence[int]) -> float:
+    chosen = [-log_p_TV[i][target] for i, target in enumerate(targets) if target != -100]
+    return sum(chosen) / len(chosen) if chosen else 0.0
