@@ -4,9 +4,10 @@
     scripts/course.py [TOPIC...]
     scripts/course.py --from TOPIC
 
-TOPIC: headings of topics to run; all by default, in an empty folder. The folder is build/course/; runs and tokenized
-texts stay there, so a topic can be run again that needs the runs of earlier ones. The page is written after each topic:
-where one fails, --from goes on with it. Below a ```sh block the page says what is shown of its output:
+TOPIC: headings of topics to run; all by default, in an empty folder. The folder is build/course/; it begins with the
+models of `course_models.py`, and runs and tokenized texts stay there, so a topic can be run again that needs the runs
+of earlier ones. The page is written after each topic: where one fails, --from goes on with it. Below a ```sh block the
+page says what is shown of its output, and a topic may say how long it takes:
 
     <!-- output: last 2 -->             the last two lines
     <!-- output: lines ^loss|^bits -->   the lines in which the pattern is found
@@ -14,10 +15,10 @@ where one fails, --from goes on with it. Below a ```sh block the page says what 
         docs/pictures/course-NAME.svg: the first picture of a page that a command wrote
     <!-- picture: course-NAME cross of attention.json: WHAT IT SHOWS -->
         the same of `lmtool attention --json`: the weights of the last layer, as the mean of its heads
+    Takes about 20 seconds.              rewritten only where it is off by more than a factor of two
 """
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -28,6 +29,8 @@ from pathlib import Path
 from statistics import fmean
 from time import monotonic
 
+from course_models import CHAPTER, Models, environment
+from course_models import FOLDER as MODELS
 from pictures import PICTURES, pictures_of, write
 
 from lmtool.report.charts import HeatMap
@@ -40,7 +43,8 @@ ELEMENT = re.compile(
     r"|^```sh\n(?P<commands>.*?)^```$"
     r"|^(?P<marker><!-- output: (?P<how>last|lines) (?P<which>[^\n]+) -->)\n(?:```text\n.*?^```\n)?"
     r"|^(?P<drawn><!-- picture: (?P<name>\S+) (?P<part>\S+) of (?P<file>\S+): (?P<shows>[^\n]+) -->)\n"
-    r"(?:!\[[^\n]*\n)?",
+    r"(?:!\[[^\n]*\n)?"
+    r"|^(?P<takes>Takes about [^\n]+)$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -49,6 +53,8 @@ def main(asked: list[str]) -> None:
     topics = asked
     if not asked:
         shutil.rmtree(FOLDER, ignore_errors=True)
+        if CHAPTER in (page := PAGE.read_text(encoding="utf-8")):
+            Models(MODELS, page).copy_to(FOLDER)
     if not asked or asked[0] == "--from":
         topics = topics_of(PAGE.read_text(encoding="utf-8"), *asked[1:])
     begun = monotonic()
@@ -66,6 +72,17 @@ def topics_of(page: str, first: str | None = None) -> list[str]:
     return headings[headings.index(first) if first else 0 :]
 
 
+def takes(said: str, seconds: float) -> str:
+    """How long a topic takes: what the page says, if that is right within a factor of two."""
+    number, unit = re.findall(r"[0-9.]+|second|minute", said)[:2]
+    before = float(number) * (60 if unit == "minute" else 1)
+    if before / 2 <= seconds <= before * 2:
+        return said
+    if seconds >= 90:
+        return f"Takes about {round(seconds / 60)} minutes."
+    return f"Takes about {max(5, round(seconds / 5) * 5)} seconds."
+
+
 class Course:
     """The commands of a page in a folder with the bundled data.
 
@@ -78,7 +95,7 @@ class Course:
         self.topics = topics
         self.is_run = not topics
         self.printed: list[str] = []
-        self.seconds = 0.0
+        self.seconds = self.begun = 0.0
 
     def run(self, page: str) -> str:
         """Run the commands of the page, and return it with their output. SystemExit where a command fails."""
@@ -86,13 +103,15 @@ class Course:
             topics_of(page, topic)  # ends where there is none
         if not (self.folder / "data").exists():
             shutil.copytree(ROOT / "data", self.folder / "data", ignore=shutil.ignore_patterns("__pycache__"))
-        filled = ELEMENT.sub(self._element, page)
+        models, chapter, topics = page.rpartition("\n## 1. ") if CHAPTER in page else ("", "", page)
+        filled = models + chapter + ELEMENT.sub(self._element, topics)
         print(f"{self.seconds:7.1f} s  {', '.join(self.topics) or 'all commands'}", file=sys.stderr)
         return filled
 
     def _element(self, found: re.Match[str]) -> str:
         if found["topic"]:
             self.is_run = not self.topics or found["topic"] in self.topics
+            self.begun = self.seconds
         elif self.is_run and found["commands"]:
             self.printed = []
             for command in found["commands"].replace("\\\n", "").splitlines():
@@ -100,6 +119,8 @@ class Course:
         elif self.is_run and found["marker"]:
             lines = "".join(f"{line}\n" for line in self._chosen(found["how"], found["which"]))
             return f"{found['marker']}\n```text\n{lines}```\n"
+        elif self.is_run and found["takes"]:
+            return takes(found["takes"], self.seconds - self.begun)
         elif self.is_run and found["name"]:
             write(found["name"], self._picture(found["part"], found["file"], found["shows"]), self.pictures)
             return f"{found['drawn']}\n![{found['shows']}](pictures/{found['name']}.svg)\n"
@@ -112,13 +133,11 @@ class Course:
             path = self.folder / value
             if option in ("-o", "--html"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        env = {**os.environ, "LMTOOL_CACHE": str(self.folder / "cache"), "LMTOOL_RUNS": "runs", "NO_COLOR": "1"}
-        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
         begun = monotonic()
         ended = subprocess.run(
             ["sh", "-c", command],
             cwd=self.folder,
-            env=env,
+            env=environment(self.folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
