@@ -35,10 +35,12 @@ ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 _ORDER = {".csv": ",;\t|", ".tsv": "\t,;|"}
 """Candidate delimiters, the most likely first."""
-_JSON_HEAD = 1000
-"""Number of objects whose keys are the columns of a .jsonl file."""
+_HEAD = 1000
+"""Rows that tell the columns: of a .jsonl file by their keys, of delimited text by what the first row repeats."""
 _COMPARED = 100
 """Characters by which names of columns are compared with an unknown one."""
+_LONGEST_NAME = 3
+"""Words that the name of a column has at most, where its cells look like a row."""
 _WORD = re.compile(r"[\w.-]+")
 _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
 
@@ -155,7 +157,20 @@ class Delimited(TextRows):
             raise DataError(fault.what, where=where, fix=fault.fix)
         if not any(name.strip() for name in names):
             raise DataError("the header names no column", where=where, fix="name the columns in the first row")
-        return tuple(names)
+        return tuple(names) if self.headed else tuple(f"column {number}" for number in range(1, len(names) + 1))
+
+    @cached_property
+    def headed(self) -> bool:
+        """Whether the first row names the columns. It does not where one of its cells is as long as a sentence, and
+        another is in its column again in the first rows, as a class is and a name is not.
+        """
+        records = (fields for _, fields, fault in islice(self._records(), _HEAD) if fault is None)
+        first = next(records, ())
+        is_name = [len(name.split()) <= _LONGEST_NAME for name in first]
+        if all(is_name):
+            return True
+        short = [i for i, name in enumerate(first) if is_name[i] and name.strip()]
+        return not any(i < len(fields) and fields[i] == first[i] for fields in records for i in short)
 
     def records(self, only: str | None = None) -> Iterator[RowRecord]:
         width = len(self.header)
@@ -164,7 +179,7 @@ class Delimited(TextRows):
         if only is not None and only not in self.header:
             raise missing_column(only, self.header, f"{display(self.path)}:1", "--column")
         at = None if only is None else self.header.index(only)
-        for record in islice(self._records(), 1, None):
+        for record in islice(self._records(), int(self.headed), None):
             line, fields, fault = record
             if fault is not None:
                 yield record
@@ -185,7 +200,7 @@ class Delimited(TextRows):
         return Fault("ragged row", what, fix, line, min(len(fields), width - 1))
 
     def describe(self) -> str:
-        return f"{self.dialect}, {self.encoding or 'UTF-8'}"
+        return f"{self.dialect}, {'' if self.headed else 'no header, '}{self.encoding or 'UTF-8'}"
 
 
 @dataclass(frozen=True)
@@ -206,7 +221,7 @@ class JsonLines(TextRows):
     def header(self) -> tuple[str, ...]:
         """The keys of the first objects, in order of occurrence."""
         keys: dict[str, None] = {}
-        for _, row in islice(self._objects(_UNIQUE), _JSON_HEAD):
+        for _, row in islice(self._objects(_UNIQUE), _HEAD):
             if not isinstance(row, Fault):
                 keys.update(dict.fromkeys(row))
         return tuple(keys)

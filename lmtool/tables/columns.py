@@ -24,6 +24,7 @@ SAMPLED = 1_000
 # Names are compared as `bare_name` gives them. Earlier ones win.
 TEXT_PAIRS = (
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("text1", "text2"), ("texta", "textb")),
+    ("#1string", "#2string"),
     *(("question1", "question2"), ("question", "sentence"), ("query", "passage"), ("question", "passage")),
     *(("question", "context"), ("question", "answer")),
 )
@@ -32,9 +33,12 @@ TEXTS = (
     *("message", "tweet", "post", "document", "article", "utterance", "question", "query", "description", "abstract"),
     *("headline", "title", "sms", "email", "premise"),
 )
+GOLD_LABEL = "goldlabel"
+"""The label that several annotators agree on."""
 LABELS = (
-    *("label", "labels", "class", "classes", "category", "categories", "sentiment", "topic", "intent", "emotion"),
-    *("polarity", "genre", "tag", "tags", "stars", "rating", "score", "similarity", "target", "y", "isduplicate"),
+    *(GOLD_LABEL, "label", "labels", "class", "classes", "category", "categories", "sentiment", "topic", "intent"),
+    *("emotion", "polarity", "tag", "tags", "stars", "rating", "score", "similarity", "target", "y", "isduplicate"),
+    *("quality", "genre"),
 )
 TRANSLATIONS = (
     *(("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output")),
@@ -101,12 +105,14 @@ class Columns:
     label: str | None = None
     target: str | None = None
     inferred: bool = False
-    """Some were inferred from their conventional names."""
+    """Some were inferred: from their conventional names, or else from their cells."""
     input: str | None = None
     messages: str | None = None
     kind: RowKind = "texts"
     ignored: tuple[str, ...] = ()
     """Columns of texts that are not read, where nobody has named those that are."""
+    headed: bool = True
+    """The first row of the table names its columns."""
 
     @property
     def writes(self) -> bool:
@@ -115,7 +121,7 @@ class Columns:
 
     def describe(self) -> str:
         """The columns and their roles, in one line."""
-        inferred = " (inferred from their names)" if self.inferred else ""
+        inferred = f" (inferred from their {'names' if self.headed else 'cells'})" if self.inferred else ""
         usual = ("text" if self.target is None else "source", "label")
         annotated = {"words": ("words", "tags"), "questions": ("question and context", "answers")}
         text, label = annotated.get(self.kind, usual)
@@ -141,7 +147,8 @@ def choose_columns(
 
     Without any name, conversations are looked for, then an instruction and its output, and a source and a target when
     no column has the conventional name of a label.
-    When all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
+    When all columns but one are known, that one is the text, or else the label. Without a header, columns of sentences
+    are the texts, and that of the fewest different cells is the label. With `labelled` False neither label nor
     target is looked for. Raises DataError for a missing or ambiguous column, UsageError for contradictions.
     """
     named = _in_table(table, names or Data())
@@ -160,6 +167,8 @@ def choose_columns(
         return replace(pair, input=named.input_column)
     if named.text_columns or named.label_column:
         return _texts_and_label(table, named, labelled)
+    if isinstance(table.file, Delimited) and not table.file.headed:
+        return _by_cells(table, labelled)
     if not isinstance(table.file, Delimited) and (messages := _usual(table, MESSAGES)):
         return Columns((), inferred=True, messages=messages)
     if instruction := _instruction(table, labelled):
@@ -271,13 +280,37 @@ def _texts(table: Table, label: str | None, labelled: bool) -> tuple[tuple[str, 
         texts = tuple(others)
     if not texts or len(others) == 1:
         return texts, ()
-    rows = [row.values for row in islice(table.rows(Skipped()), SAMPLED)]
-    cells = {name: [values[i] for values in rows] for i, name in enumerate(table.names)}
+    cells = _sample(table)
     if len(usual) > 1 and not pair:
         # where all are codes, that of the most usual name is the text
         texts = tuple(name for name in usual if not is_code(cells[name]))
         texts = texts or (sorted(usual, key=lambda name: TEXTS.index(bare_name(name)))[0],)
-    return texts, tuple(name for name in others if name not in texts and is_prose(cells[name]))
+    return texts, tuple(name for name in others if name not in texts and is_prose(cells[name]) and not _parses(name))
+
+
+def _parses(name: str) -> bool:
+    """Whether a column holds parses of the text of another one, by its name."""
+    return bare_name(name).endswith("parse")
+
+
+def _sample(table: Table) -> dict[str, list[Value]]:
+    """The cells of each column in the first rows."""
+    rows = [row.values for row in islice(table.rows(Skipped()), SAMPLED)]
+    return {name: [values[i] for values in rows] for i, name in enumerate(table.names)}
+
+
+def _by_cells(table: Table, labelled: bool) -> Columns:
+    """The columns of a table without a header: see `choose_columns`; of several possible labels the last one."""
+    cells = _sample(table)
+    texts = tuple(name for name in table.names if is_prose(cells[name]))
+    if not texts:
+        raise _cannot_tell(table, "the text", "--text-column")
+    different = {name: len(set(cells[name])) for name in reversed(table.names) if name not in texts}
+    classes = [name for name, n in different.items() if 2 <= n <= MANY and all(cells[name])]
+    if labelled and not classes:
+        raise _cannot_tell(table, "the label", "--label-column")
+    label = min(classes, key=different.__getitem__) if labelled else None
+    return Columns(texts, label, inferred=True, headed=False)
 
 
 def _all_usual(table: Table, names: Sequence[str], label: str | None) -> tuple[str, ...]:

@@ -6,17 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from lmtool.data.files import display, shown
+from lmtool.data.rowfile import bare_name
 from lmtool.data.table import LARGEST, Row, RowFault, Skipped, Table, as_number, skip
 from lmtool.errors import DataError
 from lmtool.tables import annotations
 from lmtool.tables.annotations import AnswerSpan, CellFault, has_entities
-from lmtool.tables.columns import Columns
+from lmtool.tables.columns import GOLD_LABEL, Columns
 from lmtool.tables.labels import Label, LabelKind, LabelMap, as_names, decide_kind
 from lmtool.tables.notices import Notice, counted, label_notices, misspelt
 from lmtool.tokenization.chat import ChatFormat, Message
 
 SUGGESTED = 10
 """Unknown labels of a table for which the nearest known one is looked for."""
+
+NO_AGREEMENT = "-"
+"""The gold label of a row on which its annotators do not agree (SNLI, Bowman et al. 2015)."""
 
 
 class LabelledText(NamedTuple):
@@ -127,21 +131,25 @@ def read_labelled(
 
     Without `labels` this is a training table: the kind of its labels is inferred (see `labels.decide_kind`) unless
     given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
-    are all blank are skipped with a notice. Conversations are read up to the assistant's last message. chat: refuses
-    conversations.
+    are all blank, and those whose gold label is `-`, are skipped with a notice. Conversations are read up to the
+    assistant's last message. chat: refuses conversations.
     Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learned: no rows remain, or only one class.
     """
     skipped = Skipped()
     counted_in = skipped if skip_bad_rows else None
     reader = _Reader(table, columns, chat, labels, answered=True)
-    n_blank = 0
+    n_blank = n_open = 0
+    is_gold = columns.label is not None and bare_name(columns.label) == GOLD_LABEL
+    gold = table.names.index(str(columns.label)) if is_gold else None
 
     def filled() -> Iterator[Row]:
-        nonlocal n_blank
+        nonlocal n_blank, n_open
         for row in table.rows(counted_in):
             if all(value is None or (isinstance(value, str) and not value.strip()) for value in row.values):
                 n_blank += 1
+            elif gold is not None and row.values[gold] == NO_AGREEMENT:
+                n_open += 1
             else:
                 yield row
 
@@ -159,10 +167,10 @@ def read_labelled(
         label_map = labels or LabelMap.of(known, annotations.complete_tags(names) if reader.entities else names)
     items = tuple(example for example, _ in rows)
     if not items:
-        what = "no rows remain" if skipped.count or n_blank else "the table has no rows"
+        what = "no rows remain" if skipped.count or n_blank or n_open else "the table has no rows"
         fix = str(skipped) if skipped.count else "name a table with rows"
         raise DataError(what, where=display(table.path), fix=fix)
-    notices = [*_repairs(n_blank, reader.n_repaired), *_notices(items, label_map)]
+    notices = [*_repairs(n_blank, n_open, reader.n_repaired), *_notices(items, label_map)]
     if label_map is not None and labels is None:
         _refuse_one_class(items, label_map, f"{display(table.path)}, column {shown(str(columns.label))}")
         if label_map.kind in ("class", "multi"):
@@ -171,10 +179,13 @@ def read_labelled(
     return LabelledTexts(table, columns, label_map, items, skipped, tuple(notices))
 
 
-def _repairs(n_blank: int, n_entities: int) -> Iterator[Notice]:
-    """What was left out or changed: blank rows, and entities that begin with I-."""
+def _repairs(n_blank: int, n_open: int, n_entities: int) -> Iterator[Notice]:
+    """What was left out or changed: blank rows, those without a gold label, and entities that begin with I-."""
     if n_blank:
         yield Notice("blank rows", n_blank, f"skipped {counted(n_blank, 'row')} without any text")
+    if n_open:
+        what = f"skipped {counted(n_open, 'row')} whose gold label is {NO_AGREEMENT}: no agreement"
+        yield Notice("rows without agreement", n_open, what)
     if n_entities:
         entities = "entity begins" if n_entities == 1 else "entities begin"
         what = f"{n_entities:,} {entities} with I-, which is read as B- (as by conlleval)"
