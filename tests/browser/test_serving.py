@@ -98,6 +98,7 @@ def test_a_conversation_with_a_key(visit: Callable[[Served], Any], talker: str) 
         assert page.get_by_label("Chat").is_checked()
         page.get_by_text("Settings").click()
         page.get_by_label("New tokens").fill("8")
+        page.get_by_label("Temperature").fill("0")  # some seeds give an answer without text
         for n in (1, 2):
             page.get_by_label("Message").fill(f"Who saw the ball {n}?")
             page.get_by_role("button", name="Generate").click()
@@ -137,6 +138,7 @@ def test_a_failed_message_is_back_in_the_input_and_the_conversation_as_before(
     page.get_by_label("Chat").check()
     page.get_by_text("Settings").click()
     page.get_by_label("New tokens").fill("8")
+    page.get_by_label("Temperature").fill("0")  # some seeds give an answer without text
     message, turns = page.get_by_label("Message"), page.locator(".turn")
     send = page.get_by_role("button", name="Generate")
 
