@@ -1,6 +1,10 @@
-"""Byte pair encoding as its paper has it (Sennrich, Haddow and Birch 2016, section 3.2): words as tuples of strings."""
+"""Byte pair encoding as its paper has it (Sennrich, Haddow and Birch 2016, section 3.2): words as tuples of strings.
 
-from collections.abc import Mapping, Sequence
+And the longest matches of WordPiece.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 Pair = tuple[str, str]
@@ -49,3 +53,30 @@ def bpe_pieces(word: str, merges: Sequence[Pair]) -> tuple[str, ...]:
     for pair in merges:
         pieces = merged(pieces, pair)
     return pieces
+
+
+GPT2_WORD = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
+"""Where Radford et al. (2019) cut a text before merging, for ASCII."""
+
+
+def bpe_words(text: str) -> list[str]:
+    """The words of an ASCII text, in each of which its merges stay. Space and line end are written as visible ones."""
+    return [word.replace(" ", "\u0120").replace("\n", "\u010a") for word in GPT2_WORD.findall(text)]
+
+
+def longest_matches(word: str, vocabulary: Collection[str], longest_word: int = 100) -> list[str]:
+    """WordPiece (Wu et al. 2016, section 4.1; Devlin et al. 2019): from the left, always the longest piece there is.
+
+    Pieces after the first one are in the vocabulary with ## in front. A word with a part that is no piece is [UNK]
+    whole, as is one of more characters than `longest_word`.
+    """
+    pieces: list[str] = []
+    left = word if len(word) <= longest_word else ""
+    while left:
+        mark = "##" if pieces else ""
+        found = [left[:n] for n in range(1, len(left) + 1) if mark + left[:n] in vocabulary]
+        if not found:
+            return ["[UNK]"]
+        pieces.append(mark + found[-1])
+        left = left[len(found[-1]) :]
+    return pieces or ["[UNK]"]
