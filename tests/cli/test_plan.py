@@ -91,7 +91,7 @@ def test_a_student_is_planned_with_the_tokenizer_of_its_teacher(lmtool, run, cor
     lmtool.refuses(2, "plan", corpus, *teacher, "-s", "tokenizer.kind=word", words=["tokenizer.kind=word", "teacher"])
 
 
-@pytest.mark.parametrize("name", ["linear", "naive-bayes", "dan", "tagger"])
+@pytest.mark.parametrize("name", ["linear", "softmax", "naive-bayes", "dan", "tagger"])
 def test_recipes_for_tables_are_planned_in_rows(lmtool, home, name):
     outcome = lmtool.succeeds("plan", name, "--device-kind", "h100", "-q")
     (length,) = (line for line in outcome.out.splitlines() if line.startswith("length: "))

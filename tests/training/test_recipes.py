@@ -168,5 +168,5 @@ def test_there_are_recipes() -> None:
     papers = "gpt1 gpt2-124m gpt2-355m gpt2-774m gpt2-1.5b bert-base bert-large roberta-base t5-small prefix-lm"
     small = "tiny shakespeare-char bert-tiny roberta-tiny longformer-tiny t5-tiny prefix-tiny transformer-tiny"
     families = "ngram skipgram elman gru lstm lstm-attention elmo-tiny seq2seq seq2seq-luong seq2seq-bahdanau"
-    tables = "linear dan naive-bayes"
+    tables = "linear softmax dan naive-bayes"
     assert {*papers.split(), "transformer-base", *small.split(), *families.split(), *tables.split()} <= set(shipped())

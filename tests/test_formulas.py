@@ -1,0 +1,461 @@
+"""What the commands of docs/course.md train is what its formulas say.
+
+Each model that a topic trains is built from the recipe and settings on the page, smaller and with random weights, and
+equals the plain version in tests/reference/; so do its optimizer and its learning rates. What a command adds to that is
+bound by the test that `ELSEWHERE` names.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.errors import RecipeError
+from lmtool.model import LanguageModel, build, with_head
+from lmtool.model.averaging import AveragingModel, RatioHead
+from lmtool.model.heads import Classifier, HeadedModel, TokenHeadModel
+from lmtool.model.recurrent import BidirectionalModel
+from lmtool.model.seq2seq import RecurrentEncoderDecoder
+from lmtool.objective import Example, Vocabulary
+from lmtool.objective import build as build_objective
+from lmtool.recipe.load import load
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.training import Muon
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging, NGram
+from lmtool.training.optimizer import Optimizers
+from lmtool.training.schedule import multiplier
+from tests.model import recurrent_weights, tiny
+from tests.model.test_ngram import counted, log_p, some_documents
+from tests.model.test_recurrent_seq2seq import by_loops
+from tests.objective.test_word_vectors import COUNTS, TEXT, WORDS, randomised
+from tests.objective.test_word_vectors import counted as counted_pairs
+from tests.reference import classifiers, ngram, recurrent, schedules, skipgram, vectors
+from tests.test_course import TOPICS, names_in
+from tests.training import test_optimizer
+
+Array = NDArray[np.float64]
+ROOT = Path(__file__).parents[1]
+EXACT: dict[str, float] = {"rtol": 1e-8, "atol": 1e-9}
+LABELS = ["a", "b", "c"]
+ELSEWHERE = {
+    "model.features": "tests/training/test_vectors.py::test_the_input_is_embeddings_and_the_mix_of_layers",
+    "model.embeddings": "tests/training/test_vectors.py"
+    "::test_embeddings_begin_with_vectors_and_the_rest_at_their_scale",
+    "objective.crf": "tests/model/test_token_heads.py::test_the_probability_of_tags_is_that_of_all_sequences",
+    "objective.generator_size": "tests/objective/test_replaced.py::test_the_loss_is_that_of_the_paper",
+    "--lora-rank": "tests/model/test_lora.py::test_a_joined_map_equals_the_plain_formula",
+    "--freeze": "tests/training/test_tuning.py::test_only_the_head_learns_on_a_frozen_body",
+    "--teacher": "tests/objective/test_distillation.py::test_of_tokens",
+}
+"""Keys and options that change what a model computes or learns from, and the tests of that."""
+
+
+@dataclass
+class Training:
+    """A command that trains: its recipe, or that of the run that it begins with, and its settings.
+
+    head: the objective of fine-tuning on a table; none where the recipe has it.
+    """
+
+    recipe: str
+    settings: list[str]
+    options: dict[str, str]
+    head: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Recipe:
+        """The recipe, small, with labels."""
+        recipe = load(self.recipe, self.settings).recipe
+        objective = self.head or recipe.objective.model_dump()
+        if "labels" in objective or self.head.get("kind") in ("classification", "tagging"):
+            objective["labels"] = LABELS
+        written = recipe.model_dump() | {"objective": objective}
+        # training of the run that this one begins with is another's
+        written["data"] = {}
+        return Recipe.model_validate(written | {"model": small(recipe.model)})
+
+
+def small(model: Any) -> dict[str, Any]:
+    """The keys of a model, with sizes that loops can read."""
+    keys: dict[str, Any] = model.model_dump()
+    if isinstance(model, Transformer):
+        keys |= {"d_model": (4 if model.n_heads < 5 else 2) * model.n_heads, "context": 24, "vocab_size": tiny.VOCAB}
+        keys |= {"n_layers": min(model.n_layers, 2), "d_ff": model.d_ff and 10}
+        sizes = {"head_width": 4, "value_width": 6, "embedding_width": 6, "rank": 2, "score_width": 3}
+        keys |= {key: size for key, size in sizes.items() if keys[key]}
+        if keys["pattern"]["kind"] == "window":
+            keys["pattern"] = keys["pattern"] | {"size": min(keys["pattern"]["size"], 3)}
+    elif isinstance(model, Recurrent):
+        keys |= {"d_model": 6, "n_layers": min(model.n_layers, 2), "features": None, "embeddings": None}
+        if keys["attention"]:
+            sizes = {"rank": 3, "score_width": 4}
+            keys["attention"] = keys["attention"] | {key: size for key, size in sizes.items() if keys["attention"][key]}
+    elif not isinstance(model, NGram):
+        keys |= {"d_model": 5} | ({"buckets": 11} if isinstance(model, Averaging) else {})
+    return keys
+
+
+def _trainings() -> dict[str, list[Training]]:
+    """The commands of each topic that train."""
+    copies: dict[str, str] = {}
+    runs: dict[str, Training] = {}
+    found: dict[str, list[Training]] = {}
+    for topic, text in TOPICS.items():
+        for command in (
+            "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S)).replace("\\\n", "").splitlines()
+        ):
+            copied = re.search(r"recipes show (\S+).*> (\S+\.yaml)", command)
+            copies |= {copied[2]: copied[1]} if copied else {}
+            for part in re.findall(r"lmtool (?:pretrain|finetune) [^;&|]*", command):
+                words = shlex.split(part)
+                options, settings = _options(words)
+                name = options.get("--recipe", options.get("-r", ""))
+                begun = runs.get(options.get("--from", ""))
+                training = Training(copies.get(name, name or "default"), settings, options)
+                if begun is not None:
+                    training = Training(begun.recipe, begun.settings, options, _head(words, options, settings))
+                    if words[1] == "pretrain":
+                        training.settings = [*begun.settings, *settings]
+                elif words[1] == "finetune" and not name:
+                    continue  # a rule chooses
+                found.setdefault(topic, []).append(training)
+                runs[options.get("-o", "").removeprefix("runs/")] = training
+    return found
+
+
+def _options(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Options with their values, and settings."""
+    pairs = list(zip(words, [*words[1:], ""], strict=True))
+    settings = [value for option, value in pairs if option == "-s"]
+    return {option: value for option, value in pairs if option.startswith("-") and option != "-s"}, settings
+
+
+def _head(words: list[str], options: Mapping[str, str], settings: list[str]) -> dict[str, Any]:
+    """The objective of fine-tuning a run on a table."""
+    if words[1] == "pretrain" or "--task" in words:
+        return {}
+    kinds = {".conll": "tagging", ".json": "question-answering"}
+    keys: dict[str, Any] = {"kind": kinds.get(Path(words[2]).suffix, "classification")}
+    if options.get("--labels") == "number":
+        keys["task"] = "number"
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key.startswith("objective."):
+            keys[key.removeprefix("objective.")] = yaml.safe_load(value)
+    return keys
+
+
+TRAININGS = _trainings()
+REFUSED = {"A memory that grows": "select mean has no score, which the recipe has"}
+"""Topics with a command that is refused, and why."""
+topics = pytest.mark.parametrize(
+    "topic",
+    [pytest.param(topic, marks=[pytest.mark.xfail(raises=RecipeError)] * (topic in REFUSED)) for topic in TRAININGS],
+)
+
+
+def array(tensor: torch.Tensor) -> Array:
+    return tensor.detach().double().numpy()
+
+
+def drawn(model: LanguageModel) -> LanguageModel:
+    """With random weights, in float64, in evaluation mode."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().eval().parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(0.4 * values if parameter.ndim > 1 else 0.5 + values)
+    return model
+
+
+def of_body(model: LanguageModel) -> LanguageModel:
+    return model.body if isinstance(model, HeadedModel) else model
+
+
+def states(model: LanguageModel, recipe: Recipe, tokens_T: torch.Tensor) -> list[Array]:
+    """What the plain version of a body gives to a head at each position: the last layer, or both halves of it."""
+    spec, body = recipe.model, of_body(model)
+    layers = getattr(recipe.objective, "layers", "last")
+    if isinstance(spec, Transformer):
+        plain = tiny.as_reference(body, spec)
+        tower = plain.tower
+        sees = (lambda t, s: True) if spec.shape == "encoder" else (lambda t, s: s <= t)
+        every = [plain._embed(tokens_T.tolist())]
+        n = len(tower.layers)
+        for depth in range(1, n + 1):
+            tower.layers, whole = tower.layers[:depth], tower.layers
+            norm, tower.final_norm = tower.final_norm, tower.final_norm if depth == n else None
+            every.append(tower.read(every[0], sees))
+            tower.layers, tower.final_norm = whole, norm
+    else:
+        assert isinstance(spec, Recurrent)
+        every = halves(body, spec, tokens_T)
+    if layers == "last":
+        return every[-1]
+    assert isinstance(model, HeadedModel)
+    assert model.mix is not None
+    scalars, gamma = model.mix.scalars_L.tolist(), float(model.mix.gamma.detach())
+    return list(recurrent.scalar_mix([np.stack(layer) for layer in every[model.first :]], scalars, gamma))
+
+
+def halves(body: LanguageModel, spec: Recurrent, tokens_T: torch.Tensor) -> list[list[Array]]:
+    """Embeddings and layers of two networks that read in opposite directions, beside each other."""
+    weights = recurrent_weights.Weights(body, spec)
+    xs = weights.embed(tokens_T)
+    assert isinstance(body, BidirectionalModel)
+    forth, _ = recurrent.run_layers(weights.layers("forth.cells"), xs)
+    back, _ = recurrent.run_layers(weights.layers("back.cells"), xs[::-1])
+    rows = zip([xs, *forth], [xs, *(layer[::-1] for layer in back)], strict=True)
+    return [[np.concatenate(pair) for pair in zip(*layer, strict=True)] for layer in rows]
+
+
+def compare_transformer(model: LanguageModel, spec: Transformer) -> None:
+    tokens_BT, sources = tiny.tokens(2, 5), [[3, 1, 4, 1], [5]]
+    logits_BTV, plain = model.logits(tiny.read(model, tokens_BT, sources)), tiny.as_reference(model, spec)
+    for found, row, source in zip(logits_BTV, tokens_BT.tolist(), sources, strict=True):
+        match spec.shape:
+            case "decoder":
+                wanted = plain.causal(row) if spec.causal_mask else plain.both_sides(row)[0]
+            case "prefix":
+                wanted = plain.prefix([*source, *row], len(source))[len(source) :]
+            case "encoder-decoder":
+                wanted = plain.answer(source, row)
+            case "encoder":
+                wanted = plain.both_sides(row)[0]
+        np.testing.assert_allclose(array(found), wanted, **EXACT)
+
+
+def compare_recurrent(model: LanguageModel, spec: Recurrent) -> None:
+    tokens_T, source_S = tiny.tokens(6), tiny.tokens(4, seed=1)
+    weights = recurrent_weights.Weights(model, spec)
+    xs = weights.embed(tokens_T)
+    if isinstance(model, RecurrentEncoderDecoder):
+        found = model.logits(model(Batch(tokens_T[None], source_BS=source_S[None])).hidden_BTD)[0]
+        np.testing.assert_allclose(array(found), by_loops(model, spec, source_S, tokens_T)[0], **EXACT)
+        return
+    found = model.logits(model(Batch(tokens_T[None])).hidden_BTD)[0]
+    if isinstance(model, BidirectionalModel):
+        layers = halves(model, spec, tokens_T)
+        for ours, wanted in zip(model.layers(Batch(tokens_T[None])), layers, strict=True):
+            np.testing.assert_allclose(array(ours[0]), np.stack(wanted), **EXACT)
+        hidden = [h[: spec.d_model] for h in layers[-1]]
+    elif spec.attention is None:
+        hidden = recurrent.run_layers(weights.layers("rnn.cells"), xs)[0][-1]
+    else:
+        how = spec.attention
+        score = weights.score() if how.select not in ("sum", "mean") else lambda q, k: 0.0
+        hidden, _ = recurrent.remembering(weights.layers("rnn.cells"), xs, score, how.select, how.k, how.present)
+    np.testing.assert_allclose(array(found), weights.logits(hidden), **EXACT)
+
+
+def compare_averaging(model: LanguageModel, recipe: Recipe) -> None:
+    """W x + b, or W h + b, of texts that were counted before where there are counts."""
+    assert isinstance(model, Classifier)
+    body, spec, tokens_BT = model.body, recipe.model, tiny.tokens(4, 6)
+    assert isinstance(body, AveragingModel)
+    assert isinstance(spec, Averaging)
+    model.count_features([Batch(tokens_BT, labels_B=torch.tensor([0, 1, 2, 0]))])
+    features = [classifiers.features(text, tiny.VOCAB, spec.ngrams, spec.buckets) for text in tokens_BT.tolist()]
+    if body.owner_K is not None:
+        hashes = {h % spec.buckets for h in body.owner_K.tolist() if h >= 0}
+        assert hashes
+        kept = [[body._all_features(Batch(row[None]))] for row in tokens_BT]
+        features = [f_1F[0][k_1F[0]].tolist() for ((f_1F, k_1F),) in kept]
+    width = tiny.VOCAB + spec.n_hashed
+    if spec.tf_idf:
+        x = classifiers.tf_idf(features, features, width)
+    elif spec.log_ratios:
+        x = np.array([[float(f in text) for f in range(width)] for text in features])
+    else:
+        table = np.eye(width) if body.embedding is None else array(body.embedding.weight)
+        dense = [(array(layer.weight), array(layer.bias)) for layer in body.dense]
+        x = np.array([classifiers.deep_average(text, table, dense, spec.activation) for text in features])
+    w = array(model.head.weight)
+    if isinstance(model.head, RatioHead):
+        w = w * array(model.head.ratios_CF)
+    found = array(model.answer(Batch(tokens_BT)).scores_BC)
+    np.testing.assert_allclose(found, x @ w.T + array(model.head.bias), rtol=1e-4, atol=1e-5)
+
+
+def compare_ngram(spec: NGram) -> None:
+    documents, text = some_documents(), [1, 4, 4, 4, 3]
+    keys = {"smoothing": spec.smoothing, "k": spec.k}
+    found = log_p(counted(documents, spec.order, **keys), text)
+    plain = ngram.KneserNey(spec.order, documents, tiny.VOCAB)
+    added = spec.k if spec.smoothing == "add-k" else 0.0
+    for t, row in enumerate(found.exp().tolist()):
+        for token, p in enumerate(row):
+            wanted = plain.probability(text[: t + 1], token)
+            if spec.smoothing != "kneser-ney":
+                wanted = ngram.relative_frequency(spec.order, documents, tiny.VOCAB, text[: t + 1], token, added)
+            assert p == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def compare_word_vectors(recipe: Recipe) -> None:
+    """The loss on the pairs that the objective cuts from a text, in closed form; or the factors of counts."""
+    size, kind = len(COUNTS), recipe.objective.kind
+    if kind == "cooccurrence":
+        window = recipe.model.window
+        model = counted_pairs(TEXT, window)
+        u, s, v = np.linalg.svd(vectors.ppmi(vectors.cooccurrences(TEXT, WORDS, window, by_distance=False), size))
+        found = array(model.words_VD @ model.contexts_VD.T)
+        np.testing.assert_allclose(found, (u[:, :6] * s[:6]) @ v[:6], atol=1e-5)
+        return
+    vocabulary = Vocabulary(size, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)), COUNTS)
+    objective, built = build_objective(recipe, vocabulary), randomised(build(recipe.model, size))
+    v, u = array(built.centres.weight), array(built.neighbours.weight)
+    rng = np.random.default_rng(0)
+    if kind == "glove":
+        pairs = [(7, 8, 0.5), (9, 7, 250.0), (12, 9, 3.0)]
+        words, contexts, counts = (np.array(column) for column in zip(*pairs, strict=True))
+        batch = objective.collate([Example(words, rng, other=contexts, label=counts)])
+        biases = array(built.centre_bias_V), array(built.neighbour_bias_V)
+        wanted = vectors.glove(v, u, *biases, pairs, recipe.objective.x_max, recipe.objective.power)
+    else:
+        batch = objective.collate([Example(np.array([token for row in TEXT for token in row]), rng)])
+        assert batch.targets_BT is not None
+        assert batch.negatives_BK is not None
+        rows = zip(batch.tokens_BT.tolist(), batch.targets_BT.tolist(), batch.negatives_BK.tolist(), strict=True)
+        if kind == "cbow":
+            assert batch.keep_BT is not None
+            kept = [row[keep].tolist() for row, keep in zip(batch.tokens_BT, batch.keep_BT, strict=True)]
+            windows = zip(batch.targets_BT[:, 0].tolist(), kept, batch.negatives_BK.tolist(), strict=True)
+            wanted = vectors.cbow(v, u, [window for window in windows if window[1]])
+        else:
+            triples = [(c, o, noise) for (c,), near, noise in rows for o in near if o != IGNORE]
+            assert all(o not in noise for _, o, noise in triples) or not recipe.objective.apart
+            wanted, _, _ = skipgram.negative_sampling(v, u, triples)
+    assert float(objective.loss(built, batch).total.detach()) == pytest.approx(wanted, rel=1e-5)
+
+
+def compare_head(model: HeadedModel, recipe: Recipe) -> None:
+    """W h + b of a pooled state, or of each one."""
+    tokens_T = tiny.tokens(5)
+    hidden = states(model, recipe, tokens_T)
+    if isinstance(model, TokenHeadModel):
+        found, read = model.scores(Batch(tokens_T[None])).scores_BTC[0], hidden
+    else:
+        assert isinstance(model, Classifier)
+        assert model.pool is not None
+        found = model.answer(Batch(tokens_T[None])).scores_BC
+        read = {"first": hidden[:1], "last": hidden[-1:], "mean": [sum(hidden) / len(hidden)]}[model.pool.kind]
+    wanted = np.array([array(model.head.weight) @ h + array(model.head.bias) for h in read])
+    np.testing.assert_allclose(array(found), wanted, rtol=1e-4, atol=1e-4)
+
+
+@topics
+def test_a_model_is_that_of_its_formula(topic: str) -> None:
+    compared = set()
+    for training in TRAININGS[topic]:
+        recipe = training.load()
+        if (same := repr((recipe.model, recipe.objective))) in compared:
+            continue
+        compared.add(same)
+        torch.manual_seed(0)
+        if isinstance(recipe.model, NGram):
+            compare_ngram(recipe.model)
+        elif recipe.model.kind in ("skipgram", "glove", "ppmi"):
+            compare_word_vectors(recipe)
+        else:
+            body = build(recipe.model, tiny.VOCAB)
+            model = drawn(body if recipe.objective.kind == "replaced-tokens" else with_head(recipe, body))
+            match recipe.model:
+                case Transformer() as spec:
+                    compare_transformer(of_body(model), spec)
+                case Recurrent() as spec:
+                    compare_recurrent(of_body(model), spec)
+                case Averaging():
+                    compare_averaging(model, recipe)
+            if isinstance(model, Classifier | TokenHeadModel) and not isinstance(recipe.model, Averaging):
+                compare_head(model, recipe)
+
+
+@topics
+def test_steps_are_those_of_the_optimizer_and_schedule(topic: str) -> None:
+    for training in TRAININGS[topic]:
+        recipe = load(training.recipe, training.settings).recipe
+        if recipe.model.counts:
+            continue
+        steps, d_model, fields = recipe.training.steps, recipe.model.d_model, recipe.schedule.model_dump()
+        warmup, final = fields["warmup_steps"], fields.get("final_fraction", 1.0)
+        for t in {1, 2, max(1, warmup), warmup + 1, (warmup + steps) // 2, steps}:
+            match fields["kind"]:
+                case "constant":
+                    wanted = schedules.constant(t, warmup)
+                case "linear":
+                    wanted = schedules.plateau(t, steps, warmup, final, fields["decay_fraction"])
+                case "cosine":
+                    wanted = schedules.cosine(t, steps, warmup, final)
+                case "inverse-square-root":
+                    wanted = schedules.inverse_square_root(t, d_model, warmup)
+            assert multiplier(recipe.schedule, t - 1, steps, d_model) == pytest.approx(wanted, rel=1e-9)
+        compare_steps(recipe)
+
+
+def compare_steps(recipe: Recipe) -> None:
+    """Several steps on random gradients, of all weights but those that Muon has."""
+    toy, fields = test_optimizer.Toy(), recipe.optimizer.model_dump()
+    if isinstance(recipe.optimizer, Muon):
+        fields = fields["adamw"]
+        shape, optimizer = (4, 9), recipe.optimizer
+        before = test_optimizer.conditioned(*shape, 0.5, 50).double().numpy()
+        gradients = [g.double().numpy() for g in test_optimizer.gradients_like(shape, 6)]
+        rates = [optimizer.lr * share for share in test_optimizer.MULTIPLIERS]
+        wanted = test_optimizer.reference.muon(before, gradients, rates, optimizer.momentum, optimizer.weight_decay)
+        found = array(muon_steps(optimizer, shape))
+        assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted - before)
+    optimizers = Optimizers(test_optimizer.spec_of(fields), toy, test_optimizer.CPU)
+    start = test_optimizer.weights_of(toy)
+    steps = test_optimizer.drawn_gradients(toy, len(test_optimizer.MULTIPLIERS))
+    for share, step in zip(test_optimizer.MULTIPLIERS, steps, strict=True):
+        test_optimizer.set_gradients(toy, step)
+        optimizers.update(share, 1.0, None)
+    for name, w in test_optimizer.weights_of(toy).items():
+        own = [step[name] for step in steps]
+        assert w == pytest.approx(test_optimizer.plain(fields, start[name], own, test_optimizer.MULTIPLIERS))
+
+
+def muon_steps(spec: Muon, shape: tuple[int, int]) -> torch.Tensor:
+    weight = torch.nn.Parameter(test_optimizer.conditioned(*shape, 0.5, 50))
+    keys = {"lr": spec.lr, "momentum": spec.momentum, "weight_decay": spec.weight_decay}
+    rule = test_optimizer.MuonMatrices([{"params": [weight]}], {weight: [shape[0]]}, **keys)
+    for share, gradient in zip(test_optimizer.MULTIPLIERS, test_optimizer.gradients_like(shape, 6), strict=True):
+        rule.param_groups[0]["lr"] = spec.lr * share
+        weight.grad = gradient.clone()
+        rule.step()
+    return weight.detach()
+
+
+def _keys(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        yield f"{path}{key}", item
+        if isinstance(item, dict):
+            yield from _keys(item, f"{path}{key}.")
+
+
+def test_what_is_bound_elsewhere_is() -> None:
+    """And on the page: a key of this list that no command sets is not needed."""
+    used = set()
+    for training in (one for topic, some in TRAININGS.items() if topic not in REFUSED for one in some):
+        used |= set(training.options)
+        used |= {key for key, value in _keys(load(training.recipe, training.settings).recipe.model_dump()) if value}
+    for key, test in ELSEWHERE.items():
+        file, _, name = test.partition("::")
+        assert name in names_in(ROOT / file), test
+        assert key in used, key
+
+
+def test_every_topic_with_a_model_of_its_own_is_compared() -> None:
+    assert {"The Elman network", "Attention to the source", "GPT", "Skip-gram", "N-grams"} <= set(TRAININGS)
+    of_page = [topic for topic, text in TOPICS.items() if re.search(r"lmtool (?:pretrain|finetune) ", text)]
+    assert of_page == list(TRAININGS)
