@@ -53,13 +53,13 @@ def gradients(reference: str, text: str, token: int | None = None, *, device: De
     has none before it.
     """
     loaded = load_run(reference, choose_compute(device, "float32"))
-    tokenizer = loaded.tokenizer
-    ids = tokenizer.encode(text)
-    before = loaded.prompt_format.opening
-    token = len(ids) if token is None else token
-    n_read = len(before) + token - 1
-    if not 1 <= token <= len(ids):
-        fix = f"name one from 1 to {len(ids)}" if ids else "write more"
+    tokens, pieces = tokens_of(loaded, text)
+    n_before = len(loaded.prompt_format.opening)
+    n_tokens = len(tokens) - n_before
+    token = n_tokens if token is None else token
+    n_read = n_before + token - 1
+    if not 1 <= token <= n_tokens:
+        fix = f"name one from 1 to {n_tokens}" if n_tokens else "write more"
         raise UsageError(f"the text has no token {token}", fix=fix)
     if n_read < 1:
         raise UsageError("nothing precedes the first token", fix="name a later one, or write more text")
@@ -67,9 +67,22 @@ def gradients(reference: str, text: str, token: int | None = None, *, device: De
     if longest is not None and n_read > longest:
         what = f"the text has {n_read} tokens before the one predicted, but the model reads {longest}"
         raise UsageError(what, fix="shorten it, or name an earlier token")
-    tokens = [*before, *ids][: n_read + 1]
-    pieces = [tokenizer.piece(one) for one in tokens]
-    return GradientFlow(pieces[:-1], pieces[-1], gradient_norms(loaded.model, tokens), loaded)
+    norms = gradient_norms(loaded.model, tokens[: n_read + 1])
+    return GradientFlow(pieces[:n_read], pieces[n_read], norms, loaded)
+
+
+def tokens_of(loaded: Loaded, text: str) -> tuple[list[int], list[str]]:
+    """The ids of a text, after the token that begins one, if the model has such a token; and how they are shown."""
+    tokens = [*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]
+    return tokens, list(map(loaded.tokenizer.piece, tokens))
+
+
+def left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalModel:
+    """The same model. Raises UsageError for others than Transformer decoders and recurrent language models."""
+    if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalModel) or lm.reads != "past":
+        what = "this model does not read from left to right by states that learn from gradients"
+        raise UsageError(what, fix="name a run of a Transformer decoder, or of a recurrent language model")
+    return lm
 
 
 def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
@@ -77,9 +90,7 @@ def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
 
     Raises UsageError for models other than Transformer decoders and recurrent language models.
     """
-    if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalModel) or lm.reads != "past":
-        what = "this model does not read from left to right by states that learn from gradients"
-        raise UsageError(what, fix="name a run of a Transformer decoder, or of a recurrent language model")
+    lm = left_to_right(lm)
     device = next(lm.parameters()).device
     tokens_1T = torch.tensor([list(tokens)], device=device)
     batch, target_1 = Batch(tokens_1T[:, :-1]), tokens_1T[:, -1]
@@ -124,5 +135,9 @@ def _of_states(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str
 
 def _listed(gradient_TD: Tensor) -> list[float | None]:
     # squares of small gradients are below the smallest float32
-    norms = gradient_TD.cpu().double().norm(dim=-1).flip(0).tolist()
-    return [norm if math.isfinite(norm) else None for norm in norms]
+    return finite(gradient_TD.cpu().double().norm(dim=-1).flip(0).tolist())
+
+
+def finite(numbers: Sequence[float]) -> list[float | None]:
+    """The numbers, with None for infinities and NaN."""
+    return [number if math.isfinite(number) else None for number in numbers]

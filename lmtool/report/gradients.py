@@ -1,15 +1,19 @@
-"""Gradient norms over the steps back to each state, as a curve: in a terminal, or on a page."""
+"""Gradient norms by steps back, and the distance of two states by step, as curves: in a terminal, or on a page."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from markupsafe import Markup
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from lmtool.analysis.contraction import TwoStarts
 from lmtool.analysis.gradients import GradientFlow
+from lmtool.inference.load import Loaded
 from lmtool.printable import plain
 from lmtool.report.charts import Line, LineChart, Point
-from lmtool.report.page import Section, figure, page, table, views
+from lmtool.report.page import Section, TableCell, figure, page, table, views
 from lmtool.report.terminal import plot
 
 CURVES = 5
@@ -26,49 +30,82 @@ def _points(norms: Sequence[float | None]) -> list[Point]:
     return [(k, math.log10(norm)) for k, norm in enumerate(norms) if norm]
 
 
-def _lines(flow: GradientFlow) -> list[Line]:
-    """A line for each kind of state."""
-    return [Line(name, _points(norms), colour) for colour, (name, norms) in enumerate(flow.gradient.norms.items())]
+class Curves(NamedTuple):
+    """What is measured at each step, as lines and as numbers.
+
+    heading, caption: of the picture on a page. columns, rows: a number, a token, and what is measured there; None where
+    it is not finite, or is not measured. run: where the model is from.
+    """
+
+    title: str
+    heading: str
+    chart: LineChart
+    caption: str
+    columns: list[str]
+    rows: list[list[TableCell]]
+    run: str
 
 
-def _title(flow: GradientFlow) -> str:
-    model = flow.loaded.model.description
-    return f"{model}: gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats"
-
-
-def as_lines(flow: GradientFlow, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
-    """The curve, and the numbers below it: steps back, the piece read there, a norm for each kind of state."""
-    yield _title(flow)
-    yield ""
-    yield f"{Y}, by {X}"
-    yield from plot([(line.name, line.points) for line in _lines(flow)], width, ascii_only=ascii_only)
-    yield ""
-    names = list(flow.gradient.norms)
-    pieces = [repr(piece) for piece in reversed(flow.pieces)]
-    wide = max(map(len, ["token", *pieces]))
-    yield "  ".join([f"{'back':>4}", f"{'token':{wide}}", *(f"{name:>14}" for name in names)])
-    for k, piece in enumerate(pieces):
-        norms = [flow.gradient.norms[name][k] for name in names]
-        shown = ("not finite" if norm is None else f"{norm:.3e}" for norm in norms)
-        yield "  ".join([f"{k:4}", f"{piece:{wide}}", *(f"{text:>14}" for text in shown)])
-
-
-def as_page(flow: GradientFlow) -> str:
-    """The curve as an HTML page that stands alone."""
-    names = list(flow.gradient.norms)
-    picture = LineChart(_lines(flow), x=X, y=Y, label="Gradient norm by steps back")
-    rows = [
-        [k, repr(piece), *(flow.gradient.norms[name][k] for name in names)]
-        for k, piece in enumerate(reversed(flow.pieces))
-    ]
-    caption = (
+def of_gradients(flow: GradientFlow) -> Curves:
+    """Norms over the steps back."""
+    norms = flow.gradient.norms
+    lines = [Line(name, _points(of_states), colour) for colour, (name, of_states) in enumerate(norms.items())]
+    return Curves(
+        f"{flow.loaded.model.description}: gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats",
+        "How far back gradients reach",
+        LineChart(lines, x=X, y=Y, label="Gradient norm by steps back"),
         "Norm of the gradient of the loss in the states that many steps before the prediction. Norms of exactly zero "
-        "are not drawn: a last layer is read at its own position alone."
+        "are not drawn: a last layer is read at its own position alone.",
+        ["back", "token", *norms],
+        [
+            [k, repr(piece), *row]
+            for k, (piece, *row) in enumerate(zip(flow.pieces[::-1], *norms.values(), strict=True))
+        ],
+        _run(flow.loaded),
     )
-    numbers = table([X, "token read", *names], rows)
-    lead = plain(f"{flow.loaded.run_path}, step {flow.loaded.step}")
-    section = Section("How far back gradients reach", figure(picture.for_page(), caption, numbers))
-    return page(plain(_title(flow)), [section], lead=lead)
+
+
+def of_starts(starts: TwoStarts) -> Curves:
+    """The distance of two states over the tokens that they read."""
+    distances, rate, bounds, largest = starts.contraction
+    lines = [Line("measured", _points(distances)), Line("λ^t", _points(bounds), 1, dashed=True)]
+    pieces = ["", *map(repr, starts.pieces)]
+    return Curves(
+        f"{starts.loaded.model.description}: two states that read the same text, λ = {rate:.4f} a step",
+        "How fast the first state is forgotten",
+        LineChart(lines, x="step", y="log10 of the distance", label="Distance of two states by step"),
+        "Distance of the states from two starts, zeros and random numbers, after each token; and λ^t times the first "
+        "distance, where λ is the mean ratio. Beside it the largest singular value of the Jacobian of each step: "
+        "where it is below 1, the step brings all states near the first one closer.",
+        ["step", "token", "distance", "λ^t distance", "singular value"],
+        [list(row) for row in zip(range(len(pieces)), pieces, distances, bounds, ["", *largest], strict=True)],
+        _run(starts.loaded),
+    )
+
+
+def _run(loaded: Loaded) -> str:
+    return plain(f"{loaded.run_path}, step {loaded.step}")
+
+
+def as_lines(curves: Curves, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+    """The curves, and the numbers below them."""
+    chart = curves.chart
+    yield from (curves.title, "", f"{chart.y}, by {chart.x}")
+    yield from plot([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
+    yield ""
+    first, second, *names = curves.columns
+    wide = max(map(cell_len, [second, *(str(row[1]) for row in curves.rows)]))
+    yield "  ".join([f"{first:>4}", set_cell_size(second, wide), *(f"{name:>14}" for name in names)])
+    for step, piece, *numbers in curves.rows:
+        shown = (f"{one:.3e}" if isinstance(one, float) else "not finite" if one is None else one for one in numbers)
+        yield "  ".join([f"{step:4}", set_cell_size(str(piece), wide), *(f"{text:>14}" for text in shown)])
+
+
+def as_page(curves: Curves) -> str:
+    """The curves as an HTML page that stands alone."""
+    numbers = table(curves.columns, curves.rows)
+    section = Section(curves.heading, figure(curves.chart.for_page(), curves.caption, numbers))
+    return page(plain(curves.title), [section], lead=curves.run)
 
 
 def training_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], name: str) -> Markup:

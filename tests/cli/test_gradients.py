@@ -22,6 +22,24 @@ def test_json_and_a_page(lmtool, run):
     assert "How far back gradients reach" in Path("page.html").read_text(encoding="utf-8")
 
 
+def test_two_starts(lmtool, home, corpus):
+    small = ["model.d_model=8", "model.context=12", "tokenizer.vocab_size=300", "training.steps=1"]
+    settings = [word for setting in (*small, "evaluation.baseline=false") for word in ("-s", setting)]
+    lmtool.succeeds("pretrain", corpus, "--recipe", "gru", *settings, "-q", "-o", "runs/gru")
+    assert "singular value" in lmtool.succeeds("gradients", "gru", TEXT, "--starts").out
+    record = json.loads(lmtool.succeeds("gradients", "gru", TEXT, "--starts", "--json", "-o", "starts.html").out)
+    assert list(record) == ["tokens", "distances", "rate", "bounds", "largest"]
+    assert len(record["distances"]) == len(record["bounds"]) == len(record["tokens"]) + 1
+    assert "How fast the first state is forgotten" in Path("starts.html").read_text(encoding="utf-8")
+    other = json.loads(lmtool.succeeds("gradients", "gru", TEXT, "--starts", "--json", "--seed", "1").out)
+    assert other["distances"] != record["distances"]
+    lmtool.refuses(2, "gradients", "gru", TEXT, "--starts", "--token", "2", words=["--token"])
+
+
+def test_a_transformer_has_no_starts(lmtool, run):
+    lmtool.refuses(2, "gradients", "last", TEXT, "--starts", words=["no state", "omit --starts"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -75,6 +75,21 @@ def test_a_cell_is_that_of_torch_and_of_the_papers(cell: str, nonlinearity: str)
 
 
 @cells
+def test_recurrent_matrices_begin_with_a_spectral_radius(cell: str, nonlinearity: str) -> None:
+    """Each gate's by itself, and nothing else."""
+    torch.manual_seed(1)
+    spec = Recurrent.model_construct(cell=cell, nonlinearity=nonlinearity, recurrent_radius=1.3)
+    own, other = build_cell(spec, 3, 4).double(), cell_of(cell, nonlinearity)
+    for matrix in own._weights()[1].detach().split(4):
+        torch.testing.assert_close(
+            torch.linalg.eigvals(matrix).abs(), torch.full((4,), 1.3).double(), rtol=0, atol=1e-5
+        )
+        torch.testing.assert_close(torch.linalg.svdvals(matrix), torch.full((4,), 1.3).double(), rtol=0, atol=1e-5)
+    for which in (0, 2, 3):
+        assert torch.equal(own._weights()[which], other._weights()[which])
+
+
+@cells
 def test_steps_equal_the_kernel(cell: str, nonlinearity: str) -> None:
     own = cell_of(cell, nonlinearity)
     x = torch.randn(3, 5, 3, dtype=torch.float64)

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lmtool.analysis.gradients import GradientFlow, GradientNorms
-from lmtool.report.gradients import as_lines, as_page
+from lmtool.report.gradients import as_lines, as_page, of_gradients
 
 FLOW = GradientFlow(
     ["</script><img src=x onerror=alert(1)>", "\u202eevil", "b"],
@@ -15,7 +15,7 @@ FLOW = GradientFlow(
 
 
 def test_numbers_by_steps_back():
-    lines = list(map(str, as_lines(FLOW, 80)))
+    lines = list(map(str, as_lines(of_gradients(FLOW), 80)))
     assert [line.split()[-2:] for line in lines[-3:]] == [
         ["1.000e+00", "2.000e+00"],
         ["1.000e-01", "0.000e+00"],
@@ -26,7 +26,7 @@ def test_numbers_by_steps_back():
 
 
 def test_hostile_text_stays_text():
-    html = as_page(FLOW)
+    html = as_page(of_gradients(FLOW))
     for wrong in ("<img", "<b>", "<i>", "\x1b", "\u202e"):
         assert wrong not in html
     assert html.count("</script>") == html.count("<script>")

@@ -199,6 +199,12 @@ class Cell(nn.Module, ABC):
         _, weight, _, bias = self._weights()
         return F.linear(state[0], weight, bias)
 
+    @torch.no_grad()
+    def begin_with(self, radius: float) -> None:
+        """Recurrent matrices, one for each gate, whose singular values and magnitudes of eigenvalues are all this."""
+        for matrix_DD in torch.split(self._weights()[1], self.d_out):
+            nn.init.orthogonal_(matrix_DD, radius)
+
     def _weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Input weights (G, I), recurrent weights (G, D), and their biases."""
         weight_in, weight_past, bias_in, bias_past = self.kernel.all_weights[0]
@@ -282,14 +288,18 @@ def stepwise(model: nn.Module) -> Iterator[list[list[CellState]]]:
 
 def build_cell(spec: Recurrent, d_in: int | None = None, d_out: int | None = None) -> Cell:
     """The recurrent layer of a recipe from `d_in` to `d_out`, by default both the model's width."""
-    d_in, d_out = d_in or spec.d_model, d_out or spec.d_model
+    sizes = d_in or spec.d_model, d_out or spec.d_model
+    cell: Cell
     match spec.cell:
         case "rnn":
-            return Elman(spec.nonlinearity, d_in, d_out)
+            cell = Elman(spec.nonlinearity, *sizes)
         case "gru":
-            return Gru(d_in, d_out)
+            cell = Gru(*sizes)
         case "lstm":
-            return Lstm(d_in, d_out)
+            cell = Lstm(*sizes)
+    if spec.recurrent_radius is not None:
+        cell.begin_with(spec.recurrent_radius)
+    return cell
 
 
 def _to_kernel(state: CellState) -> Tensor | tuple[Tensor, Tensor]:

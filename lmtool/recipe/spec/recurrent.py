@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec
 from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
@@ -72,6 +72,9 @@ class Recurrent(ModelSpec):
     """Elman network, gated recurrent unit, or long short-term memory."""
     nonlinearity: Nonlinearity = "tanh"
     """Nonlinearity of an Elman network."""
+    recurrent_radius: PositiveFloat | None = None
+    """Spectral radius that recurrent matrices, each gate's by itself, begin with, orthogonal (Saxe et al. 2014): below 1
+    gradients vanish, above they may explode. Uniform numbers by default, of a radius of about 0.58."""
     n_layers: PositiveInt = 1
     """Recurrent layers; of encoder and decoder each, if there are both."""
     d_model: PositiveInt
