@@ -73,7 +73,7 @@ class Recurrent(ModelSpec):
     nonlinearity: Nonlinearity = "tanh"
     """Nonlinearity of an Elman network."""
     recurrent_radius: PositiveFloat | None = None
-    """Spectral radius that recurrent matrices, each gate's by itself, begin with, orthogonal (Saxe et al. 2014): below 1
+    """Spectral radius of the recurrent matrices of each gate at first, orthogonal ones (Saxe et al. 2014): below 1
     gradients vanish, above they may explode. Uniform numbers by default, of a radius of about 0.58."""
     n_layers: PositiveInt = 1
     """Recurrent layers; of encoder and decoder each, if there are both."""
