@@ -38,9 +38,9 @@ def gradients(
     if starts and token is not None:
         raise UsageError("--token names a loss, and two states have none", fix="omit --token, or --starts")
     if starts:
-        found = two_starts(run, text, seed)
-        loaded, curves = found.loaded, report.of_starts(found)
-        value = {"tokens": found.pieces, **found.contraction._asdict()}
+        pair = two_starts(run, text, seed)
+        loaded, curves = pair.loaded, report.of_starts(pair)
+        value = {"tokens": pair.pieces, **pair.contraction._asdict()}
     else:
         flow = compute(run, text, token, device=device)
         loaded, curves = flow.loaded, report.of_gradients(flow)
