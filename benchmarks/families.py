@@ -43,7 +43,7 @@ CONTENDERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "RoBERTa (pseudo)": ("roberta-tiny", LAYERS_128),
     "BERT (pseudo)": ("bert-tiny", LAYERS_128),
     "Longformer (pseudo)": ("longformer-tiny", LAYERS_128),
-    "ALBERT (pseudo)": ("albert-tiny", ("model.d_model=256", "model.n_heads=4")),
+    "ALBERT (pseudo)": ("albert-tiny", ("model.d_model=256", "model.n_heads=4", "objective.sentence_order=false")),
 }
 """Recipe and changes, by name. "Pseudo": pseudo-likelihood, each token given all others, not a generative model."""
 

@@ -1,5 +1,7 @@
 """Objectives: examples to batches, and batches to losses."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from lmtool.errors import UsageError
@@ -21,7 +23,13 @@ __all__ = ["CausalObjective", "Cut", "Example", "Loss", "Objective", "Vocabulary
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | None = None) -> Objective:
     """The objective of a recipe. counts_V: count of each id in the training text, for objectives that need it."""
     counts = None if counts_V is None else counts_V.cpu().numpy()
-    return build(recipe, Vocabulary.of(tokenizer, counts))
+    vocabulary = Vocabulary.of(tokenizer, counts)
+    if isinstance(recipe.objective, specs.Masked) and recipe.objective.whole_words:
+        vocabulary = replace(vocabulary, joins_2V=tokenizer.joins())
+        if vocabulary.joins_2V is None:
+            what = "this WordPiece tokenizer has no mark of pieces inside a word, such as ##"
+            raise UsageError(what, where="objective.whole_words", fix="set it to false, or take another tokenizer")
+    return build(recipe, vocabulary)
 
 
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:

@@ -20,12 +20,13 @@ class Cut(NamedTuple):
     """How a token store is cut into examples.
 
     unit: "stream" for windows of the whole text, across document boundaries; "pair" for windows within one document,
-        without its [BOS] and [EOS], split in two parts, the second of which may come from another document.
+        without its [BOS] and [EOS], split in two parts, the second of which may come from another document;
+        "swapped pair" for the same, whose parts may be swapped instead.
     length: tokens per example; for pairs the maximum.
     step: tokens from the start of one window to the start of the next.
     """
 
-    unit: Literal["stream", "pair"]
+    unit: Literal["stream", "pair", "swapped pair"]
     length: int
     step: int
 
@@ -41,7 +42,7 @@ class Example:
         first and the last token of an answer; float64.
     word_starts: the position of the first token of each word that is tagged.
     segments: segment id of each token, for rows of several texts.
-    other: for unit "pair", the second part; `follows`: whether it follows the first in its document.
+    other: for units of pairs, the second part; `follows`: whether it follows the first in its document.
     learned: for unit "pair", which of `tokens` have a loss too, such as earlier answers; None for none.
     """
 
@@ -83,6 +84,7 @@ class Vocabulary:
     starts: the tokens before a target.
     specials: the ids of special tokens, sentinels included.
     counts: count of each id in the training text, for objectives that need it, else None.
+    joins_2V: what `Tokenizer.joins` says, for objectives that need it, else None.
     """
 
     size: int
@@ -96,6 +98,7 @@ class Vocabulary:
     sentinels: tuple[int, ...]
     specials: frozenset[int]
     counts: NDArray[np.int64] | None = None
+    joins_2V: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, counts: NDArray[np.int64] | None) -> "Vocabulary":

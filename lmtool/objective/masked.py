@@ -21,10 +21,12 @@ from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary, rng
 from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 
-NEXT_SENTENCE = "next-sentence-accuracy"
-"""Metric: accuracy of next-sentence prediction."""
+NEXT_SENTENCE, SENTENCE_ORDER = "next-sentence-accuracy", "sentence-order-accuracy"
+"""Metrics: accuracy of what is told of two texts."""
 
 Ints = NDArray[np.int64]
+Words = Ints | list[Ints]
+"""Positions of single tokens, or of the tokens of each word."""
 
 
 class _Row(NamedTuple):
@@ -42,11 +44,12 @@ class MaskedObjective(Objective):
     Rows are [CLS] text [SEP]. Of the N tokens of a row that are not special, round(rate N), at least one, are selected,
     anew in each epoch (dynamic masking, Liu et al. 2019); of these n, round(mask_share n) become [MASK],
     round(random_share n) a random non-special token; the rest is unchanged. With `independent` each token is selected
-    with probability `rate`, one at least, and becomes one of these with the probability of its share, by itself.
+    with probability `rate`, one at least, and becomes one of these with the probability of its share, by itself. With
+    `whole_words` N and n count words, all tokens of which are selected and replaced alike, as RoBERTa's code does it.
 
     With `next_sentence` rows are [CLS] A [SEP] B [SEP], each text a segment, and the mean next-sentence cross-entropy
-    is added. In it each row is weighted by its number of selected tokens, so it does not depend on how a batch is
-    split.
+    is added; with `sentence_order` likewise that of B following A, not A following B (Lan et al. 2020). In it each row
+    is weighted by its number of selected tokens, so it does not depend on how a batch is split.
     """
 
     measures_in_one_pass = False
@@ -56,12 +59,17 @@ class MaskedObjective(Objective):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (NEXT_SENTENCE,) if self.spec.next_sentence else ()
+        return (self._told,) if self.spec.has_pairs else ()
+
+    @property
+    def _told(self) -> str:
+        """What is told of two texts."""
+        return SENTENCE_ORDER if self.spec.sentence_order else NEXT_SENTENCE
 
     def cut(self, context: int) -> Cut:
         """Windows or pairs, less the room for [CLS] and each [SEP]."""
-        if self.spec.next_sentence:
-            return Cut("pair", context - 3, context - 3)
+        if self.spec.has_pairs:
+            return Cut("swapped pair" if self.spec.sentence_order else "pair", context - 3, context - 3)
         return Cut("stream", context - 2, context - 2)
 
     def window(self, context: int) -> int:
@@ -71,7 +79,7 @@ class MaskedObjective(Objective):
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Rows with the selected tokens replaced; targets are the original tokens."""
         batch = self._rows([self._corrupted(example.tokens, example.rng, example.other) for example in examples])
-        if not self.spec.next_sentence:
+        if not self.spec.has_pairs:
             return batch
         return replace(batch, labels_B=torch.tensor([int(example.follows) for example in examples]))
 
@@ -88,7 +96,7 @@ class MaskedObjective(Objective):
         return self._rows([self._corrupted(tokens, rng_of(tokens)) for tokens, _ in spans])
 
     def idle(self, model: LanguageModel) -> list[Parameter]:
-        if self.spec.next_sentence or not isinstance(model, TransformerEncoder):
+        if self.spec.has_pairs or not isinstance(model, TransformerEncoder):
             return []
         heads = (model.pooler, model.next_sentence)
         return [parameter for head in heads if head is not None for parameter in head.parameters()]
@@ -107,7 +115,7 @@ class MaskedObjective(Objective):
         if batch.labels_B is None:
             return loss
         right = (self._follows(model, output.hidden_BTD).argmax(1) == batch.labels_B).sum()
-        return replace(loss, metrics={NEXT_SENTENCE: (right, len(batch.labels_B))})
+        return replace(loss, metrics={self._told: (right, len(batch.labels_B))})
 
     @staticmethod
     def _of_chosen(model: LanguageModel, batch: Batch) -> tuple[Loss, Output]:
@@ -146,23 +154,35 @@ class MaskedObjective(Objective):
     def _corrupted(self, first_N: Ints, rng: np.random.Generator, second_N: Ints | None = None) -> _Row:
         """The corrupted tokens of a text, or of two, and the targets."""
         tokens_N = np.concatenate([text for text in (first_N, second_N) if text is not None])
-        spec, positions = self.spec, np.flatnonzero(self.vocabulary.is_word_V[tokens_N])
+        spec, words = self.spec, self._words(tokens_N, len(first_N))
         if spec.independent:
-            chosen = rng.permutation(each(positions, spec.rate, rng))
+            chosen = rng.permutation(each(np.arange(len(words)), spec.rate, rng))
             rest = max(0.0, 1 - spec.mask_share - spec.random_share)
             n_mask, n_random, _ = rng.multinomial(len(chosen), (spec.mask_share, spec.random_share, rest))
         else:
-            chosen = choose(positions, spec.rate, spec.spans, rng)
+            chosen = choose(np.arange(len(words)), spec.rate, spec.spans, rng)
             if spec.spans is None:
                 chosen = rng.permutation(chosen)
             n_mask = round(spec.mask_share * len(chosen))
             n_random = min(round(spec.random_share * len(chosen)), len(chosen) - n_mask)
+        masked, changed, kept = (_at(words, part) for part in np.split(chosen, (n_mask, n_mask + n_random)))
         targets_N = np.full(len(tokens_N), IGNORE)
-        targets_N[chosen] = tokens_N[chosen]
-        tokens_N[chosen[:n_mask]] = self.vocabulary.mask
-        words = np.flatnonzero(self.vocabulary.is_word_V)
-        tokens_N[chosen[n_mask : n_mask + n_random]] = words[rng.integers(0, len(words), n_random)]
+        for part in (masked, changed, kept):
+            targets_N[part] = tokens_N[part]
+        tokens_N[masked] = self.vocabulary.mask
+        others = np.flatnonzero(self.vocabulary.is_word_V)
+        tokens_N[changed] = others[rng.integers(0, len(others), len(changed))]
         return _Row(tokens_N, targets_N, None if second_N is None else len(first_N))
+
+    def _words(self, tokens_N: Ints, second: int) -> Words:
+        """Positions of tokens that are not special; with `whole_words` those of each word. second: of the next text."""
+        positions = np.flatnonzero(self.vocabulary.is_word_V[tokens_N])
+        if not self.spec.whole_words:
+            return positions
+        assert self.vocabulary.joins_2V is not None
+        goes_on, leaves_open = self.vocabulary.joins_2V[:, tokens_N[positions]]
+        apart = (np.diff(positions) > 1) | (positions[1:] == second)
+        return np.split(positions, np.flatnonzero(apart | ~(leaves_open[:-1] & goes_on[1:])) + 1)
 
     def _rows(self, rows: Sequence[_Row]) -> Batch:
         """[CLS] text [SEP], or [CLS] text [SEP] text [SEP], right-padded."""
@@ -176,6 +196,13 @@ class MaskedObjective(Objective):
         tokens_BT, keep_BT = padded(tokens, self.vocabulary.pad)
         segments_BT = padded(segments, 0)[0] if any(row.second is not None for row in rows) else None
         return Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)
+
+
+def _at(words: Words, chosen: Ints) -> Ints:
+    """The positions of the chosen words."""
+    if isinstance(words, np.ndarray):
+        return words[chosen]
+    return np.concatenate([np.empty(0, dtype=np.int64), *(words[i] for i in chosen)])
 
 
 def each(positions: Ints, rate: float, rng: np.random.Generator) -> Ints:

@@ -170,6 +170,22 @@ class Tokenizer:
         """The parts of `text` that no merge crosses, as byte-level BPE spells them."""
         return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(without_surrogates(text))]
 
+    def joins(self) -> NDArray[np.bool_] | None:
+        """Whether a token goes on with a word, and whether it leaves one open that the next may go on with: (2, V).
+
+        WordPieces go on where they are marked so (##). Those of other kinds do where they begin, and leave open where
+        they end, with a letter, a digit or a part of a character; white space and marks are words of their own. None
+        for published WordPieces without a mark.
+        """
+        if self.kind == "wordpiece":
+            mark = self._config["model"]["continuing_subword_prefix"]
+            goes_on_V = np.array([name.startswith(mark) for name in self._names])
+            return np.stack((goes_on_V, np.ones_like(goes_on_V))) if mark else None
+        if self.kind == "word":
+            return np.zeros((2, self.vocab_size), dtype=bool)
+        texts = [name.decode("utf-8", "surrogateescape") for name in self._bytes]
+        return np.array([[_in_word(text[:1]) for text in texts], [_in_word(text[-1:]) for text in texts]])
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; special tokens are skipped.
 
@@ -229,6 +245,11 @@ class Tokenizer:
         if self.kind == "char":
             return encoder.char_encoder(self._texts, self.unk_id)
         return reference
+
+
+def _in_word(character: str) -> bool:
+    """Whether it is a letter, a digit, or a byte that is no character by itself."""
+    return character.isalnum() or "\udc80" <= character <= "\udcff"
 
 
 def find_words(text: str) -> list[tuple[int, int]]:

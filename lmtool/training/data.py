@@ -193,7 +193,7 @@ class TextData:
         """Training examples."""
         cut = objective.cut(self.recipe.model.context)
         marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
-        if cut.unit == "pair":
+        if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
             self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
         if self.recipe.data.mixture:

@@ -108,7 +108,8 @@ class _Documents:
 
 
 class _Pairs:
-    """Windows of one document without special tokens, cut in two; half of the second parts are from another document.
+    """Windows of one document without special tokens, cut in two; half of the second parts are from another document,
+    or, where pairs are swapped, half of the first parts come second.
 
     An epoch has a window for every `step` tokens of the store, around anchors at that distance, shifted each epoch; a
     document shorter than that has one in some epochs, in proportion to its length. A negative second part is the end
@@ -123,10 +124,13 @@ class _Pairs:
         self._seed = seed
         self.n_items = max(1, len(store) // cut.step)
         usable = (number for number in range(store.n_documents) if self._size(number) >= 2)
-        if len(list(islice(usable, 2))) < 2:
-            what = "next sentence prediction needs two documents of at least two tokens"
+        key, n, needed = ("next_sentence", 2, "two documents")
+        if cut.unit == "swapped pair":
+            key, n, needed = ("sentence_order", 1, "a document")
+        if len(list(islice(usable, n))) < n:
+            what = f"rows of two texts need {needed} of at least two tokens"
             fix = "give more text, divide it with data.documents, or set it to false"
-            raise DataError(what, where="objective.next_sentence", fix=fix)
+            raise DataError(what, where=f"objective.{key}", fix=fix)
 
     def window_of(self, epoch: int, item: int, rng: np.random.Generator) -> _Window:
         """The window around this item's anchor, or in the next usable document."""
@@ -136,6 +140,8 @@ class _Pairs:
         middle = start + int(rng.integers(1, stop - start))
         if rng.integers(2):
             return _Window([(start, middle)], (middle, stop), follows=True)
+        if self._cut.unit == "swapped pair":
+            return _Window([(middle, stop)], (start, middle))
         other = self._other(number, stop - start, rng)
         first, last = self._window(*other, stop - start)
         return _Window([(start, middle)], (max(first + 1, last - (stop - middle)), last))
@@ -204,7 +210,7 @@ class Windows:
         self._store = store
         self._seed = seed
         self._cutter: _Pairs | _Stream | _Documents
-        if cut.unit == "pair":
+        if cut.unit != "stream":
             self._cutter = _Pairs(store, cut, seed, marks)
         elif isolated and _Documents.suit(store, cut):
             self._cutter = _Documents(store, cut, seed)

@@ -46,6 +46,10 @@ TASKS: Mapping[str, Task] = {
         f"{_TRANSFORMER}, shape: encoder, n_segments: 2, next_sentence_head: true",
         ("objective={kind: masked, next_sentence: true}",),
     ),
+    "albert": Task(
+        f"{_TRANSFORMER}, shape: encoder, share_layers: true, n_segments: 2, next_sentence_head: true",
+        ("objective={kind: masked, sentence_order: true}",),
+    ),
     "electra": Task(
         f"{_TRANSFORMER}, shape: encoder", ("objective.kind=replaced-tokens",), predicts=False, writes=False
     ),
@@ -184,6 +188,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "one score": ("objective.single_score=true",),
         "dense": ("objective.dense=tanh", "objective.pool=mean"),
         "spans": ("objective.spans={}",),
+        "whole words": ("objective.whole_words=true",),
     },
     "dropout": {"none": (), "a tenth": ("model.dropout=0.1",)},
     "text": {

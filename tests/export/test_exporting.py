@@ -367,6 +367,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**GPT2, "causal_mask": False}, CAUSAL, "gpt2: model.causal_mask (false, where gpt2 has true)"),
     ({**BERT, "share_layers": True}, MASKED, "bert: model.share_layers (true, where bert has false)"),
     (
+        {**BERT, "next_sentence_head": True},
+        {"kind": "masked", "sentence_order": True},
+        "objective.sentence_order (true",
+    ),
+    (
         {**BERT, "head_transform": False, "head_bias": False, "next_sentence_head": False},
         {"kind": "replaced-tokens"},
         "objective.kind (replaced-tokens",

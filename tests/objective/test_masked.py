@@ -1,6 +1,8 @@
 """Masked language modelling: exact shares, special tokens untouched, fresh masks, pseudo-likelihood."""
 
+import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.objective import Example, Vocabulary
+from lmtool.errors import UsageError
+from lmtool.objective import Example, Vocabulary, build_objective
 from lmtool.objective.masked import MaskedObjective, choose
 from lmtool.recipe.spec.objective import Masked, SpanMasking
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
+from lmtool.tokenization.tokenizer import Tokenizer
 from tests.model import tiny
+from tests.reference import masking as reference_masking
 from tests.reference import objectives as reference
 
 V = 60
@@ -99,6 +106,80 @@ def test_lengths_of_spans_are_geometric() -> None:
         wanted = weights[length] / sum(weights.values())
         assert shares[length] / len(runs) == pytest.approx(wanted, abs=0.05)
     assert runs.mean() == pytest.approx(3.8, abs=0.4)
+
+
+WORDS = {
+    "bpe": BpeTokenizer(vocab_size=320),
+    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
+    "char": CharTokenizer(kind="char"),
+    "word": WordTokenizer(kind="word", vocab_size=60),
+}
+SAID = (
+    "The rabbit's 12 carrots, Gr\u00f6\u00dfe (and\nmore) r\u00e9sum\u00e9s: \u043c\u0438\u0440? rabbits rabbited on "
+)
+LEARNT = {name: Tokenizer.train(spec, [SAID * 4]) for name, spec in WORDS.items()}
+
+
+def of_words(name: str, **changes: Any) -> MaskedObjective:
+    tokenizer = LEARNT[name]
+    vocabulary = replace(Vocabulary.of(tokenizer, None), joins_2V=tokenizer.joins())
+    return MaskedObjective(Masked.model_validate({"kind": "masked", "whole_words": True} | changes), vocabulary)
+
+
+@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("changes", [{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}])
+@settings(max_examples=25)
+@given(texts=st.lists(st.sampled_from([*SAID.split(), *SAID, "\n", "r", "x-ray"]), min_size=1), seed=st.integers(0, 99))
+def test_all_tokens_of_a_word_share_its_fate(name: str, changes: dict[str, Any], texts: list[str], seed: int) -> None:
+    """Against the words of the text itself."""
+    text, own = " ".join(texts), of_words(name, rate=0.4, mask_share=0.5, random_share=0.25, **changes)
+    ids, places = LEARNT[name].encode_with_places(text)
+    words = reference_masking.words(text, places, [i in own.vocabulary.specials for i in ids])
+    batch = own.collate([example(np.array(ids, dtype=np.int64), seed)])
+    assert batch.targets_BT is not None
+    read, targets = batch.tokens_BT[0, 1:-1].tolist(), batch.targets_BT[0, 1:-1].tolist()
+    chosen = []
+    for word in words:
+        assert len({targets[t] != IGNORE for t in word}) <= 1
+        assert len({read[t] == own.vocabulary.mask for t in word}) <= 1
+        chosen += [word] if targets[word[0]] != IGNORE else []
+    assert sum(map(len, chosen)) == sum(target != IGNORE for target in targets)
+    if not changes.get("independent") and words:
+        assert len(chosen) == max(1, round(0.4 * len(words)))
+        masked = [word for word in chosen if read[word[0]] == own.vocabulary.mask]
+        assert len(masked) == round(0.5 * len(chosen))
+
+
+def test_two_texts_have_no_word_in_common() -> None:
+    own = of_words("char", rate=0.01)
+    a = np.array(LEARNT["char"].encode("rabbit"), dtype=np.int64)
+    for seed in range(20):
+        batch = own.collate([Example(a, np.random.default_rng(seed), other=a)])
+        assert batch.n_targets == len(a)
+
+
+def test_words_of_a_tokenizer_without_marks_are_refused() -> None:
+    config = json.loads(LEARNT["wordpiece"].to_json())
+    config["model"]["continuing_subword_prefix"] = ""
+    unmarked = Tokenizer.of_json(json.dumps(config).encode())
+    recipe = Recipe.model_validate(
+        {
+            "model": {
+                "kind": "transformer",
+                "shape": "encoder",
+                "n_layers": 1,
+                "d_model": 8,
+                "n_heads": 1,
+                "context": 8,
+            },
+            "objective": {"kind": "masked", "whole_words": True},
+            "training": {"steps": 1, "batch_size": 1},
+        }
+    )
+    with pytest.raises(UsageError, match="no mark of pieces") as caught:
+        build_objective(recipe, unmarked)
+    assert caught.value.where == "objective.whole_words"
+    assert isinstance(build_objective(recipe, LEARNT["wordpiece"]), MaskedObjective)
 
 
 def encoder() -> Any:

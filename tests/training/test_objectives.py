@@ -23,6 +23,8 @@ BERT = (
     "n_segments: 2, next_sentence_head: true}",
     "objective={kind: masked, next_sentence: true}",
 )
+ALBERT = (BERT[0], "objective={kind: masked, sentence_order: true}")
+WORDS = (BERT[0], "objective={kind: masked, whole_words: true, independent: true}", "tokenizer.kind=bpe")
 SAMPLED = ("objective.scheduled_sampling={growth: linear, k: 0.02}",)
 ELECTRA = (
     "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
@@ -35,8 +37,15 @@ CPU = Compute(torch.device("cpu"), "float32")
 
 @pytest.mark.parametrize(
     "overrides",
-    [BERT, ELECTRA, SAMPLED, LSTM, (*LSTM, "training.carry_state=true"), (*LSTM, "data.isolate_documents=true")],
-    ids=["next sentences", "replaced", "sampled", "sampled lstm", "sampled lstm, carried", "sampled lstm, isolated"],
+    [
+        *(BERT, ALBERT, WORDS, ELECTRA, SAMPLED, LSTM),
+        (*LSTM, "training.carry_state=true"),
+        (*LSTM, "data.isolate_documents=true"),
+    ],
+    ids=[
+        *("next sentences", "sentence order", "whole words", "replaced", "sampled", "sampled lstm"),
+        *("sampled lstm, carried", "sampled lstm, isolated"),
+    ],
 )
 def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[str]) -> None:
     work.pretrain(*overrides, name="whole")
@@ -75,16 +84,15 @@ def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest
     assert shares[6:] == [1.0] * 6
 
 
-def test_next_sentences_are_told_in_validation(work: Work) -> None:
-    events = work.pretrain(*BERT)
+@pytest.mark.parametrize(("overrides", "name"), [(BERT, "next-sentence-accuracy"), (ALBERT, "sentence-order-accuracy")])
+def test_what_is_told_of_two_texts_is_in_validation(work: Work, overrides: Sequence[str], name: str) -> None:
+    events = work.pretrain(*overrides)
     validated = [event.validation for event in events if getattr(event, "validation", None) is not None]
-    assert [list(validation.metrics) for validation in validated] == [["next-sentence-accuracy"]] * 3
-    assert [0 <= validation.metrics["next-sentence-accuracy"] <= 1 for validation in validated] == [True] * 3
+    assert [list(validation.metrics) for validation in validated] == [[name]] * 3
+    assert [0 <= validation.metrics[name] <= 1 for validation in validated] == [True] * 3
     records = [record for record in metrics(work.run()) if record["valid_loss"] is not None]
-    assert [record["next-sentence-accuracy"] for record in records] == [
-        validation.metrics["next-sentence-accuracy"] for validation in validated
-    ]
-    # the loss of a step is that of the chosen tokens and of next sentences together
+    assert [record[name] for record in records] == [validation.metrics[name] for validation in validated]
+    # the loss of a step is that of the chosen tokens and of both texts together
     assert records[0]["loss"] > records[0]["valid_loss"] + 0.3
 
 

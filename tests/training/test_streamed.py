@@ -340,6 +340,7 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
         ("training.epochs=2", "how long an epoch is"),
         ("data.split=slice", "split slice"),
         ("objective={kind: masked, next_sentence: true}", "next_sentence"),
+        ("objective={kind: masked, sentence_order: true}", "sentence_order"),
     ],
 )
 def test_what_cannot_be_streamed(work: Work, override: str, what: str) -> None:

@@ -63,6 +63,25 @@ def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length:
         assert set(examples.documents(np.array([number]))) == {own, other}
 
 
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(0, 30), max_size=4).map(lambda more: [*more, 2]), seed=st.integers(0, 100))
+def test_swapped_pairs_are_consecutive_parts_of_one_document_half_of_them_swapped(
+    lengths: list[int], seed: int
+) -> None:
+    """Lan et al. 2020, section 3.1; also of a text that is one document."""
+    examples = Windows(store_of(lengths), Cut("swapped pair", 9, 9), seed, marks=(BOS, EOS))  # type: ignore[arg-type]
+    documents = documents_of(lengths)
+    found = examples.read(np.arange(100))
+    for example in found:
+        assert example.other is not None
+        parts = [example.tokens.tolist(), example.other.tolist()]
+        first, second = parts if example.follows else reversed(parts)
+        assert [*first, *second] == list(range(first[0], first[0] + len(first) + len(second)))
+        assert any(first[0] in document and second[-1] in document for document in documents)
+        assert 2 <= len(first) + len(second) <= 9
+    assert 30 <= sum(example.follows for example in found) <= 70
+
+
 def test_any_sample_is_a_function_of_its_number_and_the_seed() -> None:
     store = store_of([20] * 8)
 
@@ -114,6 +133,12 @@ def test_a_second_document_is_needed(lengths: list[int]) -> None:
     with pytest.raises(DataError, match="two documents") as caught:
         pairs(store_of(lengths))
     assert "data.documents" in caught.value.fix
+
+
+def test_a_text_to_swap_is_needed() -> None:
+    with pytest.raises(DataError, match="a document of at least two") as caught:
+        Windows(store_of([1, 1]), Cut("swapped pair", 9, 9), 1, marks=(BOS, EOS))  # type: ignore[arg-type]
+    assert caught.value.where == "objective.sentence_order"
 
 
 def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:

@@ -70,14 +70,27 @@ class Masked(Spec):
     three; else these are fractions of each row."""
     spans: SpanMasking | None = None
     """Mask spans instead of single tokens."""
+    whole_words: bool = False
+    """Select words with all of their tokens, in place of single tokens: `rate`, the shares and the lengths of spans are
+    then of words (whole-word masking, Devlin et al. 2019; Cui et al. 2019)."""
     next_sentence: bool = False
     """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A: next-sentence prediction (BERT)."""
+    sentence_order: bool = False
+    """Rows are [CLS] A [SEP] B [SEP], half of them with the two parts of a text swapped: sentence-order prediction
+    (ALBERT, Lan et al. 2020)."""
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether rows are of two texts."""
+        return self.next_sentence or self.sentence_order
 
     def mistakes(self) -> Iterator[str]:
+        if self.next_sentence and self.sentence_order:
+            yield "sentence_order swaps parts of a text, and next_sentence takes another text's; omit one of the two"
         if self.mask_share + self.random_share > 1:
             yield f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1"
         elif self.independent and self.spans is not None:
-            yield "independent draws single tokens, not spans; omit one of the two"
+            yield "independent draws each by itself, not spans; omit one of the two"
 
 
 class ReplacedTokens(Spec):

@@ -20,7 +20,7 @@ from lmtool.recipe.spec.objective import (
     predicts_tokens,
 )
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, Data, TokenizerFile
+from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, Data, TokenizerFile, WordTokenizer
 from lmtool.recipe.spec.training import (
     AdamW,
     Checkpointing,
@@ -101,11 +101,12 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
     if objective.kind not in learns:
         yield f"objective.kind {objective.kind} is not for a {model.title}, which learns {' or '.join(learns)}"
     match model, objective:
-        case Transformer(), Masked(next_sentence=True):
+        case Transformer(), Masked(has_pairs=True):
+            key = _pairs_key(objective)
             if not model.next_sentence_head:
-                yield "model.next_sentence_head false leaves objective.next_sentence without a head"
+                yield f"model.next_sentence_head false leaves {key} without a head"
             if model.n_segments < 2:
-                yield "model.n_segments is below 2, but objective.next_sentence makes rows of two texts"
+                yield f"model.n_segments is below 2, but {key} makes rows of two texts"
         case Transformer(), ReplacedTokens():
             try:
                 generator_of(model, objective)
@@ -121,8 +122,15 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
             yield "model.tie_embeddings needs model.head_transform, from d_model to embedding_width"
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.dropout and objective.kind != "seq2seq":
         yield f"tokenizer.dropout is for objective seq2seq, not for objective {objective.kind}"
+    if isinstance(objective, Masked) and objective.whole_words and isinstance(tokenizer, WordTokenizer):
+        yield "objective.whole_words has no effect: the tokens of tokenizer.kind word are whole words; take false"
     if isinstance(objective, SpanCorruption) and not isinstance(tokenizer, TokenizerFile) and not tokenizer.sentinels:
         yield "tokenizer.sentinels 0 is too few for span corruption, which needs one for each span; take 100"
+
+
+def _pairs_key(objective: Masked) -> str:
+    """The key that makes rows of two texts."""
+    return f"objective.{'next_sentence' if objective.next_sentence else 'sentence_order'}"
 
 
 def _data_mistakes(recipe: Recipe) -> Iterator[str]:
@@ -145,8 +153,8 @@ def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"data.stream is for text, and objective {objective.kind} for tables"
     elif recipe.model.counts or isinstance(objective, WeightedCounts):
         yield f"data.stream is for windows of text, and a model of kind {recipe.model.kind} counts all of it"
-    if isinstance(objective, Masked) and objective.next_sentence:
-        yield "data.stream is for windows of text, and objective.next_sentence draws from all documents"
+    if isinstance(objective, Masked) and objective.has_pairs:
+        yield f"data.stream is for windows of text, and {_pairs_key(objective)} draws from all documents"
     if recipe.training.carry_state:
         yield "data.stream shuffles windows, and training.carry_state reads them in order"
     if recipe.training.epochs is not None:
