@@ -17,7 +17,7 @@ from torch import nn
 from lmtool.batch import Mask
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.language_model import LanguageModel
-from lmtool.model.layers.attention import CrossAttention, SelfAttention, widths_of
+from lmtool.model.layers.attention import CrossAttention, PlainAttention, SelfAttention, widths_of
 from lmtool.model.layers.cells import Cell
 from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.layers.parts import FeedForward, Head
@@ -37,6 +37,7 @@ UNWEIGHTED = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", Rotary
 
 MIXERS: Mapping[type, str] = {
     SelfAttention: "self-attention",
+    PlainAttention: "plain self-attention",
     CrossAttention: "cross-attention",
     FeedForward: "feed-forward",
 }
@@ -274,6 +275,10 @@ def _operation(module: nn.Module, reach: _Reach) -> tuple[str, int]:
             widths = module.head_width, module.value_width
             grouped = "" if module.n_kv_heads == n_heads else f", {module.n_kv_heads} of keys and values"
             return _heads(n_heads, module) + grouped, _attention(module.score, n_heads, widths, n, n, reach.pairs)
+        case PlainAttention():
+            widths = module.head_width, module.head_width
+            shape = f"{module.n_heads} heads of {module.head_width}, without maps"
+            return shape, _attention(module.score, module.n_heads, widths, n, n, reach.pairs)
         case MemoryAttention():
             n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
             return module.select, _attention(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)

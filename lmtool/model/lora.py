@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.errors import UsageError
 from lmtool.model.heads import HeadedModel
-from lmtool.model.layers.attention import JoinedLinear, mixers_of, widths_of
+from lmtool.model.layers.attention import JoinedLinear, linears_of, mixers_of, widths_of
 from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec.training import Lora
 
@@ -83,7 +83,8 @@ def adapt(model: nn.Module, spec: Lora) -> None:
                 setattr(mixer, name, AdaptedLinear(getattr(mixer, name), adapted, spec))
     if not any(adapters(model)):
         what = f"the model has no matrices of the kind {' or '.join(spec.targets)}"
-        raise UsageError(what, where="tuning.lora.targets", fix="set it to [feed-forward]")
+        fix = "set it to [feed-forward]" if linears_of(model) else "train without adapters"
+        raise UsageError(what, where="tuning.lora.targets", fix=fix)
 
 
 def merge(model: nn.Module) -> None:

@@ -129,6 +129,8 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "qk_norm": ("model.qk_norm=head",),
         "additive": ("model.score=additive",),
         "parallel": ("model.parallel=true",),
+        "residual from the layer": ("model.residual_from=layer",),
+        "plain attention": ("model.mixer=plain-attention",),
         "shared layers": ("model.share_layers=true",),
         "narrow": ("model.embedding_width=8", "model.head_transform=true"),
         "n-gram embeddings": ("model.ngram_embedding={entries: 80, min_count: 2}",),

@@ -13,10 +13,11 @@ from lmtool.batch import Batch
 from lmtool.cost.summary import ModelPart, model_summary
 from lmtool.errors import UsageError
 from lmtool.model import build
-from lmtool.model.layers.attention import layer_matrices
+from lmtool.model.layers.attention import Attend, layer_matrices
+from lmtool.model.lora import adapt
 from lmtool.model.size import size_of
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import Training
+from lmtool.recipe.spec.training import Lora, Training
 from tests.model import tiny
 
 
@@ -30,6 +31,34 @@ def test_attention_alone_is_linear_in_the_values() -> None:
         positions, mask = torch.arange(5)[None], model.stack.mask
         f = [model.stack(x, positions, mask)[0].hidden_BTD for x in (x_BTD, y_BTD, x_BTD + y_BTD)]
     torch.testing.assert_close(f[0] + f[1], f[2], rtol=1e-9, atol=1e-9)
+
+
+def test_plain_attention_alone_takes_weighted_means_of_states() -> None:
+    """One head, nothing added: h_t becomes sum_s a_ts h_s, a the softmax of h_t . h_s over s <= t; no weights."""
+    keys = {"mixer": "plain-attention", "score": "dot", "n_heads": 1, "d_ff": 0, "n_layers": 1, "residual": False}
+    model: Any = tiny.model(**keys, norm={"kind": "none"}, position={"kind": "none"})
+    h = torch.randn(5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
+    found = model.stack(h[None], torch.arange(5)[None], model.stack.mask)[0].hidden_BTD[0]
+    for t in range(5):
+        powers = torch.stack([torch.exp(sum(h[t, i] * h[s, i] for i in range(16))) for s in range(t + 1)])
+        torch.testing.assert_close(found[t], sum(p / powers.sum() * h[s] for s, p in enumerate(powers)))
+    assert [name for name, _ in model.named_parameters()] == ["inputs.tokens.weight"]
+    with pytest.raises(UsageError, match="no matrices") as caught:
+        adapt(model, Lora())
+    assert "without adapters" in str(caught.value.fix)
+
+
+def test_a_residual_from_the_layer_skips_the_sublayer_before() -> None:
+    """norm(x + f(norm(x + attention(x)))): what a layer reads is added twice."""
+    model: Any = tiny.model(n_layers=1, residual_from="layer", norm={"place": "post"})
+    x = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    positions, mask = torch.arange(4)[None], model.stack.mask
+    attention, network = model.stack.sublayers
+    attend = Attend(mask, 4, positions)
+    with torch.no_grad():
+        inner = attention.norm(x + attention.mixer(x, attend, None).x_BTD)
+        wanted = network.norm(x + network.mixer(inner, attend, None).x_BTD)
+        torch.testing.assert_close(model.stack(x, positions, mask)[0].hidden_BTD, wanted)
 
 
 def test_without_positions_an_encoder_reads_a_bag_of_words() -> None:
@@ -83,6 +112,13 @@ def test_their_weights_count_where_they_first_occur() -> None:
         ({"d_ff": 0, "parallel": True}, "parallel"),
         ({"residual": False, "parallel": True}, "parallel"),
         ({"residual": False, "norm": {"place": "output"}}, "norm.place output"),
+        ({"residual": False, "residual_from": "layer"}, "residual_from"),
+        ({"parallel": True, "residual_from": "layer"}, "residual_from"),
+        ({"d_ff": 0, "residual_from": "layer"}, "residual_from"),
+        ({"shape": "encoder-decoder", "residual_from": "layer"}, "residual_from"),
+        *(({"mixer": "plain-attention", key: 2}, key) for key in ("head_width", "value_width", "n_kv_heads")),
+        ({"mixer": "plain-attention", "qkv_bias": True}, "qkv_bias"),
+        ({"mixer": "plain-attention", "qk_norm": "head"}, "qk_norm"),
         ({"share_layers": True, "norm": {"first": False}}, "norm.first"),
         ({"shape": "encoder", "causal_mask": False}, "causal_mask"),
     ],

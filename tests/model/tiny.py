@@ -87,6 +87,12 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     },
     "bare": {"position": {"kind": "none"}, "norm": {"kind": "none"}, "residual": False, "d_ff": 0, "n_heads": 1},
     "no residual": {"residual": False, "norm": {"place": "post"}, "position": {"kind": "sinusoidal"}},
+    "from the layer": {"residual_from": "layer", "norm": {"place": "post"}, "position": {"kind": "alibi"}},
+    "from the layer, pre-norm": {"residual_from": "layer", "position": {"kind": "rotary"}},
+    "plain attention": {"mixer": "plain-attention", "n_heads": 2, "position": {"kind": "alibi"}, "score": "dot"},
+    "plain attention, rotary": {"mixer": "plain-attention", "position": {"kind": "rotary"}},
+    "plain attention, one head": {"mixer": "plain-attention", "n_heads": 1, "norm": {"kind": "none"}},
+    "plain attention, bilinear": {"mixer": "plain-attention", "score": "bilinear", "norm": {"place": "post"}},
     "shared layers": {"share_layers": True, "n_layers": 3, "position": {"kind": "alibi"}},
     "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
     "gemma": {
@@ -153,6 +159,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "position": {"kind": "learned", "size": 40},
     },
     "pre-norm encoder": {"shape": "encoder", "position": {"kind": "rotary"}, "activation": "swiglu", "bias": False},
+    "encoder from the layer": {"shape": "encoder", "residual_from": "layer", "norm": {"place": "output"}},
     "encoder with alibi": {"shape": "encoder", "position": {"kind": "alibi"}, "n_heads": 2},
     "2017": VASWANI,
     "marian": {
@@ -181,6 +188,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     },
     "encoder-decoder, narrow values": {"shape": "encoder-decoder", "value_width": 3},
     "encoder-decoder, additive": {"shape": "encoder-decoder", "score": "additive"},
+    "encoder-decoder, plain attention": {"shape": "encoder-decoder", "mixer": "plain-attention"},
     "prefix": {"shape": "prefix"},
     "prefix, post-norm": {"shape": "prefix", "norm": {"kind": "rms", "place": "post"}, "n_kv_heads": 2},
     "prefix with relative positions": {"shape": "prefix", "position": {"kind": "relative", "buckets": 8}},
@@ -423,13 +431,17 @@ class _Weights:
             turn=partial(self.turn, window=isinstance(of.pattern, WindowPattern)),
             parallel=of.parallel,
             residual=of.residual,
+            from_layer=of.residual_from == "layer",
             window=self.window,
             everywhere=of.pattern.full_layers if isinstance(of.pattern, WindowPattern) else (),
             turn_everywhere=partial(self.turn, window=False),
         )
 
     def attention(self, name: str, joined: str) -> reference.Attention:
-        """Queries come before keys and values in one matrix, or have their own (cross-attention)."""
+        """Queries come before keys and values in one matrix, or have their own (cross-attention), or there are none."""
+        if joined == "qkv" and self.of.mixer == "plain-attention":
+            same = reference.Affine(np.eye(self.of.d_model))
+            return reference.Attention(query=same, key=same, value=same, out=same, norm=self.norm(f"{name}.norm"))
         width, kv_width = self.head_width * self.of.n_heads, self.head_width * self.n_kv_heads
         matrix, first = f"{name}.mixer.{joined}", width if joined == "qkv" else 0
         of_itself = joined == "qkv" and self.of.qk_norm != "none"

@@ -83,7 +83,7 @@ class Layer:
 @dataclass
 class Tower:
     """Layers, and how they are joined. parallel: both sublayers of a layer read its input. residual: what a sublayer
-    gives is added to what it reads, or else replaces it.
+    gives is added to what it reads, or else replaces it; from_layer: it is added to what the layer reads.
 
     everywhere: layers that see what the window hides, with a turn of their own where that is given.
     scale: what products of queries and keys are multiplied by. addend: of a score, by head and the positions of query
@@ -101,6 +101,7 @@ class Tower:
     turn: Callable[[Array, int], Array] = lambda vector, position: vector
     parallel: bool = False
     residual: bool = True
+    from_layer: bool = False
     window: MaySee = lambda query, key: True
     everywhere: tuple[int, ...] = ()
     turn_everywhere: Callable[[Array, int], Array] | None = None
@@ -114,7 +115,8 @@ class Tower:
                 assert source is not None
                 stream = self._across(layer.across, stream, source)
             if layer.network is not None:
-                stream = self._feed_forward(layer.network, stream, inputs if self.parallel else stream)
+                added_to, read = inputs if self.from_layer else stream, inputs if self.parallel else stream
+                stream = self._feed_forward(layer.network, added_to, read)
         return stream if self.final_norm is None else [self.final_norm(x) for x in stream]
 
     def _attend(self, n: int, weights: Attention, stream: list[Array], may_see: MaySee) -> list[Array]:

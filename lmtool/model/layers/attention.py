@@ -289,6 +289,40 @@ class SelfAttention(_MultiHead):
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
 
 
+class PlainAttention(Attending, Mixer):
+    """Self-attention without maps: weighted means of the states themselves, sum_s softmax_s(score(h_t, h_s)) h_s.
+
+    With several heads each has its part of the states, and their outputs stand side by side.
+    """
+
+    origin: Tensor
+
+    def __init__(self, n_heads: int, width: int, dropout: float, score: Score) -> None:
+        super().__init__()
+        self.n_heads, self.head_width, self.dropout, self.score = n_heads, width, dropout, score
+        # nothing, on the device and in the dtype of the model
+        self.register_buffer("origin", torch.empty(0), persistent=False)
+
+    def projections(self) -> Sequence[nn.Linear]:
+        return ()
+
+    def start(self, n_rows: int) -> KeyValue:
+        """An empty cache of states."""
+        none = self.origin.new_empty(n_rows, self.n_heads, 0, self.head_width)
+        return KeyValue(self.score.keys(none), none)
+
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+        v = _by_head(x_BTD, self.head_width)
+        q = attend.rotate(v)
+        k, now = self.score.keys(q), None
+        if isinstance(past, KeyValue):
+            now = past.plus(k, v)
+            k, v = now
+        dropout = self.dropout if self.training else 0.0
+        mixed_BNTH = attend(q, k, v, dropout, self.score, self.observer)
+        return Mixed(mixed_BNTH.transpose(1, 2).flatten(2), now)
+
+
 class CrossAttention(_MultiHead):
     """Cross-attention: queries from the decoder, keys and values from the encoder's last layer."""
 

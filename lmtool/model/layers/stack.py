@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
-from lmtool.model.layers.attention import Attend, CrossAttention, Heads, Mixed, Mixer, SelfAttention
+from lmtool.model.layers.attention import Attend, CrossAttention, Heads, Mixed, Mixer, PlainAttention, SelfAttention
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.norms import HeadNorm, build_norm
 from lmtool.model.layers.observing import attending
@@ -40,7 +40,7 @@ class Sublayer(nn.Module):
         self.residual = residual
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None, input_BTD: Tensor | None = None) -> Mixed:
-        """input_BTD: what the mixer reads, if not the residual stream x (parallel sublayers)."""
+        """input_BTD: what the mixer reads, if not the residual stream x."""
         read: Tensor = x_BTD if input_BTD is None else input_BTD
         if self.norm_place == "pre":
             read = self.norm(read)
@@ -97,6 +97,7 @@ class Stack(nn.Module):
         for part in attending(self).values():
             part.n_layers = self._passes
         self._parallel = spec.parallel
+        self._adds_to_layer = spec.residual_from == "layer"
         self.norm = nn.Identity() if spec.norm.place == "post" else build_norm(spec.norm, spec.d_model, spec.bias)
         initialise(self, spec)
         if spec.init.scale_residual and spec.residual:
@@ -180,7 +181,9 @@ class Stack(nn.Module):
         auxiliaries: list[Tensor | None] = []
         input_BTD = x_BTD
         for sublayer, state in zip(sublayers, past, strict=True):
-            x_BTD, after, auxiliary_B = sublayer(x_BTD, attend, state, input_BTD if self._parallel else x_BTD)
+            read_BTD = input_BTD if self._parallel else x_BTD
+            stream_BTD = input_BTD if self._adds_to_layer else x_BTD
+            x_BTD, after, auxiliary_B = sublayer(stream_BTD, attend, state, read_BTD)
             now.append(after)
             auxiliaries.append(auxiliary_B)
         return x_BTD, now, auxiliaries
@@ -235,6 +238,8 @@ def build_mixer(spec: Transformer) -> Mixer:
     match spec.mixer:
         case "attention":
             return SelfAttention(_heads(spec), spec.dropout, _score(spec), _qk_norms(spec))
+        case "plain-attention":
+            return PlainAttention(spec.n_heads, _heads(spec).width, spec.dropout, _score(spec))
 
 
 def build_feed_forward(spec: Transformer) -> Mixer:

@@ -75,7 +75,7 @@ def score_mistakes(score: ScoreName, rank: int | None, score_width: int | None) 
         yield f"score_width is for an additive score, not for score {score}"
 
 
-MixerName = Literal["attention"]
+MixerName = Literal["attention", "plain-attention"]
 
 
 class DenseFeedForward(Spec):
@@ -133,6 +133,9 @@ class Transformer(ModelSpec):
     """Width inside the feed-forward network; 4 d_model by default; 0 for layers without one."""
     residual: bool = True
     """Residual connections: the output of each sublayer is added to its input, or else takes its place."""
+    residual_from: Literal["sublayer", "layer"] = "sublayer"
+    """What the output of a sublayer is added to: the input of that sublayer, or that of its layer, so that a layer with
+    norms in place post is norm(x + f(norm(x + attention(x))))."""
     context: PositiveInt
     """Context length in tokens."""
     vocab_size: PositiveInt | None = None
@@ -143,7 +146,8 @@ class Transformer(ModelSpec):
     feed_forward: AnyFeedForward = DenseFeedForward()
     """The position-wise sublayer of each layer, with the width and the nonlinearity above."""
     mixer: MixerName = "attention"
-    """The token mixer of each layer."""
+    """The token mixer of each layer: attention, or plain-attention without maps, whose queries, keys and values are the
+    states themselves, each head having its part of them."""
     position: Position = LearnedPosition()
     """Positional encoding."""
     pattern: Pattern = FullPattern()
@@ -248,10 +252,7 @@ class Transformer(ModelSpec):
         yield from self._norm_mistakes()
         if self.d_ff == 0 and self.ffn_dropout:
             yield f"ffn_dropout {self.ffn_dropout} has no effect: with d_ff 0 there is no feed-forward network; take 0"
-        if self.d_ff == 0 and self.parallel:
-            yield "parallel has no effect: with d_ff 0 a layer has one sublayer; take false"
-        if not self.residual and self.parallel:
-            yield "parallel sublayers are added to what they read, which residual false does not do"
+        yield from self._joining_mistakes()
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
             yield f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head"
         yield from score_mistakes(self.score, self.rank, self.score_width)
@@ -292,6 +293,28 @@ class Transformer(ModelSpec):
             yield "norm.first gives the first layer a norm less, but share_layers gives all the same weights"
         if self.parallel and norm.place == "post":
             yield "parallel sublayers have no residual sum each, which norm.place post normalises"
+
+    def _joining_mistakes(self) -> Iterator[str]:
+        """Ways to join sublayers, and maps of heads, that other keys take away."""
+        if self.d_ff == 0 and self.parallel:
+            yield "parallel has no effect: with d_ff 0 a layer has one sublayer; take false"
+        if not self.residual and self.parallel:
+            yield "parallel sublayers are added to what they read, which residual false does not do"
+        if self.residual_from == "layer":
+            if not self.residual:
+                yield "residual_from has no effect: residual false adds to nothing; take sublayer"
+            if self.parallel:
+                yield "residual_from layer adds each sublayer by itself, parallel sublayers are added up; take sublayer"
+            if self.shape == "encoder-decoder":
+                yield "residual_from layer would lose self-attention behind the cross-attention; take sublayer"
+            if self.d_ff == 0:
+                yield "residual_from has no effect: with d_ff 0 a layer has one sublayer; take sublayer"
+        if self.mixer == "plain-attention":
+            of_maps = ("head_width", "value_width", "n_kv_heads", "qkv_bias")
+            given = {key: getattr(self, key) for key in of_maps} | {"qk_norm": self.qk_norm}
+            for key, value in given.items():
+                if value not in (None, "none"):
+                    yield f"{key} {value} is for heads with maps, which mixer plain-attention does not have"
 
     def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
         turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
