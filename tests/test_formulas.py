@@ -8,14 +8,14 @@ bound by the test that `ELSEWHERE` names.
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
@@ -27,7 +27,8 @@ from lmtool.model.recurrent import BidirectionalModel
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective import build as build_objective
-from lmtool.recipe.load import load
+from lmtool.recipe.finetuning import Parent, TableShape, continued, fine_tuned
+from lmtool.recipe.load import load, settings_of, shipped
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.training import Muon
@@ -41,7 +42,7 @@ from tests.model.test_recurrent_seq2seq import by_loops
 from tests.objective.test_word_vectors import COUNTS, TEXT, WORDS, randomised
 from tests.objective.test_word_vectors import counted as counted_pairs
 from tests.reference import classifiers, ngram, recurrent, schedules, skipgram, vectors
-from tests.test_course import TOPICS, names_in
+from tests.test_course import PAGE, TOPICS, names_in
 from tests.training import test_optimizer
 
 Array = NDArray[np.float64]
@@ -63,26 +64,46 @@ ELSEWHERE = {
 
 @dataclass
 class Training:
-    """A command that trains: its recipe, or that of the run that it begins with, and its settings.
+    """A command that trains. name: of its recipe. parent: what trained the run that it begins with."""
 
-    head: the objective of fine-tuning on a table; none where the recipe has it.
-    """
+    words: list[str]
+    name: str
+    parent: "Training | None"
 
-    recipe: str
-    settings: list[str]
-    options: dict[str, str]
-    head: dict[str, Any] = field(default_factory=dict)
+    @property
+    def options(self) -> dict[str, str]:
+        return {option: value for option, value in pairwise([*self.words, ""]) if option.startswith("-")}
 
-    def load(self) -> Recipe:
-        """The recipe, small, with labels."""
-        recipe = load(self.recipe, self.settings).recipe
-        objective = self.head or recipe.objective.model_dump()
-        if "labels" in objective or self.head.get("kind") in ("classification", "tagging"):
-            objective["labels"] = LABELS
-        written = recipe.model_dump() | {"objective": objective}
-        # training of the run that this one begins with is another's
-        written["data"] = {}
-        return Recipe.model_validate(written | {"model": small(recipe.model)})
+    def resolved(self) -> Recipe:
+        """The recipe that it trains by, but for what depends on its data."""
+        options = self.options
+        settings = [value for option, value in pairwise(self.words) if option == "-s"]
+        settings += [f"{key}={options[option]}" for option, key in KEYS.items() if option in options]
+        if self.parent is None:
+            return load(self.name, settings).recipe
+        parent = Parent(self.parent.resolved(), "parent")
+        if self.words[1] == "pretrain":
+            return continued(parent, None, settings_of(settings)).recipe
+        kinds = {".conll": "tagging", ".json": "question-answering"}
+        shape = TableShape(1000, "--task" in options, kinds.get(Path(self.words[2]).suffix, "classification"))
+        return fine_tuned(parent, shape, settings_of(settings)).recipe
+
+    def small(self) -> Recipe:
+        """That with small sizes, and with labels."""
+        recipe = self.resolved()
+        written = recipe.model_dump() | {"model": small(recipe.model), "data": {}, "tuning": {}}
+        if "labels" in written["objective"]:
+            written["objective"]["labels"] = LABELS
+        return Recipe.model_validate(written)
+
+
+KEYS = {
+    "--labels": "objective.task",
+    "--freeze": "tuning.freeze",
+    "--epochs": "training.epochs",
+    "--lora-rank": "tuning.lora.rank",
+}
+"""Options, and the keys that they set."""
 
 
 def small(model: Any) -> dict[str, Any]:
@@ -110,49 +131,34 @@ def _trainings() -> dict[str, list[Training]]:
     copies: dict[str, str] = {}
     runs: dict[str, Training] = {}
     found: dict[str, list[Training]] = {}
-    for topic, text in TOPICS.items():
-        for command in (
-            "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S)).replace("\\\n", "").splitlines()
-        ):
+    for topic, text in {"Models behind the topics": PAGE.partition("\n### ")[0], **TOPICS}.items():
+        blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, flags=re.M | re.S))
+        for command in map(unrolled, blocks.replace("\\\n", "").splitlines()):
             copied = re.search(r"recipes show (\S+).*> (\S+\.yaml)", command)
             copies |= {copied[2]: copied[1]} if copied else {}
             for part in re.findall(r"lmtool (?:pretrain|finetune) [^;&|]*", command):
-                words = shlex.split(part)
-                options, settings = _options(words)
+                training = Training(shlex.split(part), "", None)
+                options = training.options
                 name = options.get("--recipe", options.get("-r", ""))
-                begun = runs.get(options.get("--from", ""))
-                training = Training(copies.get(name, name or "default"), settings, options)
-                if begun is not None:
-                    training = Training(begun.recipe, begun.settings, options, _head(words, options, settings))
-                    if words[1] == "pretrain":
-                        training.settings = [*begun.settings, *settings]
-                elif words[1] == "finetune" and not name:
-                    continue  # a rule chooses
-                found.setdefault(topic, []).append(training)
+                training.name, training.parent = copies.get(name, name), None
+                if "--from" in options:
+                    assert options["--from"] in runs, f"{topic}: no command before {part!r} trains what it begins with"
+                    training.parent = runs[options["--from"]]
+                elif not name and training.words[1] == "pretrain":
+                    training.name = "default"
+                if training.name or training.parent:
+                    found.setdefault(topic, []).append(training)
                 runs[options.get("-o", "").removeprefix("runs/")] = training
     return found
 
 
-def _options(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Options with their values, and settings."""
-    pairs = list(zip(words, [*words[1:], ""], strict=True))
-    settings = [value for option, value in pairs if option == "-s"]
-    return {option: value for option, value in pairs if option.startswith("-") and option != "-s"}, settings
-
-
-def _head(words: list[str], options: Mapping[str, str], settings: list[str]) -> dict[str, Any]:
-    """The objective of fine-tuning a run on a table."""
-    if words[1] == "pretrain" or "--task" in words:
-        return {}
-    kinds = {".conll": "tagging", ".json": "question-answering"}
-    keys: dict[str, Any] = {"kind": kinds.get(Path(words[2]).suffix, "classification")}
-    if options.get("--labels") == "number":
-        keys["task"] = "number"
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        if key.startswith("objective."):
-            keys[key.removeprefix("objective.")] = yaml.safe_load(value)
-    return keys
+def unrolled(command: str) -> str:
+    """A command without loops: each round of them behind the other."""
+    while loop := re.search(r"\bfor (\w+) in ([^;]*); do (.*?); *done", command):
+        name, values, body = loop.groups()
+        rounds = [re.sub(rf"\$(?:{name}\b|{{{name}}})", value, body) for value in shlex.split(values)]
+        command = command.replace(loop[0], "; ".join(rounds))
+    return command
 
 
 TRAININGS = _trainings()
@@ -339,7 +345,7 @@ def compare_word_vectors(recipe: Recipe) -> None:
 
 
 def compare_head(model: HeadedModel, recipe: Recipe) -> None:
-    """W h + b of a pooled state, or of each one."""
+    """W h + b of a pooled state, or of each one; or W tanh(V h + c) + b of a pooled one (Devlin et al. 2019)."""
     tokens_T = tiny.tokens(5)
     hidden = states(model, recipe, tokens_T)
     if isinstance(model, TokenHeadModel):
@@ -349,41 +355,53 @@ def compare_head(model: HeadedModel, recipe: Recipe) -> None:
         assert model.pool is not None
         found = model.answer(Batch(tokens_T[None])).scores_BC
         read = {"first": hidden[:1], "last": hidden[-1:], "mean": [sum(hidden) / len(hidden)]}[model.pool.kind]
-    wanted = np.array([array(model.head.weight) @ h + array(model.head.bias) for h in read])
+        if model.dense is not None:
+            assert model.activation == "tanh"
+            read = [np.tanh(array(model.dense.weight) @ h + array(model.dense.bias)) for h in read]
+    bias = 0.0 if model.head.bias is None else array(model.head.bias)
+    wanted = np.array([array(model.head.weight) @ h + bias for h in read])
     np.testing.assert_allclose(array(found), wanted, rtol=1e-4, atol=1e-4)
+
+
+def compare(recipe: Recipe) -> None:
+    """A small model of a recipe with the plain one."""
+    torch.manual_seed(0)
+    spec = recipe.model
+    if isinstance(spec, NGram):
+        compare_ngram(spec)
+        return
+    if spec.kind in ("skipgram", "glove", "ppmi"):
+        compare_word_vectors(recipe)
+        return
+    body = build(spec, tiny.VOCAB)
+    model = drawn(body if recipe.objective.kind == "replaced-tokens" else with_head(recipe, body))
+    match spec:
+        case Transformer():
+            compare_transformer(of_body(model), spec)
+        case Recurrent():
+            compare_recurrent(of_body(model), spec)
+        case Averaging():
+            compare_averaging(model, recipe)
+    if isinstance(model, Classifier | TokenHeadModel) and not isinstance(spec, Averaging):
+        compare_head(model, recipe)
 
 
 @topics
 def test_a_model_is_that_of_its_formula(topic: str) -> None:
-    compared = set()
-    for training in TRAININGS[topic]:
-        recipe = training.load()
-        if (same := repr((recipe.model, recipe.objective))) in compared:
-            continue
-        compared.add(same)
-        torch.manual_seed(0)
-        if isinstance(recipe.model, NGram):
-            compare_ngram(recipe.model)
-        elif recipe.model.kind in ("skipgram", "glove", "ppmi"):
-            compare_word_vectors(recipe)
-        else:
-            body = build(recipe.model, tiny.VOCAB)
-            model = drawn(body if recipe.objective.kind == "replaced-tokens" else with_head(recipe, body))
-            match recipe.model:
-                case Transformer() as spec:
-                    compare_transformer(of_body(model), spec)
-                case Recurrent() as spec:
-                    compare_recurrent(of_body(model), spec)
-                case Averaging():
-                    compare_averaging(model, recipe)
-            if isinstance(model, Classifier | TokenHeadModel) and not isinstance(recipe.model, Averaging):
-                compare_head(model, recipe)
+    different = {repr((recipe.model, recipe.objective)): recipe for recipe in (one.small() for one in TRAININGS[topic])}
+    for recipe in different.values():
+        compare(recipe)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_model_of_a_recipe_is_the_plain_one(name: str) -> None:
+    compare(Training([], name, None).small())
 
 
 @topics
 def test_steps_are_those_of_the_optimizer_and_schedule(topic: str) -> None:
     for training in TRAININGS[topic]:
-        recipe = load(training.recipe, training.settings).recipe
+        recipe = training.resolved()
         if recipe.model.counts:
             continue
         steps, d_model, fields = recipe.training.steps, recipe.model.d_model, recipe.schedule.model_dump()
@@ -448,14 +466,20 @@ def test_what_is_bound_elsewhere_is() -> None:
     used = set()
     for training in (one for topic, some in TRAININGS.items() if topic not in REFUSED for one in some):
         used |= set(training.options)
-        used |= {key for key, value in _keys(load(training.recipe, training.settings).recipe.model_dump()) if value}
+        used |= {key for key, value in _keys(training.resolved().model_dump()) if value}
     for key, test in ELSEWHERE.items():
         file, _, name = test.partition("::")
         assert name in names_in(ROOT / file), test
         assert key in used, key
 
 
-def test_every_topic_with_a_model_of_its_own_is_compared() -> None:
-    assert {"The Elman network", "Attention to the source", "GPT", "Skip-gram", "N-grams"} <= set(TRAININGS)
-    of_page = [topic for topic, text in TOPICS.items() if re.search(r"lmtool (?:pretrain|finetune) ", text)]
-    assert of_page == list(TRAININGS)
+def test_loops_are_unrolled() -> None:
+    loop = "for r in elman gru; do lmtool pretrain a --recipe $r -o runs/${r}-1; done; ls"
+    one, other = (f"lmtool pretrain a --recipe {r} -o runs/{r}-1" for r in ("elman", "gru"))
+    assert unrolled(loop) == f"{one}; {other}; ls"
+
+
+def test_topics_that_train_are_compared() -> None:
+    named = r"lmtool (?:pretrain|finetune) (?:[^;&|]|\\\n)*?(?:--recipe|-r|--from) "
+    assert [topic for topic, text in TOPICS.items() if re.search(named, text)] == [t for t in TRAININGS if t in TOPICS]
+    assert len(TRAININGS) > 30

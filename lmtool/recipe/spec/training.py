@@ -194,7 +194,7 @@ class Linear(Spec):
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the steps after the warm-up in which the rate decays, the last ones; before them it is the peak."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Rate at the last step, as a fraction of the peak."""
+    """Where the decay ends, one step after the last, as a fraction of the peak."""
 
 
 class Cosine(Spec):
@@ -204,7 +204,7 @@ class Cosine(Spec):
     warmup_steps: NonNegativeInt = 0
     """Steps from zero to the peak rate."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Rate at the last step, as a fraction of the peak."""
+    """Where the decay ends, one step after the last, as a fraction of the peak."""
 
 
 class InverseSquareRoot(Spec):
