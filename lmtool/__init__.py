@@ -21,6 +21,8 @@ if not any(name in os.environ for name in _WAITING):
 
 _HOMES = {
     "load": "lmtool.api",
+    "pretrain": "lmtool.api",
+    "finetune": "lmtool.api",
     "Greedy": "lmtool.decoding.settings",
     "Sample": "lmtool.decoding.settings",
     "Beam": "lmtool.decoding.settings",

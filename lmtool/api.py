@@ -1,27 +1,46 @@
-"""The Python face: what the command line does with a trained model, for notebooks and programs.
+"""The Python face: what the command line does, for notebooks and programs.
 
-from lmtool import load
+from lmtool import load, pretrain
 
-lm = load("last")
+lm = pretrain("book.txt", "tiny", settings={"training.minutes": 1})
 print(lm.complete("Once upon a time"))
 """
 
-from collections.abc import Sequence
-from typing import cast
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.compute.device import InferenceName
+from lmtool import analysis
+from lmtool.analysis.attention import TextAttention
+from lmtool.analysis.gradients import Contraction, GradientFlow
+from lmtool.checksum import sha256
+from lmtool.compute.device import InferenceName, choose_compute
+from lmtool.compute.processes import world_size
+from lmtool.data.prepare import default_cache
+from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.settings import DRAFT_TOKENS, Settings
+from lmtool.durable import write_file
 from lmtool.errors import UsageError
+from lmtool.inference.base import open_base
 from lmtool.inference.chatting import Conversation
-from lmtool.inference.embedding import PoolName, embed
+from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.inference.generator import Drafter, TextGenerator
+from lmtool.inference.load import Loaded, load_run
 from lmtool.inference.scoring import Scored, score
+from lmtool.loggers.dashboards import Loggers
+from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.run.directory import Run
+from lmtool.run.listing import summarise
 from lmtool.tables.columns import Columns
 from lmtool.tables.predict import Prediction, task_of
 from lmtool.tables.reading import LabelledText
@@ -29,6 +48,20 @@ from lmtool.tables.tasks.classification import HeadTask
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.chat import Message
 from lmtool.tokenization.tokenizer import find_words
+from lmtool.training.events import Event, Started, Warn
+from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.start import Invocation, Pretraining
+
+
+class NextToken(NamedTuple):
+    """The distribution of the next token. p_V: probability of each id (V,). pieces: the tokens, by id."""
+
+    p_V: NDArray[np.float64]
+    pieces: tuple[str, ...]
+
+    def top(self, k: int = 10) -> list[tuple[str, float]]:
+        """The k most probable tokens, with their probabilities."""
+        return [(self.pieces[i], float(self.p_V[i])) for i in np.argsort(-self.p_V[: len(self.pieces)])[:k]]
 
 
 class TrainedModel(TextGenerator):
@@ -38,6 +71,50 @@ class TrainedModel(TextGenerator):
     def recipe(self) -> Recipe:
         """The recipe that the model was trained with."""
         return self.loaded.recipe
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The run in figures, as `lmtool runs show --json` has them; in "results" all scores on a table, by task."""
+        path = self.loaded.run_path
+        return {**vars(summarise(path)), "results": Run.open(path).all_results}
+
+    @cached_property
+    def _unpacked(self) -> Loaded:
+        """The same model, with its weights as they are."""
+        device = cast(DeviceName, self.loaded.device.type)
+        return load_run(f"{self.loaded.run_path}@{self.loaded.step}", choose_compute(device, "float32"))
+
+    def attention(self, *texts: str, source: str | None = None, target: str | None = None) -> TextAttention:
+        """The attention weights on a text, or on a source and its target, as `lmtool attention` shows them.
+
+        Raises UsageError for a model without attention.
+        """
+        return analysis.attention.attention(self._unpacked, texts, source=source, target=target)
+
+    def hidden_states(self, text: str) -> HiddenStates:
+        """The states of the embeddings and of each layer, (T, D) each."""
+        return hidden_states(self.loaded, text)
+
+    def next_token(self, prompt: str) -> NextToken:
+        """The model's distribution of the token after a prompt, before temperature and filters.
+
+        Raises UsageError for a model that does not generate from left to right.
+        """
+        self.check_generates()
+        runner, prompt_format = ModelRunner(self.loaded.model), self.loaded.prompt_format
+        window = runner.fit(prompt_format.prompt(prompt), "refuse", "prompt")
+        with self.computing():
+            hidden_1TD, _ = runner.advance([window.tokens], runner.start([window]))
+        p_V = runner.logits(hidden_1TD[:, -1])[0].double().softmax(-1).cpu().numpy()
+        return NextToken(p_V, tuple(map(self.loaded.tokenizer.piece, range(self.loaded.tokenizer.vocab_size))))
+
+    def gradients(self, text: str, token: int | None = None) -> GradientFlow:
+        """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
+        return analysis.gradients.gradients(self._unpacked, text, token)
+
+    def two_starts(self, text: str, seed: int = 0) -> Contraction:
+        """How two states that read the same text come together, as `lmtool gradients --starts` shows it."""
+        return analysis.gradients.two_starts(self._unpacked, text, seed)
 
     def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[Scored]:
         """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.
@@ -104,6 +181,66 @@ def load(
     if draft is not None:
         lm.drafter = Drafter.open(draft, draft_tokens, lm.loaded)
     return lm
+
+
+Texts = str | Path | Sequence[str | Path]
+
+Values = Mapping[str, object]
+"""Keys of a recipe, dotted, and their values, as after `-s`."""
+
+NO_VALUES: Values = {}
+
+
+def pretrain(
+    text: Texts, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
+) -> TrainedModel:
+    """Train a model on text, as `lmtool pretrain` does, and load its best checkpoint.
+
+    text: files as for the command; a string of several lines is a text itself. source: the run that goes on, as --from.
+    out: the run directory; a new one in runs/ when empty. Raises the errors of the command; its warnings are those of
+    Python.
+    """
+    files = [_file(one) for one in ([text] if isinstance(text, str | Path) else text)]
+    session = Pretraining(recipe, _settings(files, settings), None if source is None else open_base(source))
+    return _trained(session.run, out)
+
+
+def finetune(
+    table: str, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
+) -> TrainedModel:
+    """Train a model on a labelled table, as `lmtool finetune` does, and load its best checkpoint; see `pretrain`.
+
+    source: the run, or published model, that is fine-tuned. Its scores are in `figures`.
+    """
+    return _trained(plan_finetuning(source, recipe, _settings([table], settings)).run, out)
+
+
+def _settings(train: list[str], settings: Values) -> list[Setting]:
+    stated = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
+    return settings_of(stated, [Setting("data.train", train, "the first argument")])
+
+
+def _file(text: str | Path) -> str:
+    """The name of a file; of a text itself one that the cache keeps."""
+    if isinstance(text, Path) or "\n" not in text:
+        return str(text)
+    path = default_cache() / "texts" / f"{sha256(text.encode())}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, text.encode())
+    return str(path)
+
+
+def _trained(start: Callable[[Invocation], Iterator[Event]], out: str) -> TrainedModel:
+    if world_size() > 1:
+        raise UsageError("a program trains in one process", fix="use lmtool pretrain or finetune with torchrun")
+    session = Invocation(["lmtool", "from", "Python"], lambda *stage: None, lambda: False, Path(out) if out else None)
+    run = ""
+    with closing(Loggers()) as loggers:
+        for event in start(session):
+            run = str(event.path) if isinstance(event, Started) else run
+            for warning in (*loggers.take(event), *([event.text] if isinstance(event, Warn) else ())):
+                warnings.warn(warning, stacklevel=3)
+    return load(run)
 
 
 def _texts_of(row: str | tuple[str, ...], is_tagged: bool) -> tuple[str, ...]:

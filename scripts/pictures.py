@@ -121,7 +121,7 @@ def gradients_of_recurrent_models(name: str) -> str:
     text = (ROOT / "data" / "stories.valid.txt").read_text(encoding="utf-8").partition("\n")[0]
     lines = []
     for colour, (title, one, state) in enumerate(STATES):
-        points = [(k, norm) for k, norm in enumerate(gradients(run(one), text).gradient.norms[state]) if norm]
+        points = [(k, norm) for k, norm in enumerate(gradients(load_run(run(one)), text).gradient.norms[state]) if norm]
         last = points[0][1]
         lines.append(Line(title, [(k, log10(norm / last)) for k, norm in points], colour))
     label = "Norm of the loss's gradient in earlier states, of an Elman network and an LSTM"

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import Greedy, load
+from lmtool import Greedy, finetune, load, pretrain
+from lmtool.analysis.attention import attention
+from lmtool.analysis.gradients import gradients, two_starts
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
-from lmtool.errors import UsageError
+from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.tables.predict import predict as predict_table
 from tests.errors import refuses
@@ -29,12 +31,14 @@ def trained(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
     return work
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of what so little text does
 def test_the_lines_of_the_page_run(
     trained: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a small random model in place of the one that would be downloaded."""
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     peer_in(tmp_path / "model", "llama")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lmtool.interop.importing.download", lambda reference: (tmp_path / "model", "c0ffee"))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert len(blocks) > 5
@@ -89,6 +93,77 @@ def test_a_source_gives_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(prediction.label, str)
     assert prediction.probabilities == {}
     assert lm.complete("Tom and Anna", Greedy(max_new_tokens=8))[0] in prediction.label
+
+
+def test_what_is_inside_is_what_the_commands_show(trained: Work) -> None:
+    lm, loaded = load("second", device="cpu"), load_run("second", CPU)
+    text = words(9)
+    np.testing.assert_array_equal(
+        lm.attention(text).part(None).weights_LNTS, attention(loaded, [text]).part(None).weights_LNTS
+    )
+    assert lm.gradients(text, 3) == gradients(loaded, text, 3)
+    with pytest.raises(UsageError, match="no state"):
+        lm.two_starts(text)
+
+
+def test_hidden_states_and_the_next_token_are_those_of_a_forward_pass(trained: Work) -> None:
+    lm, loaded = load("second", device="cpu"), load_run("second", CPU)
+    text = words(9)
+    tokens = torch.tensor([[*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]])
+    with torch.no_grad():
+        layers = loaded.model.layers(Batch(tokens))
+        logits_V = loaded.model.logits(loaded.model(Batch(tokens)).hidden_BTD[:, -1])[0].double()
+    states = lm.hidden_states(text)
+    assert len(states.tokens) == tokens.shape[1] + 1  # the end of the text
+    for one, other in zip(states.layers, layers, strict=True):
+        np.testing.assert_allclose(one[:-1], other[0].numpy(), atol=1e-5)
+    following = lm.next_token(text)
+    np.testing.assert_allclose(following.p_V, logits_V.softmax(-1).numpy(), atol=1e-6)
+    best = int(logits_V.argmax())
+    assert following.top(1) == [(loaded.tokenizer.piece(best), following.p_V[best])]
+
+
+@pytest.fixture
+def training(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    return work
+
+
+def test_recurrent_states_come_together(work: Work) -> None:
+    recurrent = "model={kind: recurrent, cell: gru, d_model: 8, context: 8}"
+    work.pretrain(recurrent, name="runs/gru")
+    text = words(5)
+    assert load("gru", device="cpu").two_starts(text, 2) == two_starts(load_run("gru", CPU), text, 2)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_training_gives_what_the_command_gives(training: Work) -> None:
+    training.pretrain(name="runs/command")
+    lm, other = pretrain(training.text.read_text(encoding="utf-8"), str(training.recipe)), load("command")
+    np.testing.assert_array_equal(lm.next_token("the cat").p_V, other.next_token("the cat").p_V)
+    assert lm.figures["best_valid_loss"] == other.figures["best_valid_loss"] > 0
+    assert pretrain([training.text], source="command", settings={"training": {"steps": 1}}).figures["step"] == 1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_table_gives_its_scores(training: Work) -> None:
+    table = training.folder / "table.csv"
+    rows = (f"{words(5, seed)} {'home' if seed % 2 else 'away'},{'ab'[seed % 2]}" for seed in range(40))
+    table.write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    lm = finetune(str(table), "dan", settings={"training.steps": 2}, out="runs/tuned")
+    assert lm.loaded.run_path.name == "tuned"
+    assert 0 <= lm.figures["results"][""]["accuracy"] <= 1
+
+
+def test_mistakes_in_training_are_those_of_the_command(training: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match="stepss"):
+        pretrain("no-such.txt", settings={"training.stepss": 3})
+    with pytest.raises(DataError, match="no-such"):
+        pretrain("no-such.txt")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="one process"):
+        pretrain("a\nb")
 
 
 def test_what_a_model_does_not_do_is_refused(trained: Work) -> None:

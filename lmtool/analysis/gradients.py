@@ -1,11 +1,15 @@
-"""How far back gradients reach: the norms of the gradient of one token's loss in the states before it.
+"""How far back gradients reach: the norms of the gradient of one token's loss in the states before it; and how far the
+first state of a recurrent network: two of them that read the same text come together, or do not.
 
-Shapes: T positions, D state width.
+Shapes: B states, T positions, D width of a layer's state, S numbers of the states of all layers.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -13,15 +17,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.compute.device import choose_compute
 from lmtool.errors import UsageError
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import Loaded
 from lmtool.model import LanguageModel
-from lmtool.model.language_model import evaluating
+from lmtool.model.language_model import DecodeState, KeyValue, evaluating
 from lmtool.model.layers.cells import CellState, stepwise
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
-from lmtool.recipe.spec.base import DeviceName
+
+ROUNDING = 1e-13
+"""Share of the first distance below which a difference of numbers in float64 is rounding."""
 
 
 class GradientNorms(NamedTuple):
@@ -42,18 +47,32 @@ class GradientFlow(NamedTuple):
     pieces: list[str]
     target: str
     gradient: GradientNorms
-    loaded: Loaded
 
 
-def gradients(reference: str, text: str, token: int | None = None, *, device: DeviceName = "auto") -> GradientFlow:
-    """The gradient norms of a run's model on a text.
+class Contraction(NamedTuple):
+    """Two states over the steps of one text: s_0 is zero, s'_0 is drawn from [-1, 1]. None where not finite.
+
+    tokens: read, as pieces. distances: ||s_t - s'_t|| for t from 0. rate: λ, the geometric mean of their ratios from
+    step to step, up to where they are rounding. bounds: λ^t ||s_0 - s'_0||. largest: for each step from 1 the largest
+    singular value of the Jacobian ds_t / ds_{t-1} at the first state; were all of them at most one λ at all states, the
+    distances would be at most λ^t ||s_0 - s'_0||.
+    """
+
+    tokens: list[str]
+    distances: list[float | None]
+    rate: float
+    bounds: list[float | None]
+    largest: list[float | None]
+
+
+def gradients(loaded: Loaded, text: str, token: int | None = None) -> GradientFlow:
+    """The gradient norms of a model, in float32 and not packed, on a text.
 
     token: the token whose loss it is, counted from 1; the last by default. Raises UsageError for a model that does not
     read from left to right or counts n-grams, a text longer than its context, and a token that is not in the text or
     has none before it.
     """
-    loaded = load_run(reference, choose_compute(device, "float32"))
-    tokens, pieces = tokens_of(loaded, text)
+    tokens, pieces = _tokens(loaded, text)
     n_before = len(loaded.prompt_format.opening)
     n_tokens = len(tokens) - n_before
     token = n_tokens if token is None else token
@@ -68,16 +87,16 @@ def gradients(reference: str, text: str, token: int | None = None, *, device: De
         what = f"the text has {n_read} tokens before the one predicted, but the model reads {longest}"
         raise UsageError(what, fix="shorten it, or name an earlier token")
     norms = gradient_norms(loaded.model, tokens[: n_read + 1])
-    return GradientFlow(pieces[:n_read], pieces[n_read], norms, loaded)
+    return GradientFlow(pieces[:n_read], pieces[n_read], norms)
 
 
-def tokens_of(loaded: Loaded, text: str) -> tuple[list[int], list[str]]:
+def _tokens(loaded: Loaded, text: str) -> tuple[list[int], list[str]]:
     """The ids of a text, after the token that begins one, if the model has such a token; and how they are shown."""
     tokens = [*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]
     return tokens, list(map(loaded.tokenizer.piece, tokens))
 
 
-def left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalModel:
+def _left_to_right(lm: LanguageModel) -> TransformerDecoder | RecurrentDecoder | BidirectionalModel:
     """The same model. Raises UsageError for others than Transformer decoders and recurrent language models."""
     if not isinstance(lm, TransformerDecoder | RecurrentDecoder | BidirectionalModel) or lm.reads != "past":
         what = "this model does not read from left to right by states that learn from gradients"
@@ -90,7 +109,7 @@ def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
 
     Raises UsageError for models other than Transformer decoders and recurrent language models.
     """
-    lm = left_to_right(lm)
+    lm = _left_to_right(lm)
     device = next(lm.parameters()).device
     tokens_1T = torch.tensor([list(tokens)], device=device)
     batch, target_1 = Batch(tokens_1T[:, :-1]), tokens_1T[:, -1]
@@ -108,6 +127,56 @@ def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
             for number, states in enumerate(filter(None, states_of), 1):
                 norms |= _of_states(loss, f"layer {number}", states)
     return GradientNorms(float(loss.detach()), norms)
+
+
+def two_starts(loaded: Loaded, text: str, seed: int = 0) -> Contraction:
+    """How two states of a recurrent model, which is not packed, come together over a text; in float64, on the CPU.
+
+    seed: of the random one. Raises UsageError for a model without a state from step to step, and for an empty text.
+    """
+    tokens, pieces = _tokens(loaded, text)
+    if not tokens:
+        raise UsageError("the text has no tokens", fix="write more")
+    lm = _left_to_right(loaded.model)
+    if isinstance(lm, TransformerDecoder):
+        what = "a Transformer carries no state from step to step: each position reads all earlier ones"
+        raise UsageError(what, fix="omit --starts, or name a run of a recurrent language model")
+    return contraction(deepcopy(lm).cpu().double(), tokens, seed)._replace(tokens=pieces)
+
+
+def contraction(lm: LanguageModel, tokens: Sequence[int], seed: int = 0) -> Contraction:
+    """The same for a recurrent model and ids."""
+    zero_1S = _joined(lm.start(Batch(torch.tensor([[0]]))))
+    random_1S = torch.rand(zero_1S.shape, generator=torch.Generator().manual_seed(seed)).to(zero_1S) * 2 - 1
+    states_2S = torch.cat((zero_1S, random_1S))
+    distances, largest = [float(random_1S.norm())], []
+    for token in tokens:
+        # each number of s_t has a row of its own, so that one pass gives all rows of the Jacobian
+        rows_SS = states_2S[:1].repeat(states_2S.shape[1], 1).requires_grad_()
+        with torch.enable_grad():
+            (jacobian_SS,) = torch.autograd.grad(_step(lm, token, rows_SS).diagonal().sum(), rows_SS)
+        largest.append(float(torch.linalg.matrix_norm(jacobian_SS, 2)))
+        states_2S = _step(lm, token, states_2S).detach()
+        distances.append(float((states_2S[0] - states_2S[1]).norm()))
+    measured = list(takewhile(lambda d: ROUNDING * distances[0] < d < math.inf, distances))
+    rate = (measured[-1] / measured[0]) ** (1 / max(1, len(measured) - 1))
+    bounds = distances[0] * torch.tensor(rate, dtype=torch.float64) ** torch.arange(len(distances))
+    return Contraction([], _finite(distances), rate, _finite(bounds.tolist()), _finite(largest))
+
+
+def _joined(state: DecodeState) -> Tensor:
+    """The states of all layers (B, S), without the memory of attention, which no later state reads."""
+    return torch.cat([part for layer in state.layers if not isinstance(layer, KeyValue) for part in layer], -1)
+
+
+def _step(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
+    """The states after one more token."""
+    tokens_B1 = torch.full((len(states_BS), 1), token)
+    empty = lm.start(Batch(tokens_B1))
+    cells = [layer for layer in empty.layers if not isinstance(layer, KeyValue)]
+    parts = iter(states_BS.chunk(sum(map(len, cells)), -1))
+    layers = [tuple(next(parts) for _ in cell) for cell in cells]
+    return _joined(lm.advance(tokens_B1, replace(empty, layers=(*layers, *empty.layers[len(cells) :])))[1])
 
 
 @contextmanager
@@ -135,9 +204,9 @@ def _of_states(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str
 
 def _listed(gradient_TD: Tensor) -> list[float | None]:
     # squares of small gradients are below the smallest float32
-    return finite(gradient_TD.cpu().double().norm(dim=-1).flip(0).tolist())
+    return _finite(gradient_TD.cpu().double().norm(dim=-1).flip(0).tolist())
 
 
-def finite(numbers: Sequence[float]) -> list[float | None]:
+def _finite(numbers: Sequence[float]) -> list[float | None]:
     """The numbers, with None for infinities and NaN."""
     return [number if math.isfinite(number) else None for number in numbers]

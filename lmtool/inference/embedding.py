@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -71,6 +71,13 @@ class TextRow:
     last: int
     words: list[str]
     pieces: list[list[int]]
+
+
+class HiddenStates(NamedTuple):
+    """tokens: T pieces, special ones included. layers: (T, D) of the embeddings and of each layer."""
+
+    tokens: tuple[str, ...]
+    layers: tuple[Vectors, ...]
 
 
 def read_texts(sources: Sequence[str], column: str, texts: Sequence[str] = ()) -> Iterator[str]:
@@ -155,6 +162,16 @@ def embed(
             yield from vectors_of(loaded, group, layer, pool)
     if not read:
         raise DataError("there is no text", fix="name a file with lines of text, or write some to standard input")
+
+
+@torch.inference_mode()
+def hidden_states(loaded: Loaded, text: str) -> HiddenStates:
+    """The states of every layer for one text. Raises UsageError as `embed` does."""
+    row = text_row(loaded, 0, text)
+    with loaded.compute.autocast():
+        layers = loaded.model.layers(Batch(torch.tensor([row.tokens])).to(loaded.device))
+    states = tuple(hidden_1TD[0].float().cpu().numpy() for hidden_1TD in layers)
+    return HiddenStates(tuple(map(loaded.tokenizer.piece, row.tokens)), states)
 
 
 def vectors_of(loaded: Loaded, rows: Sequence[TextRow], layer: int, pool: PoolName) -> Iterator[Embedded]:

@@ -8,8 +8,7 @@ from markupsafe import Markup
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lmtool.analysis.contraction import TwoStarts
-from lmtool.analysis.gradients import GradientFlow
+from lmtool.analysis.gradients import Contraction, GradientFlow
 from lmtool.inference.load import Loaded
 from lmtool.printable import plain
 from lmtool.report.charts import Line, LineChart, Point
@@ -43,7 +42,6 @@ class Curves(NamedTuple):
     caption: str
     columns: list[str]
     rows: list[list[TableCell]]
-    run: str
 
 
 def of_gradients(flow: GradientFlow) -> Curves:
@@ -51,7 +49,7 @@ def of_gradients(flow: GradientFlow) -> Curves:
     norms = flow.gradient.norms
     lines = [Line(name, _points(of_states), colour) for colour, (name, of_states) in enumerate(norms.items())]
     return Curves(
-        f"{flow.loaded.model.description}: gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats",
+        f"gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats",
         "How far back gradients reach",
         LineChart(lines, x=X, y=Y, label="Gradient norm by steps back"),
         "Norm of the gradient of the loss in the states that many steps before the prediction. Norms of exactly zero "
@@ -61,17 +59,16 @@ def of_gradients(flow: GradientFlow) -> Curves:
             [k, repr(piece), *row]
             for k, (piece, *row) in enumerate(zip(flow.pieces[::-1], *norms.values(), strict=True))
         ],
-        _run(flow.loaded),
     )
 
 
-def of_starts(starts: TwoStarts) -> Curves:
+def of_starts(starts: Contraction) -> Curves:
     """The distance of two states over the tokens that they read."""
-    distances, rate, bounds, largest = starts.contraction
+    tokens, distances, rate, bounds, largest = starts
     lines = [Line("measured", _points(distances)), Line("λ^t", _points(bounds), 1, dashed=True)]
-    pieces = ["", *map(repr, starts.pieces)]
+    pieces = ["", *map(repr, tokens)]
     return Curves(
-        f"{starts.loaded.model.description}: two states that read the same text, λ = {rate:.4f} a step",
+        f"two states that read the same text, λ = {rate:.4f} a step",
         "How fast the first state is forgotten",
         LineChart(lines, x="step", y="log10 of the distance", label="Distance of two states by step"),
         "Distance of the states from two starts, zeros and random numbers, after each token; and λ^t times the first "
@@ -79,18 +76,13 @@ def of_starts(starts: TwoStarts) -> Curves:
         "where it is below 1, the step brings all states near the first one closer.",
         ["step", "token", "distance", "λ^t distance", "singular value"],
         [list(row) for row in zip(range(len(pieces)), pieces, distances, bounds, ["", *largest], strict=True)],
-        _run(starts.loaded),
     )
 
 
-def _run(loaded: Loaded) -> str:
-    return plain(f"{loaded.run_path}, step {loaded.step}")
-
-
-def as_lines(curves: Curves, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
-    """The curves, and the numbers below them."""
+def as_lines(curves: Curves, loaded: Loaded, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+    """The curves, and the numbers below them. loaded: what they are of."""
     chart = curves.chart
-    yield from (curves.title, "", f"{chart.y}, by {chart.x}")
+    yield from (f"{loaded.model.description}: {curves.title}", "", f"{chart.y}, by {chart.x}")
     yield from plot([(line.name, line.points) for line in chart.lines], width, ascii_only=ascii_only)
     yield ""
     first, second, *names = curves.columns
@@ -101,11 +93,12 @@ def as_lines(curves: Curves, width: int, *, ascii_only: bool = False) -> Iterato
         yield "  ".join([f"{step:4}", set_cell_size(str(piece), wide), *(f"{text:>14}" for text in shown)])
 
 
-def as_page(curves: Curves) -> str:
+def as_page(curves: Curves, loaded: Loaded) -> str:
     """The curves as an HTML page that stands alone."""
     numbers = table(curves.columns, curves.rows)
     section = Section(curves.heading, figure(curves.chart.for_page(), curves.caption, numbers))
-    return page(plain(curves.title), [section], lead=curves.run)
+    lead = plain(f"{loaded.run_path}, step {loaded.step}")
+    return page(plain(f"{loaded.model.description}: {curves.title}"), [section], lead=lead)
 
 
 def training_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], name: str) -> Markup:

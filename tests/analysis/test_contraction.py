@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lmtool.analysis.contraction import contraction
+from lmtool.analysis.gradients import contraction, two_starts
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from tests.analysis.test_gradients import TOKENS, D, model
@@ -29,7 +30,7 @@ def test_distances_equal_a_plain_elman_network():
         largest.append(float(torch.linalg.svdvals(torch.diag(1 - one**2) @ w_past)[0]))
     found = contraction(lm, TOKENS, seed=3)
     assert found.distances == pytest.approx(distances)
-    assert found.largest == pytest.approx(largest, rel=1e-3)
+    assert found.largest == pytest.approx(largest)
     assert found.rate == pytest.approx((distances[-1] / distances[0]) ** (1 / len(TOKENS)))
     assert found.bounds == pytest.approx([found.rate**t * distances[0] for t in range(len(distances))])
 
@@ -81,5 +82,15 @@ def test_equal_states_stay_equal_to_rounding():
     ],
 )
 def test_other_models_are_refused(spec, words):
+    tokenizer = SimpleNamespace(encode=lambda text: TOKENS, piece=str)
+    loaded = SimpleNamespace(model=model(**spec), tokenizer=tokenizer, prompt_format=SimpleNamespace(opening=()))
     with pytest.raises(UsageError, match=words):
-        contraction(model(**spec), TOKENS)
+        two_starts(loaded, "any")
+
+
+def test_the_model_stays_as_it_is():
+    tokenizer = SimpleNamespace(encode=lambda text: TOKENS, piece=str)
+    lm = model(kind="recurrent", cell="gru").float()
+    loaded = SimpleNamespace(model=lm, tokenizer=tokenizer, prompt_format=SimpleNamespace(opening=()))
+    assert two_starts(loaded, "any").tokens == list(map(str, TOKENS))
+    assert lm.embedding.weight.dtype == torch.float32

@@ -30,20 +30,24 @@ def gradients(
     lmtool gradients last "One day" --json
     lmtool gradients elman "One day it rained, so the cat stayed in." --starts
     """
-    from lmtool.analysis.contraction import two_starts
-    from lmtool.analysis.gradients import gradients as compute
+    from lmtool.analysis.gradients import gradients as norms_of
+    from lmtool.analysis.gradients import two_starts
+    from lmtool.compute.device import choose_compute
+    from lmtool.inference.load import load_run
     from lmtool.report import gradients as report
 
     check_new(output)
     if starts and token is not None:
         raise UsageError("--token names a loss, and two states have none", fix="omit --token, or --starts")
-    if starts:
-        pair = two_starts(run, text, seed)
-        loaded, curves = pair.loaded, report.of_starts(pair)
-        value = {"tokens": pair.pieces, **pair.contraction._asdict()}
-    else:
-        flow = compute(run, text, token, device=device)
-        loaded, curves = flow.loaded, report.of_gradients(flow)
-        value = {"tokens": flow.pieces, "target": flow.target, **flow.gradient._asdict()}
+    loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
-    show_picture(partial(report.as_lines, curves), partial(report.as_page, curves), output, value if as_json else None)
+    value: dict[str, object]
+    if starts:
+        contraction = two_starts(loaded, text, seed)
+        value, curves = contraction._asdict(), report.of_starts(contraction)
+    else:
+        flow = norms_of(loaded, text, token)
+        value = {"tokens": flow.pieces, "target": flow.target, **flow.gradient._asdict()}
+        curves = report.of_gradients(flow)
+    lines, page = partial(report.as_lines, curves, loaded), partial(report.as_page, curves, loaded)
+    show_picture(lines, page, output, value if as_json else None)
