@@ -183,7 +183,7 @@ def load(
     return lm
 
 
-Texts = str | Path | Sequence[str | Path]
+Files = str | Path | Sequence[str | Path]
 
 Values = Mapping[str, object]
 """Keys of a recipe, dotted, and their values, as after `-s`."""
@@ -192,7 +192,7 @@ NO_VALUES: Values = {}
 
 
 def pretrain(
-    text: Texts, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
+    text: Files, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
 ) -> TrainedModel:
     """Train a model on text, as `lmtool pretrain` does, and load its best checkpoint.
 
