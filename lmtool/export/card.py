@@ -215,8 +215,10 @@ def _classifying(form: Form, spec: Classification) -> Iterator[str]:
         yield "print(model.config.id2label, probabilities)"
 
 
-def _hidden(layers: str, subscript: str = "") -> list[str]:
-    """The hidden states of the last layer, or the mix of all."""
+def _hidden(layers: str | int, subscript: str = "") -> list[str]:
+    """The hidden states of the last layer or another one, or the mix of all."""
+    if isinstance(layers, int):
+        return [f"hidden = model(**inputs, output_hidden_states=True).hidden_states[{layers}]{subscript}"]
     if layers == "last":
         return [f"hidden = model(**inputs).last_hidden_state{subscript}"]
     first = "1:" if layers == "mix-hidden" else ":"
@@ -239,7 +241,7 @@ def _dense(form: Form, spec: Classification) -> Iterator[str]:
     yield f"vectors = torch.nn.functional.{norm.kind}_norm(vectors, vectors.shape[1:], {weight}{bias}, eps={norm.eps})"
 
 
-def _token_scores(form: Form, layers: str) -> Iterator[str]:
+def _token_scores(form: Form, layers: str | int) -> Iterator[str]:
     """The scores of all tokens of one row, where the class of the model does not have them."""
     yield from (f"    {line}" for line in _hidden(layers, "[0]"))
     yield '    scores = linear(hidden, head["head.weight"], head["head.bias"])'

@@ -24,6 +24,7 @@ from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagg
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
 
+LayerChoice = Literal["last", "mix", "mix-hidden"] | int
 Pooling = Literal["first", "last", "mean", "max", "attention"]
 
 
@@ -82,25 +83,35 @@ class Answer(NamedTuple):
 class HeadedModel(Wrapper):
     """Base of language models with a head on their hidden states. Still usable as the language model.
 
-    mix: a learned scalar mix of all layers from `first` on, where the head reads that instead of the last layer.
+    mix: a learned scalar mix of all layers from `first` on, where the head reads that instead of one layer, `layer`.
     """
 
     def __init__(self, body: LanguageModel) -> None:
         super().__init__(body)
         self.mix: ScalarMix | None = None
-        self.first = 0
+        self.first, self.layer = 0, -1
 
     def states(self, batch: Batch) -> Output:
-        """The hidden states below the head (B, T, D): of the last layer, of both halves if bidirectional; or mixed."""
-        if self.mix is None and not isinstance(self.body, BidirectionalModel):
+        """The hidden states below the head (B, T, D): of one layer, of both halves if bidirectional; or mixed."""
+        if self.mix is None and self.layer == -1 and not isinstance(self.body, BidirectionalModel):
             return self.forward(batch)
         layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
-        return Output(layers[-1] if self.mix is None else self.mix(layers[self.first :]), auxiliary_B)
+        return Output(layers[self.layer] if self.mix is None else self.mix(layers[self.first :]), auxiliary_B)
 
-    def _new_mix(self) -> ScalarMix:
+    def _choose(self, layers: LayerChoice) -> None:
+        """Read these states. Raises UsageError for a layer that the body does not have."""
+        if layers == "last":
+            return
         with torch.no_grad():
             n_layers = len(self.body.layers(_probe(self.body)))
-        return ScalarMix(n_layers - self.first)
+        if not isinstance(layers, int):
+            self.first = int(layers == "mix-hidden")
+            self.mix = ScalarMix(n_layers - self.first)
+        elif layers < n_layers:
+            self.layer = layers
+        else:
+            what = f"there is no layer {layers}"
+            raise UsageError(what, where="objective.layers", fix=f"set 0, the embeddings, to {n_layers - 1}, or last")
 
     def _freeze_beside_states(self) -> None:
         """Freeze the body's parameters that do not affect the hidden states: those of its own head."""
@@ -112,7 +123,7 @@ class HeadedModel(Wrapper):
                 parameter.requires_grad_(False)
 
 
-def states_width(body: LanguageModel, layers: Literal["last", "mix", "mix-hidden"], model: Model) -> int:
+def states_width(body: LanguageModel, layers: LayerChoice, model: Model) -> int:
     """Width of the hidden states that a head reads, or of the vector that an averaging model gives."""
     if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
         return body.width
@@ -134,9 +145,7 @@ class Classifier(HeadedModel):
         self.pool = None
         if not isinstance(body, AveragingModel):
             self.pool = Pool(pooling(spec, model), width)
-            if spec.layers != "last":
-                self.first = int(spec.layers == "mix-hidden")
-                self.mix = self._new_mix()
+            self._choose(spec.layers)
         self.activation = None if spec.dense == "none" else spec.dense
         self.dense = self.dense_norm = None
         if self.activation is not None:
@@ -233,8 +242,7 @@ class TokenHeadModel(HeadedModel):
     def __init__(self, body: LanguageModel, spec: TokenHead, model: Model, n_scores: int) -> None:
         super().__init__(body)
         self.dropout = spec.dropout
-        if spec.layers == "mix":
-            self.mix = self._new_mix()
+        self._choose(spec.layers)
         self.head = new_linear(states_width(body, spec.layers, model), n_scores, bias=True)
         self._freeze_beside_states()
 

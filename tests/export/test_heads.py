@@ -142,6 +142,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "attention": {**THREE, "pool": "attention"},
     "mixed": {**THREE, "pool": "mean", "layers": "mix"},
     "mixed, without embeddings": {**THREE, "pool": "first", "layers": "mix-hidden"},
+    "a layer of several": {**THREE, "pool": "mean", "layers": 1},
     "normed": {**THREE, "pool": "mean", "dense": "gelu", "dense_norm": True},
 }
 

@@ -8,8 +8,8 @@ import torch
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.heads import Classifier, Pool, pooling
-from lmtool.recipe.spec.objective import Classification, objectives_of
+from lmtool.model.heads import Classifier, Pool, Tagger, pooling
+from lmtool.recipe.spec.objective import Classification, Tagging, objectives_of
 from tests.model import tiny
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
 
@@ -59,14 +59,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "one-hot words": {"kind": "averaging", "one_hot": True, "n_layers": 0},
 }
 CLASSIFIERS = [name for name, of in FAMILIES.items() if "classification" in objectives_of(tiny.any_spec(**of))]
-LAYERS = {name: ["last", "mix", "mix-hidden"] for name in CLASSIFIERS} | {
+LAYERS: dict[str, list[str | int]] = {name: ["last", "mix", "mix-hidden", 1] for name in CLASSIFIERS} | {
     "averaging": ["last"],
     "one-hot words": ["last"],
 }
 
 
 @pytest.mark.parametrize(("family", "layers"), [(name, way) for name in CLASSIFIERS for way in LAYERS[name]])
-def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str) -> None:
+def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str | int) -> None:
     of = tiny.any_spec(**FAMILIES[family])
     head = Classification.model_validate(
         {"kind": "classification", "task": "class", "labels": ["a", "b", "c"], "layers": layers}
@@ -97,6 +97,37 @@ def test_a_mix_is_of_all_layers_or_of_those_above_the_embeddings(layers: str, fi
         mixed = scalar_mix(states, model.mix.scalars_L.tolist(), 1.0)
         wanted = model.head.weight.numpy() @ mixed[-1] + model.head.bias.numpy()
         np.testing.assert_allclose(model.answer(batch).scores_BC[0], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["elmo", "bert"])
+@pytest.mark.parametrize("kind", ["classification", "tagging"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_probe_reads_one_layer(family: str, kind: str, layer: int) -> None:
+    """And what is above it has nothing to learn."""
+    of = tiny.any_spec(**tiny.FAMILIES[family])
+    values = {"kind": kind, "labels": ["a", "b"], "layers": layer}
+    body, batch = tiny.model(**tiny.FAMILIES[family]), Batch(tiny.tokens(1, 5))
+    model: Classifier | Tagger
+    if kind == "tagging":
+        model = Tagger(body, Tagging.model_validate(values), of).double().eval()
+        scores = model.scores(batch).scores_BTC[0]
+    else:
+        spec = {**values, "task": "class", "pool": "last"}
+        model = Classifier(body, Classification.model_validate(spec), of).double().eval()
+        scores = model.answer(batch).scores_BC
+    states = body.layers(batch)[layer][0, -scores.shape[0] :].detach()
+    wanted = states @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(scores, wanted.float())
+    depths = body.depths()
+    learning = {depths[parameter] for parameter in body.parameters() if parameter.requires_grad}
+    assert max(learning) == layer
+
+
+def test_a_layer_that_a_body_does_not_have_is_refused() -> None:
+    of = tiny.any_spec(**tiny.FAMILIES["bert"])
+    spec = Classification.model_validate({"kind": "classification", "labels": ["a", "b"], "layers": 9})
+    with pytest.raises(UsageError, match="no layer 9"):
+        Classifier(tiny.model(**tiny.FAMILIES["bert"]), spec, of)
 
 
 @pytest.mark.parametrize("family", ["llama", "averaging"])

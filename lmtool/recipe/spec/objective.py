@@ -195,9 +195,9 @@ class Classification(Spec):
     """For regression: the head predicts (number - center) / scale; the mean of the training table by default."""
     scale: PositiveFloat | None = None
     """For regression: see center; the standard deviation of the training table by default."""
-    layers: Literal["last", "mix", "mix-hidden"] = "last"
+    layers: Literal["last", "mix", "mix-hidden"] | NonNegativeInt = "last"
     """The hidden states to pool: of the last layer, or a learned scalar mix of the embeddings and all layers (ELMo), or
-    of all layers without the embeddings."""
+    of all layers without the embeddings; or of one layer, by its number, 0 being the embeddings."""
     pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
     """Pooling of a text to one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
     of all others."""
@@ -223,8 +223,9 @@ class Classification(Spec):
 class TokenHead(Spec):
     """Base of the heads that score each token."""
 
-    layers: Literal["last", "mix"] = "last"
-    """The hidden states to score: of the last layer, or a learned scalar mix of embeddings and all layers (ELMo)."""
+    layers: Literal["last", "mix"] | NonNegativeInt = "last"
+    """The hidden states to score: of the last layer, or a learned scalar mix of embeddings and all layers (ELMo), or of
+    one layer, by its number, 0 being the embeddings."""
     dropout: Fraction = 0.1
     """Dropout of these states."""
 
