@@ -24,7 +24,7 @@ from lmtool.model.language_model import (
     summed,
 )
 from lmtool.model.layers.ngrams import NgramEmbedding
-from lmtool.model.layers.parts import GATES, Head, Inputs, SharedInputs, activate, initialise
+from lmtool.model.layers.parts import GATES, Head, Inputs, SharedInputs, SpanBoundary, activate, initialise
 from lmtool.model.layers.positions import longest
 from lmtool.model.layers.stack import Stack
 from lmtool.model.state import DecodeState, LayerState, RowTokens
@@ -187,6 +187,7 @@ class TransformerEncoder(WithoutNextToken, TransformerModel):
         for part in (self.pooler, self.next_sentence):
             if part is not None:
                 initialise(part, spec)
+        self.span_boundary = SpanBoundary(spec, vocab_size, self.head) if spec.span_boundary_head else None
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
@@ -281,7 +282,7 @@ class ReplacedTokenDetector(WithoutLikelihood, Wrapper):
     def untrained(self) -> list[nn.Parameter]:
         """Heads of the discriminator for other objectives."""
         assert isinstance(self.body, TransformerEncoder)
-        heads = (self.body.head, self.body.pooler, self.body.next_sentence)
+        heads = (self.body.head, self.body.pooler, self.body.next_sentence, self.body.span_boundary)
         return [parameter for head in heads if head is not None for parameter in head.parameters()]
 
     def refusal(self) -> UsageError:

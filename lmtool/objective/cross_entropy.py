@@ -5,7 +5,7 @@ Shapes: B rows, T positions, M scored positions, D model width, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -71,8 +71,18 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return (slope_MV * (grad_total * weights_M)[:, None].to(slope_MV.dtype)).to(ctx.dtype), None, None, None
 
 
+class Predictor(Protocol):
+    """What has logits of hidden states: a model, or a head of its own."""
+
+    vocab_size: int
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def head_parameters(self) -> tuple[Tensor, ...]: ...
+
+
 def chunked_cross_entropy(
-    model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
+    model: Predictor, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
     """`smoothed_cross_entropy` of the logits of hidden states, with those of one chunk in memory at a time."""
 
@@ -82,7 +92,7 @@ def chunked_cross_entropy(
     return chunked_loss(model, hidden_MD, loss_of)
 
 
-def chunked_loss(model: LanguageModel, hidden_MD: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
+def chunked_loss(model: Predictor, hidden_MD: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
     """A summed loss of the logits of hidden states, with those of one chunk in memory at a time.
 
     loss_of: of the logits of a chunk, and which of the positions it has. Each chunk's gradient is computed while its

@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel, Output
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary, rng_of
-from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
+from lmtool.objective.cross_entropy import chunked_cross_entropy, loss_of_hidden, with_auxiliary
 from lmtool.recipe.spec.objective import Masked, SpanMasking
 
 NEXT_SENTENCE, SENTENCE_ORDER = "next-sentence-accuracy", "sentence-order-accuracy"
@@ -50,6 +50,9 @@ class MaskedObjective(Objective):
     With `next_sentence` rows are [CLS] A [SEP] B [SEP], each text a segment, and the mean next-sentence cross-entropy
     is added; with `sentence_order` likewise that of B following A, not A following B (Lan et al. 2020). In it each row
     is weighted by its number of selected tokens, so it does not depend on how a batch is split.
+
+    With `span_boundary` the loss of each selected token is added when it is predicted from the tokens beside its span
+    and its place in it (Joshi et al. 2020). Spans that touch are one. Scores are of the masked tokens alone.
     """
 
     measures_in_one_pass = False
@@ -96,14 +99,17 @@ class MaskedObjective(Objective):
         return self._rows([self._corrupted(tokens, rng_of(tokens)) for tokens, _ in spans])
 
     def idle(self, model: LanguageModel) -> list[Parameter]:
-        if self.spec.has_pairs or not isinstance(model, TransformerEncoder):
+        if not isinstance(model, TransformerEncoder):
             return []
-        heads = (model.pooler, model.next_sentence)
+        of_pairs = () if self.spec.has_pairs else (model.pooler, model.next_sentence)
+        heads = (*of_pairs, None if self.spec.span_boundary else model.span_boundary)
         return [parameter for head in heads if head is not None for parameter in head.parameters()]
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         loss, output = self._of_chosen(model, batch)
         loss = with_auxiliary(loss, output.auxiliary_B, batch.targets_BT)
+        if self.spec.span_boundary:
+            loss = replace(loss, total=loss.total + self._from_boundaries(model, output.hidden_BTD, batch))
         if batch.labels_B is None:
             return loss
         nats_B = F.cross_entropy(self._follows(model, output.hidden_BTD), batch.labels_B, reduction="none")
@@ -125,6 +131,20 @@ class MaskedObjective(Objective):
         output: Output = model(batch)
         chosen_BT = batch.targets_BT != IGNORE
         return loss_of_hidden(model, output.hidden_BTD[chosen_BT], batch.targets_BT[chosen_BT]), output
+
+    @staticmethod
+    def _from_boundaries(model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        """The summed loss of the selected tokens, each from the states on both sides of the run that it is in."""
+        if not isinstance(model, TransformerEncoder) or model.span_boundary is None or batch.targets_BT is None:
+            raise ValueError("only an encoder with a span_boundary_head predicts from the boundaries of spans")
+        chosen_BT = batch.targets_BT != IGNORE
+        t_BT = torch.arange(chosen_BT.shape[1], device=chosen_BT.device).expand_as(chosen_BT)
+        left_BT = t_BT.masked_fill(chosen_BT, 0).cummax(1).values
+        right_BT = t_BT.masked_fill(chosen_BT, chosen_BT.shape[1] - 1).flip(1).cummin(1).values.flip(1)
+        row_M, t_M = chosen_BT.nonzero(as_tuple=True)
+        left_M, right_M = left_BT[chosen_BT], right_BT[chosen_BT]
+        states_MD = model.span_boundary(hidden_BTD[row_M, left_M], hidden_BTD[row_M, right_M], t_M - left_M - 1)
+        return chunked_cross_entropy(model.span_boundary, states_MD, batch.targets_BT[chosen_BT])
 
     @staticmethod
     def _follows(model: LanguageModel, hidden_BTD: Tensor) -> Tensor:

@@ -233,6 +233,71 @@ def test_the_longest_window_that_is_measured_fills_the_context() -> None:
         assert batch.tokens_BT.shape == (1, 16)
 
 
+# Boundaries of spans
+
+SPANS = {"spans": {"p": 0.3, "max_length": 4}, "span_boundary": True, "rate": 0.4}
+SPANBERT: dict[str, dict[str, Any]] = {
+    "as bert": {**tiny.BERT, "next_sentence_head": False, "span_boundary_head": True},
+    "untied": {"shape": "encoder", "tie_embeddings": False, "span_boundary_head": True},
+    "narrow": {"shape": "encoder", "embedding_width": 6, "head_transform": True, "span_boundary_head": True},
+}
+
+
+def of_spans(n: int = 4, lengths: tuple[int, ...] = (12, 5, 17, 1)) -> Batch:
+    rng = np.random.default_rng(3)
+    return objective(**SPANS).collate([example(rng.integers(SPECIALS, V, lengths[i]), i) for i in range(n)])
+
+
+@pytest.mark.parametrize("name", SPANBERT)
+def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
+    model, batch = tiny.model(vocab_size=V, **SPANBERT[name]), of_spans()
+    assert batch.targets_BT is not None
+    head = model.span_boundary
+    of = {"places": head.places.weight.tolist()}
+    for part in ("inner", "outer"):
+        dense, norm = getattr(head, part), getattr(head, f"{part}_norm")
+        of |= {f"{part}.matrix": dense.weight.tolist(), f"{part}.bias": [dense.bias.tolist()]}
+        of |= {f"{part}.gain": [norm.weight.tolist()], f"{part}.shift": [norm.bias.tolist()]}
+    matrix = model.head.own if name == "untied" else model.inputs.tokens.weight
+    bias = torch.zeros(V, dtype=torch.float64) if model.head.bias is None else model.head.bias
+    output = torch.cat((matrix, bias[:, None]), 1).tolist()
+    states = model(batch).hidden_BTD.tolist()
+    wanted = sum(
+        reference_masking.span_boundary_loss(row, targets, of, output)
+        for row, targets in zip(states, batch.targets_BT.tolist(), strict=True)
+    )
+    own, plain = objective(**SPANS), objective(**{**SPANS, "span_boundary": False})
+    found, masked = own.loss(model, batch), plain.loss(model, batch)
+    assert float((found.total - masked.total).detach()) == pytest.approx(wanted, rel=1e-9)
+    assert int(found.count) == int(masked.count)
+    torch.testing.assert_close(own.score(model, batch).total, plain.score(model, batch).total)
+
+
+def test_the_head_of_boundaries_is_trained_in_chunks_and_splits_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, found = objective(**SPANS), []
+    for rows, size in ((10_000, 4), (3, 4), (10_000, 1)):
+        monkeypatch.setattr("lmtool.objective.cross_entropy.chunk_rows", lambda device, V, rows=rows: rows)
+        model, batch = tiny.model(vocab_size=V, **SPANBERT["as bert"]), of_spans()
+        assert batch.targets_BT is not None
+        assert batch.keep_BT is not None
+        for i in range(0, 4, size):
+            part = [x[i : i + size] for x in (batch.tokens_BT, batch.targets_BT, batch.keep_BT)]
+            own.loss(model, Batch(*part)).total.backward()
+        assert all(parameter.grad is not None for parameter in model.span_boundary.parameters())
+        found.append([parameter.grad for parameter in model.parameters()])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
+
+
+def test_a_head_of_boundaries_without_a_loss_is_not_trained() -> None:
+    model = tiny.model(vocab_size=V, **SPANBERT["as bert"])
+    assert len(objective(**SPANS).idle(model)) == 0
+    assert objective().idle(model) == list(model.span_boundary.parameters())
+    with pytest.raises(ValueError, match="span_boundary_head"):
+        objective(**SPANS).loss(bert(), of_spans())
+
+
 # Next sentences
 
 

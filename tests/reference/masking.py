@@ -1,6 +1,9 @@
 """BERT's masks (Devlin et al. 2019, section 3.1 and appendix A.1), with the random numbers as arguments."""
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+Vector = Sequence[float]
 
 
 def corrupted(
@@ -38,3 +41,43 @@ def words(text: str, places: Sequence[tuple[int, int]], special: Sequence[bool])
         if not special[t]:
             found.setdefault(("mark", t) if begin is None else begin, []).append(t)
     return list(found.values())
+
+
+def _dense(x: Vector, matrix: Sequence[Vector], bias: Vector) -> list[float]:
+    return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in zip(matrix, bias, strict=True)]
+
+
+def _gelu(x: float) -> float:
+    return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def _layer_norm(x: Vector, gain: Vector, bias: Vector, eps: float = 1e-5) -> list[float]:
+    mean = sum(x) / len(x)
+    width = math.sqrt(sum((v - mean) ** 2 for v in x) / len(x) + eps)
+    return [g * (v - mean) / width + b for v, g, b in zip(x, gain, bias, strict=True)]
+
+
+def span_boundary_loss(
+    states: Sequence[Vector], targets: Sequence[int], of: Mapping[str, Sequence[Vector]], output: Sequence[Vector]
+) -> float:
+    """Joshi et al. 2020, section 3.2: y_i = f(x_{s-1}, x_{e+1}, p_{i-s+1}), and -log softmax(output y_i)[x_i], summed.
+
+    Of a row, whose targets are -100 outside of spans; spans that touch are one. of: places, and matrix, bias, gain and
+    shift of both layers.
+    """
+    total = 0.0
+    for i, target in enumerate(targets):
+        if target == -100:
+            continue
+        start, end = i, i
+        while targets[start - 1] != -100:
+            start -= 1
+        while targets[end + 1] != -100:
+            end += 1
+        x: Vector = [*states[start - 1], *states[end + 1], *of["places"][i - start]]
+        for layer in ("inner", "outer"):
+            x = _dense(x, of[f"{layer}.matrix"], of[f"{layer}.bias"][0])
+            x = _layer_norm([_gelu(v) for v in x], of[f"{layer}.gain"][0], of[f"{layer}.shift"][0])
+        scores = _dense(x, [row[:-1] for row in output], [row[-1] for row in output])
+        total += math.log(sum(math.exp(score) for score in scores)) - scores[target]
+    return total

@@ -25,6 +25,10 @@ BERT = (
 )
 ALBERT = (BERT[0], "objective={kind: masked, sentence_order: true}")
 WORDS = (BERT[0], "objective={kind: masked, whole_words: true, independent: true}", "tokenizer.kind=bpe")
+SPANBERT = (
+    BERT[0].replace("next_sentence_head", "span_boundary_head"),
+    "objective={kind: masked, spans: {}, span_boundary: true}",
+)
 SAMPLED = ("objective.scheduled_sampling={growth: linear, k: 0.02}",)
 ELECTRA = (
     "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
@@ -38,12 +42,13 @@ CPU = Compute(torch.device("cpu"), "float32")
 @pytest.mark.parametrize(
     "overrides",
     [
-        *(BERT, ALBERT, WORDS, ELECTRA, SAMPLED, LSTM),
+        *(BERT, ALBERT, WORDS, SPANBERT, ELECTRA, SAMPLED, LSTM),
         (*LSTM, "training.carry_state=true"),
         (*LSTM, "data.isolate_documents=true"),
     ],
     ids=[
-        *("next sentences", "sentence order", "whole words", "replaced", "sampled", "sampled lstm"),
+        *("next sentences", "sentence order", "whole words", "boundaries", "replaced"),
+        *("sampled", "sampled lstm"),
         *("sampled lstm, carried", "sampled lstm, isolated"),
     ],
 )
@@ -55,7 +60,9 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[st
 
 
 @pytest.mark.parametrize(
-    "overrides", [BERT, ELECTRA, SAMPLED, LSTM], ids=["next sentences", "replaced", "sampled", "sampled lstm"]
+    "overrides",
+    [BERT, SPANBERT, ELECTRA, SAMPLED, LSTM],
+    ids=["next sentences", "boundaries", "replaced", "sampled", "sampled lstm"],
 )
 def test_any_micro_batches_are_the_same_run(work: Work, overrides: Sequence[str]) -> None:
     still = (*overrides, "model.dropout=0")

@@ -125,8 +125,6 @@ class Encoder(Family):
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
         if isinstance(objective, TokenHead) and not self.scores_tokens:
             raise Inexpressible({"objective.kind": f"{objective.kind}, for which {self.model_type} has another head"})
-        if isinstance(objective, Masked) and objective.sentence_order:
-            raise Inexpressible({"objective.sentence_order": f"true, where {self.model_type} tells what follows"})
         if isinstance(objective, Masked) and model.next_sentence_head and self.next_sentence:
             return f"{self.name}ForPreTraining"
         return self.name + CLASSES.get(objective.kind, "Model")

@@ -19,6 +19,7 @@ from lmtool.recipe.spec.objective import (
     Classification,
     Embedding,
     HeadSpec,
+    Masked,
     Prefix,
     Seq2Seq,
     SpanCorruption,
@@ -224,7 +225,9 @@ IN_TRAINING = frozenset(("kind", "context", "dropout", "ffn_dropout", "init"))
 """Keys of a Transformer that change no logits. The context does so by the size of the position table, which is one of
 its own."""
 
-OF_HEAD = frozenset(("head_transform", "head_bias", "next_sentence_head", "tie_embeddings", "scale_head"))
+OF_HEAD = frozenset(
+    ("head_transform", "head_bias", "next_sentence_head", "span_boundary_head", "tie_embeddings", "scale_head")
+)
 """Keys of a Transformer's own head, which classifiers and text embeddings do not use."""
 
 
@@ -251,6 +254,8 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
         return {"kind": "causal"}
     if isinstance(objective, TokenHead):
         return objective.model_dump(include={"kind", "labels", "layers", "crf"})
+    if isinstance(objective, Masked):
+        return objective.model_dump(include={"kind", "sentence_order"})
     if not isinstance(objective, Classification):
         return {"kind": objective.kind}
     keys = ("kind", "task", "layers", "single_score", "pool", "dense", "dense_norm", "bias")

@@ -15,7 +15,7 @@ from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import build_position
-from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.transformer import Norm, Transformer
 
 GATES = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
 """The nonlinearity of the gate, for gated activations."""
@@ -130,6 +130,10 @@ class Head(nn.Module):
         """Logits (..., V) of hidden states (..., D)."""
         if self.dense is not None and self.norm is not None:
             hidden = self.norm(activate(self.dense(hidden), self.activation))
+        return self.output(hidden)
+
+    def output(self, hidden: Tensor) -> Tensor:
+        """Logits of states that are as wide as the output matrix, which is all there is without a transform."""
         if self.scale != 1.0:
             hidden = hidden * self.scale
         return F.linear(hidden, self._embedding[0].weight if self.own is None else self.own, self.bias)
@@ -138,6 +142,43 @@ class Head(nn.Module):
         """All parameters that `forward` uses."""
         shared = (self._embedding[0].weight,) if self.own is None else ()
         return (*shared, *self.parameters())
+
+    def output_parameters(self) -> tuple[Tensor, ...]:
+        """All parameters that `output` uses."""
+        matrix = self._embedding[0].weight if self.own is None else self.own
+        return (matrix,) if self.bias is None else (matrix, self.bias)
+
+
+class SpanBoundary(nn.Module):
+    """Predicts a token of a masked span from the states beside the span, l and r, and its place k in it.
+
+    h = LN(gelu(U [l; r; p_k] + a)), y = LN(gelu(V h + b)), by the output matrix (Joshi et al. 2020, section 3.2).
+    """
+
+    def __init__(self, spec: Transformer, vocab_size: int, head: Head) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        width, narrow = spec.d_model, spec.d_model if head.dense is None else head.dense.out_features
+        self.places = nn.Embedding(spec.context, width)
+        self.inner, self.outer = nn.Linear(3 * width, width), nn.Linear(width, narrow)
+        self.inner_norm, self.outer_norm = (build_norm(Norm(), size, bias=True) for size in (width, narrow))
+        # in a tuple, so that it is not registered as a part of this head too
+        self._head = (head,)
+        initialise(self, spec)
+
+    def forward(self, left_MD: Tensor, right_MD: Tensor, place_M: Tensor) -> Tensor:
+        """States of the tokens (M, width of the output matrix). place_M: from 0."""
+        x_MD = torch.cat((left_MD, right_MD, self.places(place_M)), -1)
+        x_MD = self.inner_norm(F.gelu(self.inner(x_MD)))
+        return cast(Tensor, self.outer_norm(F.gelu(self.outer(x_MD))))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of these states."""
+        return self._head[0].output(hidden)
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        """All parameters that `logits` uses."""
+        return self._head[0].output_parameters()
 
 
 def activate(inner: Tensor, activation: str) -> Tensor:

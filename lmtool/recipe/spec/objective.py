@@ -75,6 +75,9 @@ class Masked(Spec):
     then of words (whole-word masking, Devlin et al. 2019; Cui et al. 2019)."""
     next_sentence: bool = False
     """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A: next-sentence prediction (BERT)."""
+    span_boundary: bool = False
+    """Predict each token of a span also from the states of the tokens beside the span, and its place in it: the span
+    boundary objective (SpanBERT, Joshi et al. 2020)."""
     sentence_order: bool = False
     """Rows are [CLS] A [SEP] B [SEP], half of them with the two parts of a text swapped: sentence-order prediction
     (ALBERT, Lan et al. 2020)."""
@@ -91,6 +94,8 @@ class Masked(Spec):
             yield f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1"
         elif self.independent and self.spans is not None:
             yield "independent draws each by itself, not spans; omit one of the two"
+        if self.span_boundary and self.spans is None:
+            yield "span_boundary is of masked spans; set spans too, such as {p: 0.2, max_length: 10}"
 
 
 class ReplacedTokens(Spec):

@@ -101,12 +101,14 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
     if objective.kind not in learns:
         yield f"objective.kind {objective.kind} is not for a {model.title}, which learns {' or '.join(learns)}"
     match model, objective:
-        case Transformer(), Masked(has_pairs=True):
+        case Transformer(), Masked():
             key = _pairs_key(objective)
-            if not model.next_sentence_head:
+            if objective.has_pairs and not model.next_sentence_head:
                 yield f"model.next_sentence_head false leaves {key} without a head"
-            if model.n_segments < 2:
+            if objective.has_pairs and model.n_segments < 2:
                 yield f"model.n_segments is below 2, but {key} makes rows of two texts"
+            if objective.span_boundary and not model.span_boundary_head:
+                yield "model.span_boundary_head false leaves objective.span_boundary without a head"
         case Transformer(), ReplacedTokens():
             try:
                 generator_of(model, objective)
@@ -285,5 +287,6 @@ def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
         "head_transform": True,
         "head_bias": True,
         "next_sentence_head": False,
+        "span_boundary_head": False,
     }
     return Transformer.model_validate(model.model_dump() | smaller)

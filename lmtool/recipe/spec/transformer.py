@@ -101,6 +101,7 @@ class NgramTable(Spec):
 _OF_SHAPES = {
     "separate_inputs": "encoder-decoder",
     "next_sentence_head": "encoder",
+    "span_boundary_head": "encoder",
     "n_segments": "encoder",
     "causal_mask": "decoder",
     "ngram_embedding": "decoder",
@@ -189,6 +190,8 @@ class Transformer(ModelSpec):
     """A dense layer, the activation without a gate, and a norm before the output matrix (BERT)."""
     next_sentence_head: bool = False
     """A pooler on the first position and two scores for next-sentence prediction (BERT)."""
+    span_boundary_head: bool = False
+    """Two layers that predict a token of a span from the states beside it and its place (SpanBERT)."""
     dropout: Fraction = 0.0
     """Dropout of embeddings, attention weights and the output of each sublayer."""
     ffn_dropout: Fraction = 0.0
