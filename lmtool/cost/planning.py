@@ -224,7 +224,9 @@ class _Work:
         special = tuple(range(n_special))
         pad, bos, eos, mask, sep, cls = (*special, *[0] * 6)[:6]
         vocabulary = Vocabulary(self.vocab_size, pad, bos, eos, mask, sep, cls, (bos,), special[6:], frozenset(special))
-        return objective_of(self.recipe, vocabulary)
+        # each token as a word, of which as large a share is masked
+        words = replace(vocabulary, joins_2V=np.zeros((2, self.vocab_size), dtype=bool))
+        return objective_of(self.recipe, words)
 
     def examples(self, objective: Objective) -> Windows:
         cut = objective.cut(self.spec.context)

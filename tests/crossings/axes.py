@@ -50,6 +50,10 @@ TASKS: Mapping[str, Task] = {
         f"{_TRANSFORMER}, shape: encoder, share_layers: true, n_segments: 2, next_sentence_head: true",
         ("objective={kind: masked, sentence_order: true}",),
     ),
+    "spanbert": Task(
+        f"{_TRANSFORMER}, shape: encoder, span_boundary_head: true",
+        ("objective={kind: masked, spans: {}, span_boundary: true}",),
+    ),
     "electra": Task(
         f"{_TRANSFORMER}, shape: encoder", ("objective.kind=replaced-tokens",), predicts=False, writes=False
     ),
@@ -190,7 +194,6 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "one score": ("objective.single_score=true",),
         "dense": ("objective.dense=tanh", "objective.pool=mean"),
         "spans": ("objective.spans={}",),
-        "boundaries": ("objective.spans={}", "objective.span_boundary=true", "model.span_boundary_head=true"),
         "whole words": ("objective.whole_words=true",),
     },
     "dropout": {"none": (), "a tenth": ("model.dropout=0.1",)},

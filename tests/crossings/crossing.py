@@ -267,7 +267,7 @@ def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     chooses = ("--task", "turn") if task.table == "tasks" else ()
     how = (
         ("the [MASK] sat", "--mask", "[MASK]")
-        if row["task"].startswith("bert")
+        if any("masked" in text for text in task.objective)
         else ("the cat", "--greedy", "--max-new-tokens", "3", "--overflow", "cut")
     )
     yield "generate", ("generate", *how, "--run", WHOLE), task.writes and not labels
