@@ -253,7 +253,7 @@ def test_the_loss_from_the_boundaries_of_spans_is_added(name: str) -> None:
     model, batch = tiny.model(vocab_size=V, **SPANBERT[name]), of_spans()
     assert batch.targets_BT is not None
     head = model.span_boundary
-    of = {"places": head.places.weight.tolist()}
+    of = {"places": head.positions.weight.tolist()}
     for part in ("inner", "outer"):
         dense, norm = getattr(head, part), getattr(head, f"{part}_norm")
         of |= {f"{part}.matrix": dense.weight.tolist(), f"{part}.bias": [dense.bias.tolist()]}

@@ -150,7 +150,7 @@ class Head(nn.Module):
 
 
 class SpanBoundary(nn.Module):
-    """Predicts a token of a masked span from the states beside the span, l and r, and its place k in it.
+    """Predicts a token of a masked span from the states beside the span, l and r, and its position k in it.
 
     h = LN(gelu(U [l; r; p_k] + a)), y = LN(gelu(V h + b)), by the output matrix (Joshi et al. 2020, section 3.2).
     """
@@ -159,16 +159,16 @@ class SpanBoundary(nn.Module):
         super().__init__()
         self.vocab_size = vocab_size
         width, narrow = spec.d_model, spec.d_model if head.dense is None else head.dense.out_features
-        self.places = nn.Embedding(spec.context, width)
+        self.positions = nn.Embedding(spec.context, width)
         self.inner, self.outer = nn.Linear(3 * width, width), nn.Linear(width, narrow)
         self.inner_norm, self.outer_norm = (build_norm(Norm(), size, bias=True) for size in (width, narrow))
         # in a tuple, so that it is not registered as a part of this head too
         self._head = (head,)
         initialise(self, spec)
 
-    def forward(self, left_MD: Tensor, right_MD: Tensor, place_M: Tensor) -> Tensor:
-        """States of the tokens (M, width of the output matrix). place_M: from 0."""
-        x_MD = torch.cat((left_MD, right_MD, self.places(place_M)), -1)
+    def forward(self, left_MD: Tensor, right_MD: Tensor, position_M: Tensor) -> Tensor:
+        """States of the tokens (M, width of the output matrix). position_M: from 0."""
+        x_MD = torch.cat((left_MD, right_MD, self.positions(position_M)), -1)
         x_MD = self.inner_norm(F.gelu(self.inner(x_MD)))
         return cast(Tensor, self.outer_norm(F.gelu(self.outer(x_MD))))
 
