@@ -22,7 +22,7 @@ from lmtool.model.layers.cells import Cell
 from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.layers.parts import FeedForward, Head
 from lmtool.model.layers.positions import AlibiPositions, RotaryPositions, SinusoidalPositions
-from lmtool.model.layers.scores import Additive, Bilinear, ReducedRank, Score
+from lmtool.model.layers.scores import Additive, Bilinear, Disentangled, ReducedRank, Score
 from lmtool.model.layers.stack import Stack, Sublayer
 from lmtool.model.recurrent import BidirectionalModel, RecurrentModel
 from lmtool.model.seq2seq import RecurrentEncoder, RecurrentEncoderDecoder
@@ -306,7 +306,7 @@ def _attention(
     widths: of a head's queries and keys, and of its values.
     """
     width, of_values = widths
-    per_pair, per_query, per_key = width, 0, 0
+    per_pair, per_query, per_key, of_table = width, 0, 0, 0
     match score:
         case None:
             per_pair = 0
@@ -318,7 +318,11 @@ def _attention(
         case Additive():
             per_pair, per_query = score.out_NH1.shape[1], score.query_NHH.numel()
             per_key = per_query
-    return 2 * (n_heads * pairs * (per_pair + of_values) + n_queries * per_query + n_keys * per_key)
+        case Disentangled():
+            per_query = score.n_embeddings * n_heads * width
+            per_key = per_query
+            of_table = score.n_embeddings * (score.key_NDH.numel() + score.query_NDH.numel())
+    return 2 * (n_heads * pairs * (per_pair + of_values) + n_queries * per_query + n_keys * per_key + of_table)
 
 
 def _shape_of(weight: torch.Tensor) -> str:

@@ -180,6 +180,10 @@ def _signal(recipe: Recipe) -> Signal:
             return _alibi(spec)
         case positions.RelativePosition():
             return _relative(spec, spec.position)
+        case positions.DisentangledPosition(max_distance=most):
+            return Signal(
+                f"Contents attend to {2 * most} relative positions, each a learned vector, and these to contents."
+            )
         case positions.RotaryPosition():
             return _rotary(spec, spec.position)
 

@@ -78,6 +78,8 @@ WINDOWED = {"pattern": {"kind": "window", "size": 3, "dilation": 2, "global_toke
         ({"n_layers": 1, "head_width": 5, "qk_norm": "head"}, BELOW),
         ({"shape": "encoder", "head_width": 3, "value_width": 7}, 0),
         ({"shape": "encoder", "score": "additive", "score_width": 6}, 0),
+        ({"shape": "encoder", "position": {"kind": "disentangled", "max_distance": 3}}, 0),
+        ({"mixer": "plain-attention"}, 3 * BELOW),
         ({"shape": "encoder-decoder", "n_layers": 2, "value_width": 8, "head_width": 8}, 2 * BELOW),
     ],
 )

@@ -117,6 +117,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "none": ("model.position={kind: none}",),
         "alibi": ("model.position={kind: alibi}",),
         "relative": ("model.position={kind: relative, buckets: 8, max_distance: 16}",),
+        "disentangled": ("model.position={kind: disentangled, max_distance: 4}",),
         "rotary": ("model.position={kind: rotary}",),
     },
     "norm": {

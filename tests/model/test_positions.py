@@ -1,10 +1,13 @@
 """Positions in attention against loops over positions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from lmtool.batch import Batch
 from lmtool.model.layers.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, rotated
@@ -75,7 +78,7 @@ def test_relative_buckets(both_sides: bool, buckets: int, max_distance: int) -> 
             assert float(bias[0, head, 0, j].detach()) == float(rule.table.weight[bucket, head].detach())
 
 
-@pytest.mark.parametrize("kind", ["alibi", "relative", "rotary", "none", "sinusoidal"])
+@pytest.mark.parametrize("kind", ["alibi", "relative", "disentangled", "rotary", "none", "sinusoidal"])
 def test_rows_longer_than_in_training_can_be_read(kind: str) -> None:
     model = tiny.model(position={"kind": kind})
     assert model.longest is None
@@ -91,6 +94,31 @@ def test_rows_longer_than_in_training_can_be_read(kind: str) -> None:
 def test_learned_positions_end_with_their_table() -> None:
     assert tiny.model().longest == 24
     assert tiny.model(position={"kind": "learned", "size": 40}).longest == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"score": "dot"}, "score dot has no effect"),
+        ({"n_kv_heads": 1}, "n_kv_heads 1"),
+        ({"pattern": {"kind": "window", "size": 3}}, "pattern window"),
+    ],
+)
+def test_what_disentangled_positions_do_not_meet(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        tiny.spec(position={"kind": "disentangled"}, **changes)
+
+
+def test_disentangled_positions_are_of_text_and_beyond_their_reach_alike() -> None:
+    """Padding moves nothing; and where all distances are at least k, only the side counts."""
+    model = tiny.model(n_layers=1, position={"kind": "disentangled", "max_distance": 2}, shape="encoder")
+    tokens_BT = tiny.tokens(1, 6)
+    keep_BT = torch.tensor([[True, False, True, True, False, True]])
+    padded = model(Batch(tokens_BT, keep_BT=keep_BT)).hidden_BTD[keep_BT]
+    torch.testing.assert_close(padded, model(Batch(tokens_BT[keep_BT][None])).hidden_BTD[0], rtol=1e-9, atol=1e-9)
+    order = [0, 1, 2, 4, 3, 5]  # two tokens at least two places behind the first one
+    found = [model(Batch(row)).hidden_BTD[0, 0] for row in (tokens_BT, tokens_BT[:, order])]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["alibi", "relative", "rotary"])

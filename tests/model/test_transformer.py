@@ -29,7 +29,7 @@ SHAPE_OF = {
 PAGES = {name: Path(__file__).parents[2] / "docs" / f"{name}.md" for name in SHAPE_OF}
 NORMS = [{"kind": kind, "place": place} for kind in ("layer", "rms") for place in ("pre", "post")]
 SHAPES = ("decoder", "encoder", "encoder-decoder", "prefix")
-POSITIONS = ("learned", "sinusoidal", "alibi", "relative", "rotary", "none")
+POSITIONS = ("learned", "sinusoidal", "alibi", "relative", "disentangled", "rotary", "none")
 CHOICES: dict[str, dict[str, Any]] = {
     **{f"norm {n['kind']} {n['place']}": {"norm": n} for n in NORMS},
     **{f"norm {n['kind']} {n['place']} without bias": {"norm": n, "bias": False} for n in NORMS},

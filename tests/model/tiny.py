@@ -16,6 +16,7 @@ from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.transformer import TransformerPrefix
 from lmtool.recipe.spec.position import (
     AlibiPosition,
+    DisentangledPosition,
     LearnedPosition,
     RelativePosition,
     RotaryPosition,
@@ -73,6 +74,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "alibi": {"position": {"kind": "alibi"}},
     "rotary": {"position": {"kind": "rotary", "theta": 50.0}, "n_kv_heads": 2},
     "relative": {"position": {"kind": "relative", "buckets": 5, "max_distance": 9}},
+    "disentangled": {"position": {"kind": "disentangled", "max_distance": 3}, "qk_norm": "head"},
     "window": {"pattern": {"kind": "window", "size": 3}},
     "global window": {
         "pattern": {"kind": "window", "size": 2, "dilation": 2, "global_tokens": 2},
@@ -160,6 +162,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     },
     "pre-norm encoder": {"shape": "encoder", "position": {"kind": "rotary"}, "activation": "swiglu", "bias": False},
     "encoder from the layer": {"shape": "encoder", "residual_from": "layer", "norm": {"place": "output"}},
+    "deberta": {**BERT, "position": {"kind": "disentangled", "max_distance": 2}, "next_sentence_head": False},
     "encoder with alibi": {"shape": "encoder", "position": {"kind": "alibi"}, "n_heads": 2},
     "2017": VASWANI,
     "marian": {
@@ -189,6 +192,11 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "encoder-decoder, narrow values": {"shape": "encoder-decoder", "value_width": 3},
     "encoder-decoder, additive": {"shape": "encoder-decoder", "score": "additive"},
     "encoder-decoder, plain attention": {"shape": "encoder-decoder", "mixer": "plain-attention"},
+    "disentangled encoder-decoder": {
+        "shape": "encoder-decoder",
+        "position": {"kind": "disentangled", "max_distance": 4},
+        "mixer": "plain-attention",
+    },
     "prefix": {"shape": "prefix"},
     "prefix, post-norm": {"shape": "prefix", "norm": {"kind": "rms", "place": "post"}, "n_kv_heads": 2},
     "prefix with relative positions": {"shape": "prefix", "position": {"kind": "relative", "buckets": 8}},
@@ -440,8 +448,8 @@ class _Weights:
     def attention(self, name: str, joined: str) -> reference.Attention:
         """Queries come before keys and values in one matrix, or have their own (cross-attention), or there are none."""
         if joined == "qkv" and self.of.mixer == "plain-attention":
-            same = reference.Affine(np.eye(self.of.d_model))
-            return reference.Attention(query=same, key=same, value=same, out=same, norm=self.norm(f"{name}.norm"))
+            same, norm = reference.Affine(np.eye(self.of.d_model)), self.norm(f"{name}.norm")
+            return reference.Attention(same, same, same, same, norm, score=self.score(name))
         width, kv_width = self.head_width * self.of.n_heads, self.head_width * self.n_kv_heads
         matrix, first = f"{name}.mixer.{joined}", width if joined == "qkv" else 0
         of_itself = joined == "qkv" and self.of.qk_norm != "none"
@@ -452,7 +460,15 @@ class _Weights:
             out=self.affine(f"{name}.mixer.out"),
             norm=self.norm(f"{name}.norm"),
             norms=(self.rms(f"{name}.mixer.q_norm"), self.rms(f"{name}.mixer.k_norm")) if of_itself else None,
+            score=self.score(name) if joined == "qkv" else None,
         )
+
+    def score(self, name: str) -> Any:
+        if not isinstance(self.of.position, DisentangledPosition):
+            return None
+        table = self.named[f"{name.partition('.')[0]}.position.table.weight"]
+        keys, queries = (table @ self.named[f"{name}.mixer.score.{part}_NDH"] for part in ("key", "query"))
+        return lambda head, q, k, i, j: plain_attention.disentangled(q, k, i, j, keys[head], queries[head])
 
     def rms(self, name: str) -> reference.Norm:
         return reference.Norm("rms", self.named[f"{name}.weight"], None, self.of.norm.eps)

@@ -95,6 +95,20 @@ def relative_bucket(away: int, buckets: int, max_distance: int, both_sides: bool
     return bucket + min(grown, buckets - 1)
 
 
+def disentangled(q: Array, k: Array, i: int, j: int, r_k: Array, r_q: Array) -> float:
+    """He et al. 2021, equations 2 to 4: contents with contents, content of i with the place of j, place of i with the
+    content of j. r_k, r_q: of each of 2 k relative positions."""
+
+    def delta(a: int, b: int) -> int:
+        half = len(r_k) // 2
+        if a - b <= -half:
+            return 0
+        return 2 * half - 1 if a - b >= half else a - b + half
+
+    total = sum(q[h] * k[h] + q[h] * r_k[delta(i, j)][h] + k[h] * r_q[delta(j, i)][h] for h in range(len(q)))
+    return float(total) / math.sqrt(3 * len(q))
+
+
 def score(kind: str, q: Array, k: Array, weights: Sequence[Array]) -> float:
     """One score of a query and a key; weights in the order of the formula."""
     match kind:

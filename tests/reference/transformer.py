@@ -59,6 +59,8 @@ class Attention:
     norm: Norm
     norms: "tuple[Norm, Norm] | None" = None
     """Of queries and keys, of each head or of all jointly, by their width."""
+    score: "Callable[[int, Array, Array, int, int], float] | None" = None
+    """Of a head's query and key at two positions; their product, scaled, when None."""
 
 
 @dataclass
@@ -139,6 +141,7 @@ class Tower:
             sees,
             self.scale,
             self.addend,
+            weights.score,
         )
         return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
 
@@ -276,6 +279,7 @@ def multi_head(
     may_see: MaySee,
     scale: float | None = None,
     addend: Callable[[int, int, int], float] = lambda head, query, key: 0.0,
+    score: Callable[[int, Array, Array, int, int], float] | None = None,
 ) -> Array:
     """Concatenated heads, of the width of the values. Query head n uses head n // (n_heads / n_kv_heads) of keys and
     values.
@@ -284,7 +288,7 @@ def multi_head(
     """
     width = values_SD.shape[1] // n_kv_heads
     out = np.zeros((len(queries_TD), n_heads * width))
-    weights = attention_weights(queries_TD, keys_SD, n_heads, n_kv_heads, may_see, scale, addend)
+    weights = attention_weights(queries_TD, keys_SD, n_heads, n_kv_heads, may_see, scale, addend, score)
     for n in range(n_heads):
         own = slice(n * width, (n + 1) * width)
         shared = n // (n_heads // n_kv_heads)
@@ -303,6 +307,7 @@ def attention_weights(
     may_see: MaySee,
     scale: float | None,
     addend: Callable[[int, int, int], float],
+    score: Callable[[int, Array, Array, int, int], float] | None = None,
 ) -> Array:
     """The weights (heads, T, S) of `multi_head`."""
     width = queries_TD.shape[1] // n_heads
@@ -316,7 +321,10 @@ def attention_weights(
             scores = []
             for s in seen:
                 product = float(sum(queries_TD[t, own] * keys_SD[s, kv]))
-                scores.append(product * (1 / math.sqrt(width) if scale is None else scale) + addend(n, t, s))
+                product *= 1 / math.sqrt(width) if scale is None else scale
+                if score is not None:
+                    product = score(n, queries_TD[t, own], keys_SD[s, kv], t, s)
+                scores.append(product + addend(n, t, s))
             weights[n, t, seen] = softmax(scores)
     return weights
 

@@ -104,6 +104,11 @@ def test_buckets_of_relative_positions():
     assert max(buckets) == 0
 
 
+def test_places_of_disentangled_positions():
+    signal = drawn("model.position={kind: disentangled, max_distance: 5}").signal
+    assert "10 relative positions" in signal.sentence
+
+
 def test_angles_of_rotary_positions():
     signal = drawn("model.position.kind=rotary", "model.position.theta=100").signal
     assert [row[1] for row in signal.rows] == pytest.approx([1.0, 100**-0.5])

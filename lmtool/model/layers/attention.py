@@ -116,6 +116,8 @@ class Attend:
         """
         score = score or Score(q_BNTH.shape[-1] ** -0.5)
         q_BNTH = score.queries(q_BNTH)
+        if self._rule is not None:
+            score = self._rule.placed(score, self._positions_PS)
         if observer is None and self._flexes(q_BNTH, v_BKSH, dropout, score):
             if not self._flex:
                 self._flex.append(FlexKernel(self.mask, self._positions_PS, self._rule))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lmtool.model.layers.scores import Disentangled, Score
 from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -65,6 +66,10 @@ class AttentionPositions(nn.Module):
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor | None:
         """Bias added to the attention scores: (P, N, T, S)."""
         return None
+
+    def placed(self, score: Score, positions_PS: Tensor) -> Score:
+        """The score of keys at these positions, and of queries at the last of them."""
+        return score
 
 
 class RotaryPositions(AttentionPositions):
@@ -204,6 +209,18 @@ class RelativePositions(AttentionPositions):
         return first + torch.where(distance < exact, distance, wide)
 
 
+class DisentangledPositions(AttentionPositions):
+    """Embeddings of 2 k relative positions, which the score of each layer maps to queries and keys (He et al. 2021)."""
+
+    def __init__(self, d_model: int, max_distance: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2 * max_distance, d_model)
+
+    def placed(self, score: Score, positions_PS: Tensor) -> Score:
+        assert isinstance(score, Disentangled)
+        return score.placed(self.table.weight, positions_PS)
+
+
 def build_position(spec: Transformer) -> nn.Module | None:
     """The module of absolute position embeddings, or None."""
     width = spec.embedding_width or spec.d_model
@@ -223,6 +240,8 @@ def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPo
             return AlibiPositions(spec.n_heads)
         case specs.RelativePosition(buckets=buckets, max_distance=max_distance):
             return RelativePositions(spec.n_heads, buckets, max_distance, both_sides)
+        case specs.DisentangledPosition(max_distance=max_distance):
+            return DisentangledPositions(spec.d_model, max_distance)
         case specs.RotaryPosition(theta=theta, share=share, scaling=scaling):
             return RotaryPositions(theta, share, scaling)
         case specs.LearnedPosition() | specs.SinusoidalPosition() | specs.NoPosition():

@@ -1,7 +1,10 @@
 """Attention score functions, with one signature for all.
 
-Shapes: B rows, N heads, T queries, S keys, H head width, R rank.
+Shapes: B rows, N heads, T queries, S keys, H head width, R rank or relative positions, D model width, P is B, or 1
+where all rows have the same positions.
 """
+
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +87,56 @@ class Additive(Score):
     def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
         sums_BNTSH = queries_BNTH[:, :, :, None] + keys_BNSH[:, :, None]
         return torch.squeeze(sums_BNTSH.tanh() @ self.out_NH1[:, None], -1)
+
+
+class Disentangled(Score):
+    """(q_i . k_j + q_i . r_k[d(i, j)] + k_j . r_q[d(j, i)]) / (3 H)^0.5, of contents and relative positions.
+
+    d(i, j) is i - j + k within 0 to 2 k - 1, r_k = P W_k and r_q = P W_q for embeddings P that all layers share (He et
+    al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention, equations 2 to 4).
+    """
+
+    def __init__(self, n_heads: int, width: int, d_model: int, n_embeddings: int) -> None:
+        super().__init__(None)
+        self.n_embeddings = n_embeddings
+        self.query_NDH = _normal(n_heads, d_model, width)
+        self.key_NDH = _normal(n_heads, d_model, width)
+
+    def placed(self, table_RD: Tensor, positions_PS: Tensor) -> Score:
+        """The same for keys at these positions, and queries at the last of them."""
+        # no copy of the module, at which torch.compile would stop
+        return cast(Score, _Placed(self, table_RD, positions_PS))
+
+    def between(self, queries_BNTH: Tensor, keys_BNSH: Tensor, table_RD: Tensor, positions_PS: Tensor) -> Tensor:
+        """Scores (B, N, T, S) of keys at the first of these positions, and queries at the last of those."""
+        B, N, T, H = queries_BNTH.shape
+        S, last = keys_BNSH.shape[2], self.n_embeddings - 1
+        key_PS = positions_PS[:, :S]
+        away_P1TS = (key_PS[:, S - T :, None] - key_PS[:, None])[:, None]
+        by_key, by_query = (
+            (away_P1TS * sign + self.n_embeddings // 2).clamp(0, last).expand(B, N, T, S) for sign in (1, -1)
+        )
+        # matmul rounds in another order where nothing is trained
+        r_k_NHR, r_q_NHR = (
+            torch.einsum("rd,ndh->nhr", table_RD, weight_NDH).to(queries_BNTH.dtype)
+            for weight_NDH in (self.key_NDH, self.query_NDH)
+        )
+        score_BNTS = queries_BNTH @ keys_BNSH.mT
+        score_BNTS = score_BNTS + (queries_BNTH @ r_k_NHR).gather(3, by_key)
+        score_BNTS = score_BNTS + (keys_BNSH @ r_q_NHR).mT.gather(2, by_query)
+        return cast(Tensor, score_BNTS * (3 * H) ** -0.5)
+
+
+class _Placed(NamedTuple):
+    """What kernels need of a score."""
+
+    score: Disentangled
+    table_RD: Tensor
+    positions_PS: Tensor
+    scale: None = None
+
+    def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+        return self.score.between(queries_BNTH, keys_BNSH, self.table_RD, self.positions_PS)
 
 
 def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: int) -> Score:

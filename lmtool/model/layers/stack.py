@@ -19,7 +19,8 @@ from lmtool.model.layers.norms import HeadNorm, build_norm
 from lmtool.model.layers.observing import attending
 from lmtool.model.layers.parts import FeedForward, initialise
 from lmtool.model.layers.positions import build_attention_position, build_window_position
-from lmtool.model.layers.scores import Score, build_score
+from lmtool.model.layers.scores import Disentangled, Score, build_score
+from lmtool.recipe.spec.position import DisentangledPosition
 from lmtool.recipe.spec.transformer import DenseFeedForward, NormPlace, Transformer, WindowPattern
 
 
@@ -229,7 +230,7 @@ def _has_shifted_windows(mask: Mask, positions_PS: Tensor) -> bool:
 def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
     mixers = [build_mixer(spec)]
     if source:
-        mixers.append(CrossAttention(_heads(spec), spec.dropout, _score(spec)))
+        mixers.append(CrossAttention(_heads(spec), spec.dropout, _score(spec, across=True)))
     return [*mixers, build_feed_forward(spec)] if spec.inner_width else mixers
 
 
@@ -257,8 +258,11 @@ def _heads(spec: Transformer) -> Heads:
     return Heads(spec.d_model, spec.n_heads, n_kv, width, value_width, spec.bias, qkv_bias)
 
 
-def _score(spec: Transformer) -> Score:
+def _score(spec: Transformer, across: bool = False) -> Score:
+    """That of self-attention, or of attention across to a source, which has no positions."""
     width = _heads(spec).width
+    if isinstance(spec.position, DisentangledPosition) and not across:
+        return Disentangled(spec.n_heads, width, spec.d_model, 2 * spec.position.max_distance)
     return build_score(spec.score, spec.n_heads, width, spec.rank or width, spec.score_width or width)
 
 

@@ -52,6 +52,14 @@ class RelativePosition(Spec):
             yield f"max_distance {self.max_distance} is not above buckets / 2, the distances of their own"
 
 
+class DisentangledPosition(Spec):
+    """Contents attend to relative positions, and relative positions to contents (DeBERTa, He et al. 2021)."""
+
+    kind: Literal["disentangled"]
+    max_distance: PositiveInt = 128
+    """Distance k from which all share an embedding with the last before it; 2 k embeddings are for both sides."""
+
+
 class NoScaling(Spec):
     """Wavelengths as in training on the original context."""
 
@@ -122,6 +130,12 @@ class RotaryPosition(Spec):
 
 
 Position = Annotated[
-    LearnedPosition | SinusoidalPosition | AlibiPosition | RelativePosition | RotaryPosition | NoPosition,
+    LearnedPosition
+    | SinusoidalPosition
+    | AlibiPosition
+    | RelativePosition
+    | DisentangledPosition
+    | RotaryPosition
+    | NoPosition,
     Field(discriminator="kind"),
 ]

@@ -7,7 +7,14 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec
 from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
-from lmtool.recipe.spec.position import LearnedPosition, Position, RotaryPosition, SinusoidalPosition, YarnScaling
+from lmtool.recipe.spec.position import (
+    DisentangledPosition,
+    LearnedPosition,
+    Position,
+    RotaryPosition,
+    SinusoidalPosition,
+    YarnScaling,
+)
 
 ScoreName = Literal["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
 
@@ -248,6 +255,13 @@ class Transformer(ModelSpec):
         full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
         if isinstance(self.position, RotaryPosition) and not sizes:
             yield from self._rotary_mistakes(self.position, full_layers)
+        if isinstance(self.position, DisentangledPosition):
+            if self.score != "scaled-dot":
+                yield f"score {self.score} has no effect: position disentangled has its own; take scaled-dot"
+            if self.n_kv_heads not in (None, self.n_heads):
+                yield f"n_kv_heads {self.n_kv_heads} shares keys, which position disentangled has for each head"
+            if isinstance(self.pattern, WindowPattern):
+                yield "pattern window is computed in blocks, which position disentangled is not; take full"
         if full_layers and max(full_layers) >= self.n_layers:
             yield f"pattern.full_layers has layer {max(full_layers)}; n_layers {self.n_layers} count from 0"
         if self.qk_norm != "none" and self.score not in ("dot", "scaled-dot"):
