@@ -16,7 +16,6 @@ from lmtool.recipe.load import Resolved
 from lmtool.recipe.spec.objective import AnyObjective, Classification, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.training import Distillation
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -32,15 +31,16 @@ def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base 
     """
     recipe = resolved.recipe
     if recipe.distillation.teacher is None:
-        if recipe.distillation != Distillation():
+        # a recipe of a student trains without a teacher too
+        if (setting := _asked(resolved.origins, "distillation.")) is not None:
             fix = "name one with --teacher RUN, or omit the settings of distillation"
-            raise UsageError("the recipe learns from a teacher, and none is named", where="distillation", fix=fix)
+            raise UsageError("this is how to learn from a teacher, and none is named", where=setting, fix=fix)
         return resolved, None
     teacher = open_base(recipe.distillation.teacher)
     if base is not None:
         _check_tokenizer(teacher, base.tokenizer, base.run.name)
         return resolved, teacher
-    setting = _asked(resolved.origins)
+    setting = _asked(resolved.origins, "tokenizer.")
     if setting is not None:
         what = "a student has the tokenizer of its teacher, whose probabilities are of its tokens"
         raise UsageError(what, where=setting, fix="omit it, or train without the teacher")
@@ -145,6 +145,6 @@ def _labels(spec: AnyObjective) -> str:
     return ", ".join(spec.labels[:5]) + ", ..." * (len(spec.labels) > 5) if spec.labels else "numbers"
 
 
-def _asked(origins: Mapping[str, str]) -> str | None:
-    """The argument that sets the tokenizer, if any."""
-    return next((o for key, o in origins.items() if key.startswith("tokenizer.") and o.startswith("-")), None)
+def _asked(origins: Mapping[str, str], part: str) -> str | None:
+    """The argument that sets a key of a part of the recipe, if any."""
+    return next((o for key, o in origins.items() if key.startswith(part) and o.startswith("-")), None)

@@ -10,12 +10,13 @@ from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.inference.base import open_base
 from lmtool.inference.load import load_run
-from lmtool.recipe.load import load
+from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.training import Distillation
 from lmtool.run.checkpoint import verify
 from lmtool.run.directory import Run
-from tests.training.tiny import Work, after, ended, lasting, metrics, words
+from lmtool.training.start import Pretraining
+from tests.training.tiny import Work, after, ended, lasting, metrics, taught_by, words
 
 ENCODER = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 32, dropout: 0.1}"
 SOFT = ("distillation.temperature=3", "distillation.cosine=0.5")
@@ -130,8 +131,29 @@ def test_other_labels_are_refused(work: Work, classifier: Path) -> None:
 
 
 def test_settings_without_a_teacher_are_refused(work: Work) -> None:
-    with pytest.raises(UsageError, match="none is named"):
+    with pytest.raises(UsageError, match="none is named") as caught:
         work.pretrain("distillation.weight=0.9")
+    assert caught.value.where == "-s distillation.weight=0.9"
+
+
+def test_distilbert_learns_from_bert_by_soft_targets_masked_tokens_and_cosine(work: Work) -> None:
+    """Sanh et al. 2019; its teacher has segments and has seen pairs of texts. Alone, it is its own baseline."""
+    sizes = ("model.d_model=16", "model.n_heads=2", "model.context=16", "tokenizer.vocab_size=150")
+    short = (*sizes, "training.steps=3", "training.batch_size=4", "training.device=cpu", "evaluation.tokens=200")
+    teacher = work.run("bert-tiny")
+    for name, recipe, of in (
+        ("bert-tiny", "bert-tiny", None),
+        ("alone", "distilbert-tiny", None),
+        ("student", "distilbert-tiny", teacher),
+    ):
+        own = [one for one in short if of is None or not one.startswith("tokenizer.")]
+        settings = settings_of(own, [Setting("data.train", [str(work.text)], "TEXT"), *taught_by(of)])
+        assert ended(list(Pretraining(recipe, settings).run(work.session(name)))).step == 3
+    distillation = load(work.run("student") / "recipe.yaml").recipe.distillation
+    assert distillation.weight / (1 - distillation.weight) == pytest.approx(5 / 2, rel=0.01)
+    assert distillation.weight / distillation.cosine == pytest.approx(5, rel=0.01)
+    alone, student = (metrics(work.run(name))[0] for name in ("alone", "student"))
+    assert student["loss"] != alone["loss"]
 
 
 def test_training_goes_on_without_the_teacher(work: Work, teacher: Path) -> None:
