@@ -19,6 +19,15 @@ def test_a_page_is_written_once(lmtool, home):
     assert (home / "t5.html").read_text() == html
 
 
+def test_numbers_are_printed(lmtool, home):
+    small = [word for size in ("d_model=6", "n_heads=1", "context=4") for word in ("-s", f"model.{size}")]
+    draw = "recipes", "draw", "transformer-tiny", *small, "--numbers"
+    assert lmtool.succeeds(*draw).out.startswith("PE(p)")
+    lmtool.refuses(2, *draw, "-o", "page.html", words=["omit -o"])
+    lmtool.refuses(2, "recipes", "draw", "transformer-tiny", "--numbers", words=["d_model=6"])
+    lmtool.refuses(2, *draw, "-s", "model.d_ff=1000000000", words=["too much"])
+
+
 def test_what_cannot_be_drawn(lmtool, home):
     lmtool.refuses(2, "recipes", "draw", "no-such-recipe")
     lmtool.refuses(2, "recipes", "draw", "tiny", "-s", "model.n_heads=7")

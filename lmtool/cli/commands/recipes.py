@@ -9,6 +9,7 @@ from lmtool.cli.arguments import HtmlFile, Json
 from lmtool.cli.help import argument, flag, group, register
 from lmtool.cli.output import check_new, put, put_json, show_picture
 from lmtool.cli.settings import Overrides
+from lmtool.errors import UsageError
 
 NAMED = argument("NAME", "A shipped recipe, or a YAML file.", ..., shown=True)
 
@@ -51,18 +52,29 @@ def show(
     typer.echo(text, nl=False)
 
 
-def draw(name: str = NAMED, overrides: Overrides = None, output: HtmlFile = None) -> None:
+def draw(
+    name: str = NAMED,
+    overrides: Overrides = None,
+    numbers: bool = flag("Print numbers instead: position vectors, and an attention head step by step.", "--numbers"),
+    output: HtmlFile = None,
+) -> None:
     """Draw the model of a recipe: its parts with parameters and FLOPs, its attention masks, its position signal.
 
     Examples:
     lmtool recipes draw t5-tiny
     lmtool recipes draw longformer-tiny -o longformer.html
+    lmtool recipes draw transformer-tiny -s model.d_model=6 -s model.n_heads=1 -s model.context=4 --numbers
     """
     from lmtool.recipe.load import load, settings_of
-    from lmtool.report import drawing
+    from lmtool.report import drawing, matrices
 
     check_new(output)
-    drawn = drawing.draw(load(name, settings_of(overrides or ())).recipe, Path(name).stem)
+    recipe = load(name, settings_of(overrides or ())).recipe
+    if numbers and output is not None:
+        raise UsageError("--numbers are printed, and are on no page", fix="omit -o, or --numbers")
+    if numbers:
+        return put(*matrices.as_lines(matrices.worked(recipe)))
+    drawn = drawing.draw(recipe, Path(name).stem)
     show_picture(partial(drawing.as_lines, drawn), partial(drawing.as_page, drawn), output)
 
 

@@ -1,0 +1,80 @@
+"""Position vectors and one attention head of a small Transformer in numbers, step by step.
+
+Shapes: T positions, D model width, H head width.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.errors import UsageError
+from lmtool.model import build
+from lmtool.model.layers.attention import Attend, SelfAttention
+from lmtool.model.layers.observing import observed
+from lmtool.model.layers.positions import SinusoidalPositions, build_position
+from lmtool.model.size import check_fits
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.transformer import Transformer
+
+ROWS, WIDEST, LARGEST = 6, 16, 1 << 30
+"""Positions that are shown, the widest model whose vectors fit a line, and the bytes of the largest."""
+
+PLAIN = ("attention", "scaled-dot", "none")
+"""Mixer, score and norm of queries and keys."""
+
+
+def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
+    """Matrices and what they are: sinusoids and their products, if the recipe has them, and the first head of the
+    first layer of its untrained model, which reads the tokens 0, 1, and so on.
+
+    Raises UsageError for models without such a head, and for wide ones.
+    """
+    spec = recipe.model
+    if not isinstance(spec, Transformer) or (spec.mixer, spec.score, spec.qk_norm) != PLAIN or spec.d_model > WIDEST:
+        what = f"--numbers are for Transformers at most {WIDEST} wide, of scaled dot products of plain queries and keys"
+        raise UsageError(what, where="model", fix="name one, with -s model.d_model=6 -s model.n_heads=1")
+    check_fits(recipe, LARGEST)
+    T = min(spec.context, ROWS)
+    torch.manual_seed(recipe.seed)
+    lm, positions, tokens_1T = build(spec, T).eval(), build_position(spec), torch.arange(T)[None]
+    name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
+    inputs: list[tuple[Tensor, Attend]] = []
+    part.register_forward_pre_hook(lambda _, given: inputs.append(given[:2]))
+    with torch.no_grad(), observed(lm) as weights:
+        lm.layers(Batch(tokens_1T))
+        x_1TD, attend = inputs[0]
+        widths = part.head_width, part.head_width, part.value_width
+        q_TH, k_TH, v_TH = (one[0, :, :n] for one, n in zip(part.qkv.parts(x_1TD), widths, strict=True))
+        q_TH, k_TH = (attend.rotate(one[None, None])[0, 0] for one in (q_TH, k_TH))
+        a_TT = weights[name][0, 0]
+        steps = _sinusoids(positions, tokens_1T) if isinstance(positions, SinusoidalPositions) else []
+    return [
+        *steps,
+        ("X, the input of the first layer: positions down", x_1TD[0]),
+        ("W_Q of the first head", part.qkv.weight[: part.head_width].detach().T),
+        ("Q = X W_Q + b", q_TH),
+        ("K = X W_K + b", k_TH),
+        ("V = X W_V + b", v_TH),
+        ("S = Q K' / sqrt(d_k): queries down, keys across", q_TH @ k_TH.T * part.head_width**-0.5),
+        ("A = softmax(S + mask + bias of positions)", a_TT),
+        ("A V", a_TT @ v_TH),
+    ]
+
+
+def _sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:
+    T = tokens_1T.shape[1]
+    pe_TD = positions(torch.zeros(1, T, positions.d_model), tokens_1T)[0]
+    by_pair = (pe_TD * pe_TD[0]).view(T, *((2, -1) if positions.halves else (-1, 2))).sum(1 if positions.halves else 2)
+    return [
+        ("PE(p): positions down, components across", pe_TD),
+        ("PE(p) . PE(q): p down, q across; it depends on q - p alone", pe_TD @ pe_TD.T),
+        ("cos(k / 10000^(2i/d)), of which the offset k = q - p has the sum: pairs i down, k across", by_pair.T),
+    ]
+
+
+def as_lines(matrices: list[tuple[str, Tensor]]) -> Iterator[str]:
+    """The matrices in four decimals, each below what it is."""
+    for title, matrix in matrices:
+        yield from (title, *("".join(f"{number:9.4f}" for number in row) for row in matrix.tolist()), "")

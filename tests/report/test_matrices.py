@@ -1,0 +1,81 @@
+"""The numbers of one head follow from each other by the plain formulas, and sinusoids are those of the paper."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lmtool.errors import UsageError
+from lmtool.recipe.load import load
+from lmtool.report.matrices import as_lines, worked
+from tests.reference.attention import alibi_slope, rotated
+from tests.reference.transformer import sinusoid, softmax
+
+SMALL = ("model.n_layers=1", "model.d_model=6", "model.n_heads=1", "model.context=4", "model.init.std=0.5")
+
+
+def matrices(name, *overrides):
+    return {title: matrix.double().numpy() for title, matrix in worked(load(name, (*SMALL, *overrides)).recipe)}
+
+
+def steps(name, *overrides):
+    """X, W_Q, Q, K, V, S, A and A V."""
+    return list(matrices(name, *overrides).values())[-8:]
+
+
+def test_the_worked_example_with_six_components():
+    pe, products, by_pair, *_ = matrices("transformer-tiny").values()
+    np.testing.assert_allclose(pe, [sinusoid(position, 6) for position in range(4)], atol=1e-6)
+    for p in range(4):
+        for q in range(4):
+            parts = [math.cos((q - p) / 10_000 ** (2 * i / 6)) for i in range(3)]
+            assert products[p, q] == pytest.approx(sum(parts), abs=1e-5)
+            np.testing.assert_allclose(by_pair[:, abs(q - p)], parts, atol=1e-6)
+
+
+def test_halves_have_the_same_products():
+    one, other = (list(matrices("transformer-tiny", f"model.position.layout={of}").values()) for of in LAYOUTS)
+    np.testing.assert_allclose(one[1], other[1], atol=1e-6)
+    np.testing.assert_allclose(one[2], other[2], atol=1e-6)
+    assert not np.allclose(one[0], other[0])
+
+
+LAYOUTS = ("alternating", "halves")
+
+
+@pytest.mark.parametrize("bias", ["none", "alibi"])
+def test_a_head_step_by_step(bias):
+    x, w_q, q, k, v, s, a, out = steps("tiny", f"model.position.kind={bias}")
+    np.testing.assert_allclose(q, x @ w_q, atol=1e-5)
+    np.testing.assert_allclose(s, q @ k.T / math.sqrt(6), atol=1e-5)
+    slope = alibi_slope(0, 1) if bias == "alibi" else 0.0
+    for i in range(4):
+        weights = softmax([s[i, j] - slope * (i - j) for j in range(i + 1)])
+        np.testing.assert_allclose(a[i], [*weights, *[0.0] * (3 - i)], atol=1e-5)
+    np.testing.assert_allclose(out, a @ v, atol=1e-5)
+
+
+def test_rotated_queries():
+    x, w_q, q, *_ = steps("tiny", "model.position.kind=rotary")
+    frequencies = [10_000 ** (-2 * i / 6) for i in range(3)]
+    np.testing.assert_allclose(q, [rotated(row, p, frequencies) for p, row in enumerate(x @ w_q)], atol=1e-5)
+
+
+def test_one_head_of_several_that_share_keys():
+    x, w_q, q, k, v, s, *_ = steps("tiny", "model.n_heads=2", "model.n_kv_heads=1", "model.position.kind=none")
+    assert [m.shape for m in (x, w_q, q, k, v, s)] == [(4, 6), (6, 3), (4, 3), (4, 3), (4, 3), (4, 4)]
+    np.testing.assert_allclose(q, x @ w_q, atol=1e-5)
+
+
+@pytest.mark.parametrize("overrides", [("lstm",), ("tiny", "model.d_model=32"), ("tiny", "model.score=additive")])
+def test_what_has_no_small_head_is_refused(overrides):
+    name, *others = overrides
+    settings = (*SMALL, *others) if name == "tiny" else ()
+    with pytest.raises(UsageError, match="--numbers"):
+        worked(load(name, settings).recipe)
+
+
+def test_lines():
+    title, row, *_ = as_lines(worked(load("transformer-tiny", SMALL).recipe))
+    assert title.startswith("PE(p)")
+    assert row.split() == ["0.0000", "1.0000"] * 3
