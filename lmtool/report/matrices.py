@@ -41,7 +41,7 @@ def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
     lm, positions, tokens_1T = build(spec, T).eval(), build_position(spec), torch.arange(T)[None]
     name, part = next((name, part) for name, part in lm.named_modules() if isinstance(part, SelfAttention))
     inputs: list[tuple[Tensor, Attend]] = []
-    part.register_forward_pre_hook(lambda _, given: inputs.append(given[:2]))
+    part.register_forward_pre_hook(lambda _, called_with: inputs.append(called_with[:2]))
     with torch.no_grad(), observed(lm) as weights:
         lm.layers(Batch(tokens_1T))
         x_1TD, attend = inputs[0]
