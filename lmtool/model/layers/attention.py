@@ -303,7 +303,7 @@ class PlainAttention(Attending, Mixer):
         super().__init__()
         self.n_heads, self.head_width, self.dropout, self.score = n_heads, width, dropout, score
         # nothing, on the device and in the dtype of the model
-        self.register_buffer("origin", torch.empty(0), persistent=False)
+        self.register_buffer("origin", torch.tensor(()), persistent=False)
 
     def projections(self) -> Sequence[nn.Linear]:
         return ()
