@@ -340,7 +340,10 @@ def compare_word_vectors(recipe: Recipe) -> None:
         else:
             triples = [(c, o, noise) for (c,), near, noise in rows for o in near if o != IGNORE]
             assert all(o not in noise for _, o, noise in triples) or not recipe.objective.apart
-            wanted, _, _ = skipgram.negative_sampling(v, u, triples)
+            wanted, by_v, by_u = skipgram.negative_sampling(v, u, triples)
+            objective.loss(built, batch).total.backward()
+            np.testing.assert_allclose(array(built.centres.weight.grad), by_v, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(array(built.neighbours.weight.grad), by_u, rtol=1e-5, atol=1e-7)
     assert float(objective.loss(built, batch).total.detach()) == pytest.approx(wanted, rel=1e-5)
 
 
@@ -425,7 +428,7 @@ def compare_steps(recipe: Recipe) -> None:
     toy, fields = test_optimizer.Toy(), recipe.optimizer.model_dump()
     if isinstance(recipe.optimizer, Muon):
         fields = fields["adamw"]
-        shape, optimizer = (4, 9), recipe.optimizer
+        shape, optimizer = (9, 4), recipe.optimizer
         before = test_optimizer.conditioned(*shape, 0.5, 50).double().numpy()
         gradients = [g.double().numpy() for g in test_optimizer.gradients_like(shape, 6)]
         rates = [optimizer.lr * share for share in test_optimizer.MULTIPLIERS]
