@@ -40,6 +40,9 @@ class Batch:
     places_BW: int64 position of the first token of each word that is tagged, -1 at padding; None without tags.
     tags_BW: int64 tag of each of these words, IGNORE at padding; None where they are unknown.
     spans_B2: int64 positions of the first and the last token of the answer of each row; None without them.
+    seen_BTT: bool, False where a position (second) does not attend to another (third), beside the model's own mask;
+        None without such a mask.
+    positions_BT: int64 position of each token in its text, where that is not its number in the row; else None.
     """
 
     tokens_BT: Tensor
@@ -57,6 +60,8 @@ class Batch:
     places_BW: Tensor | None = None
     tags_BW: Tensor | None = None
     spans_B2: Tensor | None = None
+    seen_BTT: Tensor | None = None
+    positions_BT: Tensor | None = None
 
     @property
     def n_computed(self) -> int:

@@ -19,7 +19,7 @@ from lmtool.inference.load import Loaded, load_packed
 from lmtool.model import LanguageModel
 from lmtool.printable import plain
 from lmtool.recipe.spec.base import DeviceName
-from lmtool.recipe.spec.objective import Embedding
+from lmtool.recipe.spec.objective import Embedding, Masked
 from lmtool.run.directory import LINES
 from lmtool.run.lines import KnownLines
 
@@ -139,6 +139,11 @@ class TextGenerator:
         if isinstance(self.loaded.recipe.objective, Embedding):
             what = "this model embeds texts, and predicts no tokens"
             fix = "use lmtool embed --whole, or name a language model"
+            raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
+        objective = self.loaded.recipe.objective
+        if isinstance(objective, Masked) and objective.permutation:
+            what = "this model predicts tokens that no other position sees, and fills no masks (objective.permutation)"
+            fix = "use lmtool eval, or fine-tune it: lmtool finetune TABLE --from RUN"
             raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
         self.loaded.check_likelihood()
 

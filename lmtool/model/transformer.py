@@ -86,6 +86,7 @@ class TransformerModel(LanguageModel):
         ngrams_BTD = None if self.ngrams is None else self.ngrams.across(batch, positions_PT)
         x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
         mask = replace(stack.mask, prefix_B=batch.prefix_B, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
+        mask = replace(mask, seen_BQS=batch.seen_BTT)
         return stack(x_BTD, positions_PT, mask, past, source_mask, seen)[0]
 
     def _advance(
@@ -245,6 +246,8 @@ def positions_in_text(batch: Batch) -> Tensor:
 
     (1, T) where all rows agree. Padding is not counted, so positions do not depend on where a text starts.
     """
+    if batch.positions_BT is not None:
+        return batch.positions_BT
     if batch.keep_BT is None:
         index = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)[None]
     else:

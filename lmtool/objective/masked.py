@@ -30,11 +30,12 @@ Words = Ints | list[Ints]
 
 
 class _Row(NamedTuple):
-    """Inputs, targets, and where a second text begins, if any."""
+    """Inputs, targets, where a second text begins, if any, and the order of the targets, if they have one."""
 
     tokens: Ints
     targets: Ints
     second: int | None = None
+    order: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class MaskedObjective(Objective):
 
     With `span_boundary` the loss of each selected token is added when it is predicted from the tokens beside its span
     and its place in it (Joshi et al. 2020). Spans that touch are one. Scores are of the masked tokens alone.
+
+    With `permutation` selected tokens stay, and each is predicted from those that are not selected, and from the
+    selected ones before it in a random order z: -log p(w_z(i) | others, w_z(1)..w_z(i-1)) (Yang et al. 2019).
     """
 
     measures_in_one_pass = False
@@ -168,7 +172,14 @@ class MaskedObjective(Objective):
             targets_BT = torch.full_like(tokens_BT, IGNORE)
             targets_BT[:, t] = batch.targets_BT[rows_B, t]
             keep_BT = None if batch.keep_BT is None else batch.keep_BT[rows_B]
-            total += self._of_chosen(model, Batch(tokens_BT, targets_BT, keep_BT))[0].total
+            masked = Batch(tokens_BT, targets_BT, keep_BT)
+            if self.spec.permutation:
+                # the last one of an order: no other position sees it, so that one stream is enough
+                T = tokens_BT.shape[1]
+                masked = replace(
+                    masked, seen_BTT=(torch.arange(T, device=tokens_BT.device) != t).expand(len(rows_B), T, T)
+                )
+            total += self._of_chosen(model, masked)[0].total
         return Loss(total.float(), (batch.targets_BT != IGNORE).sum())
 
     def _corrupted(self, first_N: Ints, rng: np.random.Generator, second_N: Ints | None = None) -> _Row:
@@ -185,6 +196,8 @@ class MaskedObjective(Objective):
                 chosen = rng.permutation(chosen)
             n_mask = round(spec.mask_share * len(chosen))
             n_random = min(round(spec.random_share * len(chosen)), len(chosen) - n_mask)
+        if spec.permutation:
+            return _Row(tokens_N, np.full(len(tokens_N), IGNORE), order=rng.permutation(_at(words, chosen)))
         masked, changed, kept = (_at(words, part) for part in np.split(chosen, (n_mask, n_mask + n_random)))
         targets_N = np.full(len(tokens_N), IGNORE)
         for part in (masked, changed, kept):
@@ -204,6 +217,27 @@ class MaskedObjective(Objective):
         apart = (np.diff(positions) > 1) | (positions[1:] == second)
         return np.split(positions, np.flatnonzero(apart | ~(leaves_open[:-1] & goes_on[1:])) + 1)
 
+    def _in_order(self, tokens: Sequence[Ints], orders: Sequence[Ints]) -> Batch:
+        """Rows of two streams: the tokens, and behind them a [MASK] for each position of an order, at that position.
+
+        A token sees those that are in no order and those up to itself in it; a [MASK] those before it in the order, and
+        not itself; no position sees a [MASK].
+        """
+        streams, targets, positions = [], [], []
+        T = max(len(row) + len(order) for row, order in zip(tokens, orders, strict=True))
+        seen_BTT = torch.zeros(len(tokens), T, T, dtype=torch.bool)
+        for row, order, seen_TT in zip(tokens, orders, seen_BTT, strict=True):
+            rank = np.zeros(len(row), dtype=np.int64)
+            rank[order] = np.arange(1, len(order) + 1)
+            latest = np.concatenate((rank, rank[order] - 1))
+            seen_TT[: len(latest), : len(row)] = torch.from_numpy(rank <= latest[:, None])
+            streams.append(np.concatenate((row, np.full(len(order), self.vocabulary.mask))))
+            targets.append(np.concatenate((np.full(len(row), IGNORE), row[order])))
+            positions.append(np.concatenate((np.arange(len(row)), order)))
+        tokens_BT, keep_BT = padded(streams, self.vocabulary.pad)
+        batch = Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT)
+        return replace(batch, seen_BTT=seen_BTT, positions_BT=padded(positions, 0)[0])
+
     def _rows(self, rows: Sequence[_Row]) -> Batch:
         """[CLS] text [SEP], or [CLS] text [SEP] text [SEP], right-padded."""
         tokens, targets, segments = [], [], []
@@ -213,6 +247,8 @@ class MaskedObjective(Objective):
             tokens.append(np.insert(row.tokens, [0, *ends], [self.vocabulary.cls, *[self.vocabulary.sep] * len(ends)]))
             targets.append(np.insert(row.targets, [0, *ends], IGNORE))
             segments.append((np.arange(len(tokens[-1])) > ends[0] + 1).astype(np.int64))
+        if self.spec.permutation and any(row.order is not None for row in rows):
+            return self._in_order(tokens, [row.order + 1 for row in rows if row.order is not None])
         tokens_BT, keep_BT = padded(tokens, self.vocabulary.pad)
         segments_BT = padded(segments, 0)[0] if any(row.second is not None for row in rows) else None
         return Batch(tokens_BT, padded(targets, IGNORE)[0], keep_BT, segments_BT=segments_BT)

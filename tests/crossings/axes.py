@@ -195,6 +195,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "one score": ("objective.single_score=true",),
         "dense": ("objective.dense=tanh", "objective.pool=mean"),
         "spans": ("objective.spans={}",),
+        "permuted": ("objective.permutation=true",),
         "whole words": ("objective.whole_words=true",),
     },
     "dropout": {"none": (), "a tenth": ("model.dropout=0.1",)},

@@ -366,6 +366,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**GPT2, "norm": {"kind": "none"}}, CAUSAL, "gpt2: model.norm.kind (none, where gpt2 has layer)"),
     ({**GPT2, "causal_mask": False}, CAUSAL, "gpt2: model.causal_mask (false, where gpt2 has true)"),
     ({**BERT, "share_layers": True}, MASKED, "bert: model.share_layers (true, where bert has false)"),
+    (ROBERTA, {"kind": "masked", "permutation": True}, "objective.permutation (true"),
     ({**BERT, "span_boundary_head": True}, MASKED, "bert: model.span_boundary_head (true, where bert has false)"),
     (
         {**BERT, "next_sentence_head": True},
@@ -474,7 +475,10 @@ SHIPPED: dict[str, str] = {
     "tiny": "mpt",
     "gpt1": "gpt2: model.norm.place (post, where gpt2 has pre)",
     "distil-tiny": "mpt",
-    **dict.fromkeys(("bert-tiny", "roberta-tiny", "longformer-tiny", "electra-tiny"), "model.position.kind (alibi"),
+    **dict.fromkeys(
+        ("bert-tiny", "roberta-tiny", "longformer-tiny", "electra-tiny", "distilbert-tiny"),
+        "model.position.kind (alibi",
+    ),
     "albert-tiny": "bert: model.position.kind, model.share_layers",
     **dict.fromkeys(("prefix-lm", "prefix-tiny"), "model.shape"),
 }

@@ -210,10 +210,10 @@ def test_pseudo_likelihood_masks_one_token_at_a_time() -> None:
     assert float(found.total.detach()) == pytest.approx(total, rel=1e-6)
 
 
-@pytest.mark.parametrize("spans", [None, {}])
-def test_splits_of_a_batch_give_the_same_gradient(spans: Any) -> None:
-    own, rng = objective(spans=spans), np.random.default_rng(0)
-    texts = [rng.integers(SPECIALS, V, 12) for _ in range(8)]
+@pytest.mark.parametrize("changes", [{}, {"spans": {}}, {"permutation": True}])
+def test_splits_of_a_batch_give_the_same_gradient(changes: dict[str, Any]) -> None:
+    own, rng = objective(**changes), np.random.default_rng(0)
+    texts = [rng.integers(SPECIALS, V, 12 + i % 3) for i in range(8)]
     found = []
     for size in (8, 2, 1):
         model = encoder()
@@ -296,6 +296,58 @@ def test_a_head_of_boundaries_without_a_loss_is_not_trained() -> None:
     assert objective().idle(model) == list(model.span_boundary.parameters())
     with pytest.raises(ValueError, match="span_boundary_head"):
         objective(**SPANS).loss(bert(), of_spans())
+
+
+# Permutations
+
+PERMUTED: dict[str, dict[str, Any]] = {
+    "learned": {"shape": "encoder"},
+    "bert": {**tiny.BERT, "next_sentence_head": False},
+    "alibi": {"shape": "encoder", "position": {"kind": "alibi"}},
+    "relative": {"shape": "encoder", "position": {"kind": "relative", "buckets": 6}},
+    "rotary": {"shape": "encoder", "position": {"kind": "rotary"}},
+}
+
+
+@pytest.mark.parametrize("name", PERMUTED)
+def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
+    model = tiny.model(vocab_size=V, **PERMUTED[name])
+    plain = tiny.as_reference(model, tiny.spec(**PERMUTED[name]))
+    own, rng = objective(permutation=True, rate=0.4), np.random.default_rng(0)
+    texts = [rng.integers(SPECIALS, V, n) for n in (9, 4, 1)]
+    batch = own.collate([example(text, i) for i, text in enumerate(texts)])
+    assert batch.targets_BT is not None
+    assert batch.positions_BT is not None
+    wanted = 0.0
+    for i, text in enumerate(texts):
+        row, queries = [CLS, *text.tolist(), SEP], batch.targets_BT[i] != IGNORE
+        order = batch.positions_BT[i][queries].tolist()
+        assert len(set(order)) == len(order) == max(1, round(0.4 * len(text)))
+        assert batch.targets_BT[i][queries].tolist() == [row[t] for t in order]
+        assert batch.tokens_BT[i, : len(row)].tolist() == row
+        wanted += plain.permuted(row, order, MASK)
+    assert float(own.loss(model, batch).total.detach()) == pytest.approx(wanted, rel=1e-9)
+    measured = own.measure(model, own.collate_spans([(texts[0], 0), (texts[1], 1)]))
+    scored = [(texts[0], range(1, 10)), (texts[1], range(2, 5))]
+    each = (plain.permuted([CLS, *text.tolist(), SEP], [t], MASK) for text, places in scored for t in places)
+    assert float(measured.total.detach()) == pytest.approx(sum(each), rel=1e-6)
+    assert int(measured.count) == 12
+
+
+def test_orders_are_new_each_time_and_of_words_spans_and_any_share() -> None:
+    tokens = np.arange(SPECIALS, SPECIALS + 20)
+    for changes in ({}, {"spans": {"p": 0.3}}, {"independent": True}):
+        batches = [
+            objective(permutation=True, rate=0.5, **changes).collate([example(tokens, seed)]) for seed in (0, 0, 1)
+        ]
+        one, same, other = (batch.targets_BT[batch.targets_BT != IGNORE].tolist() for batch in batches)  # type: ignore[index]
+        assert one == same != other
+        assert sorted(one) != one
+    # every order of two tokens is as frequent
+    first = [objective(permutation=True, rate=0.9).collate([example(tokens[:2], s)]).targets_BT for s in range(400)]
+    assert sum(int(targets[targets != IGNORE][0]) == tokens[0] for targets in first) / 400 == pytest.approx(
+        0.5, abs=0.1
+    )  # type: ignore[index]
 
 
 # Next sentences

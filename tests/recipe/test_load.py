@@ -264,6 +264,64 @@ def test_mistakes_of_overrides_name_the_override(file, override, message):
     assert line == f"-s {override.replace(chr(27), chr(92) + 'x1b')}: {message}"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective.sentence_order=true"], "sentence_order: swaps parts of a text, and next_sentence takes another"),
+        (["objective.span_boundary=true"], "span_boundary: is of masked spans; set spans too"),
+        (
+            ["objective={kind: masked, next_sentence: false, spans: {}, span_boundary: true}"],
+            "span_boundary_head: false leaves",
+        ),
+        (
+            ["objective={kind: masked, next_sentence: false, sentence_order: true}", "model.n_segments=0"],
+            "below 2, but objective.sentence_order",
+        ),
+        (
+            ["objective.permutation=true"],
+            "permutation: is for rows of one text without masks, and next_sentence is not",
+        ),
+        (
+            ["objective={kind: masked, next_sentence: false, permutation: true, mask_share: 0.5}"],
+            "permutation: replaces no token",
+        ),
+        (
+            [
+                "objective={kind: masked, next_sentence: false, permutation: true}",
+                "model.pattern={kind: window, size: 4}",
+            ],
+            "pattern.kind full",
+        ),
+        (
+            ["objective={kind: masked, next_sentence: false, permutation: true}", "evaluation.prompts=[a]"],
+            "trains without masks to fill",
+        ),
+        (
+            ["objective={kind: masked, next_sentence: false, permutation: true}", "distillation.teacher=last"],
+            "objective.permutation makes two",
+        ),
+        (["objective.whole_words=true", "tokenizer={kind: word}"], "tokenizer.kind word are whole words"),
+        (
+            ["objective={kind: replaced-tokens, whole_words: true}"],
+            "unknown key for kind replaced-tokens; masked has it",
+        ),
+        (
+            [
+                "model.shape=decoder",
+                "model.n_segments=0",
+                "model.next_sentence_head=false",
+                "objective={kind: causal}",
+                "model.span_boundary_head=true",
+            ],
+            "span_boundary_head: is for shape encoder, not for shape decoder",
+        ),
+    ],
+)
+def test_ways_of_masking_that_do_not_go_together(overrides, message):
+    (line,) = mistakes("bert-tiny", overrides)
+    assert message in line
+
+
 def test_mistakes_of_flags_name_the_flag(file):
     assert mistakes(file, [], [Setting("seed", -1, "--seed")]) == [
         "--seed: seed: -1 is not a whole number of at least 0 and below 9007199254740992"

@@ -245,6 +245,24 @@ class Model:
             pair = self.next_sentence(np.array([math.tanh(a) for a in self.pooler(states[0])]))
         return self.head(states), pair
 
+    def permuted(self, tokens: Sequence[int], order: Sequence[int], mask: int) -> float:
+        """Yang et al. 2019, equation 3: the sum of -log p(token z_i | those not in z, and z_1..z_{i-1}).
+
+        Each by a pass of its own, in which position z_i reads [MASK], seen by none, in place of its token.
+        """
+        rank = {position: number for number, position in enumerate(order, 1)}
+        total = 0.0
+        for own in order:
+
+            def sees(t: int, s: int, own: int = own) -> bool:
+                last = rank[own] - 1 if t == own else rank.get(t, 0)
+                return s != own and rank.get(s, 0) <= last
+
+            row = [mask if t == own else token for t, token in enumerate(tokens)]
+            scores = self.head(self.tower.read(self._embed(row), sees))[own]
+            total += math.log(sum(math.exp(score) for score in scores)) - float(scores[tokens[own]])
+        return total
+
     def answer(self, source: Sequence[int], tokens: Sequence[int]) -> Array:
         """(T, V): scores of the token after each position of an answer to a source (Vaswani et al. 2017)."""
         assert self.encoder is not None

@@ -8,8 +8,9 @@ import torch
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.errors import DataError
+from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Validation
+from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel
 from lmtool.objective import scheduled
@@ -29,6 +30,10 @@ SPANBERT = (
     BERT[0].replace("next_sentence_head", "span_boundary_head"),
     "objective={kind: masked, spans: {}, span_boundary: true}",
 )
+XLNET = (
+    BERT[0].replace("next_sentence_head: true", "dropout: 0.2").replace("dropout: 0.1, ", ""),
+    "objective={kind: masked, permutation: true}",
+)
 SAMPLED = ("objective.scheduled_sampling={growth: linear, k: 0.02}",)
 ELECTRA = (
     "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
@@ -42,12 +47,12 @@ CPU = Compute(torch.device("cpu"), "float32")
 @pytest.mark.parametrize(
     "overrides",
     [
-        *(BERT, ALBERT, WORDS, SPANBERT, ELECTRA, SAMPLED, LSTM),
+        *(BERT, ALBERT, WORDS, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM),
         (*LSTM, "training.carry_state=true"),
         (*LSTM, "data.isolate_documents=true"),
     ],
     ids=[
-        *("next sentences", "sentence order", "whole words", "boundaries", "replaced"),
+        *("next sentences", "sentence order", "whole words", "boundaries", "permuted", "replaced"),
         *("sampled", "sampled lstm"),
         *("sampled lstm, carried", "sampled lstm, isolated"),
     ],
@@ -61,8 +66,8 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[st
 
 @pytest.mark.parametrize(
     "overrides",
-    [BERT, SPANBERT, ELECTRA, SAMPLED, LSTM],
-    ids=["next sentences", "boundaries", "replaced", "sampled", "sampled lstm"],
+    [BERT, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM],
+    ids=["next sentences", "boundaries", "permuted", "replaced", "sampled", "sampled lstm"],
 )
 def test_any_micro_batches_are_the_same_run(work: Work, overrides: Sequence[str]) -> None:
     still = (*overrides, "model.dropout=0")
@@ -71,6 +76,15 @@ def test_any_micro_batches_are_the_same_run(work: Work, overrides: Sequence[str]
     for one, other in zip(metrics(work.run("8")), metrics(work.run("3")), strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert other["tokens"] == one["tokens"]
+
+
+def test_a_permuted_model_is_measured_and_fills_no_masks(work: Work) -> None:
+    work.pretrain(*XLNET)
+    generator = TextGenerator.open(str(work.run()))
+    with pytest.raises(UsageError, match="fills no masks") as caught:
+        generator.generate("the [MASK] sat")
+    assert len(caught.value.lines()) == 3
+    assert not generator.writes
 
 
 def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,7 +255,7 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
     if isinstance(objective, TokenHead):
         return objective.model_dump(include={"kind", "labels", "layers", "crf"})
     if isinstance(objective, Masked):
-        return objective.model_dump(include={"kind", "sentence_order"})
+        return objective.model_dump(include={"kind", "sentence_order", "permutation"})
     if not isinstance(objective, Classification):
         return {"kind": objective.kind}
     keys = ("kind", "task", "layers", "single_score", "pool", "dense", "dense_norm", "bias")

@@ -73,6 +73,9 @@ class Masked(Spec):
     whole_words: bool = False
     """Select words with all of their tokens, in place of single tokens: `rate`, the shares and the lengths of spans are
     then of words (whole-word masking, Devlin et al. 2019; Cui et al. 2019)."""
+    permutation: bool = False
+    """Predict the selected tokens in a random order, each from all others but those that follow in that order, by a
+    second stream of positions: permutation language modelling (XLNet, Yang et al. 2019). Nothing is masked."""
     next_sentence: bool = False
     """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A: next-sentence prediction (BERT)."""
     span_boundary: bool = False
@@ -94,6 +97,11 @@ class Masked(Spec):
             yield f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1"
         elif self.independent and self.spans is not None:
             yield "independent draws each by itself, not spans; omit one of the two"
+        for key in ("span_boundary", "next_sentence", "sentence_order"):
+            if self.permutation and getattr(self, key):
+                yield f"permutation is for rows of one text without masks, and {key} is not; omit one of the two"
+        if self.permutation and (self.mask_share, self.random_share) != (0.8, 0.1):
+            yield "permutation replaces no token, so that mask_share and random_share have no effect; omit them"
         if self.span_boundary and self.spans is None:
             yield "span_boundary is of masked spans; set spans too, such as {p: 0.2, max_length: 10}"
 

@@ -109,6 +109,8 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
                 yield f"model.n_segments is below 2, but {key} makes rows of two texts"
             if objective.span_boundary and not model.span_boundary_head:
                 yield "model.span_boundary_head false leaves objective.span_boundary without a head"
+            if objective.permutation and model.pattern.kind != "full":
+                yield f"objective.permutation is for model.pattern.kind full, not for {model.pattern.kind}"
         case Transformer(), ReplacedTokens():
             try:
                 generator_of(model, objective)
@@ -208,6 +210,8 @@ def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"distillation.teacher is for models trained by gradients, not for {model.kind} models"
     elif objective.kind not in DISTILLED:
         yield f"distillation.teacher is for objectives {', '.join(DISTILLED)}, not for {objective.kind}"
+    if isinstance(objective, Masked) and objective.permutation:
+        yield "distillation.teacher reads rows of one stream, and objective.permutation makes two; omit one of them"
     if recipe.training.carry_state:
         yield "distillation.teacher reads each row by itself, and training.carry_state does not"
     if recipe.training.compile is True:
@@ -231,6 +235,8 @@ def _evaluation_mistakes(recipe: Recipe) -> Iterator[str]:
             yield f"evaluation.gradient_norms are of {causal}, not of a {model.title} with objective {objective.kind}"
     if evaluation.prompts and model.reads == "words":
         yield f"evaluation.prompts are for generative models, which {model.kind} models are not"
+    if evaluation.prompts and isinstance(objective, Masked) and objective.permutation:
+        yield "evaluation.prompts are for generative models; objective.permutation trains without masks to fill"
     if evaluation.prompts and model.reads == "both" and not isinstance(objective, Masked):
         masks = f"a {model.title} fills masks, which objective {objective.kind} does not train"
         yield f"evaluation.prompts are for generative models; {masks}"
