@@ -9,7 +9,7 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures course course-models grade bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures notebooks course course-models grade bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -26,6 +26,7 @@ help:
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
+	@echo 'make notebooks    run the notebooks of docs/notebooks, and keep what they print and draw'
 	@echo 'make course-models  train the models behind docs/course.md, once, for up to 45 minutes'
 	@echo 'make course       run the commands of docs/course.md, and write what they print onto the page'
 	@echo 'make grade        grade the assignments in FOLDER, as docs/assignments.md says; ONLY="lstm beam" chooses'
@@ -75,6 +76,9 @@ data: $(VENV)/.made
 
 pictures: $(VENV)/.runtime
 	$(BIN)/python scripts/pictures.py
+
+notebooks: $(VENV)/.dev
+	$(BIN)/python scripts/notebooks.py
 
 course-models: $(VENV)/.runtime
 	$(BIN)/python scripts/course_models.py

@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-from html import escape
 from math import log10
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +18,7 @@ from tempfile import TemporaryDirectory
 from lmtool.analysis.attention import attention
 from lmtool.analysis.gradients import gradients
 from lmtool.inference.load import load_run
-from lmtool.report.charts import HeatMap, Line, LineChart
-from lmtool.report.page import asset
+from lmtool.report.charts import HeatMap, Line, LineChart, standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "build" / "pictures"
@@ -72,15 +70,6 @@ def main(names: list[str]) -> None:
     }
     for name in names or drawn:
         write(name, drawn[name](name))
-
-
-def standalone(picture: str) -> str:
-    """A chart as an SVG file of its own, with the styles that it needs."""
-    head, mark, rest = str(picture).partition(">")
-    size = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    # it may be shown on a page whose background is not of the reader's colour scheme
-    style = asset("charts.css") + "svg.picture { background: var(--paper); }\n"
-    return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}\n"
 
 
 def write(name: str, picture: str, folder: Path = PICTURES) -> None:

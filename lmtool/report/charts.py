@@ -1,15 +1,17 @@
 """Charts as SVG that follows the page: its colours in dark and light, its width, its table for the pointer."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import NamedTuple
 
 from markupsafe import Markup
 from rich.cells import cell_len
 
 from lmtool.report.numbers import short, span, ticks
-from lmtool.report.page import TableCell, clean, figure, render, table
+from lmtool.report.page import TableCell, asset, clean, figure, render, table
 
 SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
 """Pixels of a line chart below the legend: where a page is wide, where it is narrow, and by itself."""
@@ -58,8 +60,28 @@ class Mark(NamedTuple):
     colour: int = 0
 
 
+def standalone(picture: Markup) -> str:
+    """A picture as an SVG file of its own, with the styles that it needs."""
+    head, mark, rest = str(picture).partition(">")
+    size = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    # it may be shown on a page whose background is not of the reader's colour scheme
+    style = asset("charts.css") + "svg.picture { background: var(--paper); }\n"
+    return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}\n"
+
+
+class Picture(ABC):
+    """What notebooks show as it is."""
+
+    @abstractmethod
+    def svg(self) -> Markup:
+        """The picture."""
+
+    def _repr_svg_(self) -> str:
+        return standalone(self.svg())
+
+
 @dataclass(frozen=True)
-class LineChart:
+class LineChart(Picture):
     """Lines over numbers. x, y: names of the axes. label: what the picture shows, for those who do not see it.
 
     column: of the figure's table, the one that holds x.
@@ -126,7 +148,7 @@ class LineChart:
 
 
 @dataclass(frozen=True)
-class HeatMap:
+class HeatMap(Picture):
     """A matrix of numbers not below zero as shaded cells.
 
     values: by row.

@@ -1,0 +1,93 @@
+"""The notebooks run from their beginning; and what they use exists, which is seen without running them."""
+
+import ast
+import builtins
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import lmtool
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+books = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+MODELS = {"load", "pretrain", "finetune"}
+"""Functions that return a model."""
+
+
+def cells(path, kind="code"):
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
+
+
+def mistakes(source):
+    """Names that nothing binds before they are read, imports of what does not exist, and calls that do not fit."""
+    known, models = set(dir(builtins)), set()
+    for node in ast.parse(source).body:
+        for part in ast.walk(node):
+            if isinstance(part, ast.ImportFrom):
+                module = importlib.import_module(part.module)
+                yield from (f"{part.module}.{alias.name}" for alias in part.names if not hasattr(module, alias.name))
+            if isinstance(part, ast.Import | ast.ImportFrom):
+                known |= {(alias.asname or alias.name).partition(".")[0] for alias in part.names}
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                known.add(part.id)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and called(node.value) in MODELS:
+            models |= {target.id for target in node.targets}
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and part.id not in known:
+                yield part.id
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in models:
+                yield from [] if hasattr(lmtool.load.__globals__["TrainedModel"], part.attr) else [part.attr]
+            if isinstance(part, ast.Call) and called(part) in MODELS:
+                names = {keyword.arg for keyword in part.keywords}
+                yield from names - inspect.signature(getattr(lmtool, called(part))).parameters.keys()
+
+
+def called(call):
+    return call.func.id if isinstance(call.func, ast.Name) else None
+
+
+def test_there_are_notebooks():
+    assert {path.stem for path in NOTEBOOKS} == {"attention", "counts-to-neural", "decoding", "pretraining"}
+
+
+@books
+def test_what_it_uses_exists(path):
+    assert list(mistakes("\n".join("".join(cell["source"]) for cell in cells(path)))) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "mistake"),
+    [
+        ("print(missing)", "missing"),
+        ("from lmtool import load, Missing", "lmtool.Missing"),
+        ("from lmtool import load\nlm = load('last')\nlm.sing()", "sing"),
+        ("from lmtool import pretrain\npretrain('a', recepie='tiny')", "recepie"),
+    ],
+)
+def test_mistakes_are_found(source, mistake):
+    assert mistake in list(mistakes(source))
+
+
+@books
+def test_it_was_run_in_order_without_errors(path):
+    assert [cell["execution_count"] for cell in cells(path)] == list(range(1, len(cells(path)) + 1))
+    outputs = [output for cell in cells(path) for output in cell["outputs"]]
+    assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
+    assert {output["output_type"] for output in outputs} <= {"stream", "execute_result"}
+    assert str(ROOT) not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@books
+def test_it_runs(path, monkeypatch):
+    """Errors of cells are raised; what is printed depends on the processor."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    again = importlib.import_module("notebooks").run(path)
+    sys.modules.pop("notebooks")
+    kinds = [[output["output_type"] for output in cell["outputs"]] for cell in cells(path)]
+    assert kinds == [[output.output_type for output in cell.outputs] for cell in again.cells if "outputs" in cell]
