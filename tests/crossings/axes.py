@@ -54,6 +54,7 @@ TASKS: Mapping[str, Task] = {
         f"{_TRANSFORMER}, shape: encoder, span_boundary_head: true",
         ("objective={kind: masked, spans: {}, span_boundary: true}",),
     ),
+    "xlnet": Task(f"{_TRANSFORMER}, shape: encoder", ("objective={kind: masked, permutation: true}",), writes=False),
     "electra": Task(
         f"{_TRANSFORMER}, shape: encoder", ("objective.kind=replaced-tokens",), predicts=False, writes=False
     ),
@@ -195,7 +196,6 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "one score": ("objective.single_score=true",),
         "dense": ("objective.dense=tanh", "objective.pool=mean"),
         "spans": ("objective.spans={}",),
-        "permuted": ("objective.permutation=true",),
         "whole words": ("objective.whole_words=true",),
     },
     "dropout": {"none": (), "a tenth": ("model.dropout=0.1",)},
