@@ -306,6 +306,7 @@ PERMUTED: dict[str, dict[str, Any]] = {
     "alibi": {"shape": "encoder", "position": {"kind": "alibi"}},
     "relative": {"shape": "encoder", "position": {"kind": "relative", "buckets": 6}},
     "rotary": {"shape": "encoder", "position": {"kind": "rotary"}},
+    "disentangled": {"shape": "encoder", "position": {"kind": "disentangled", "max_distance": 5}},
 }
 
 
