@@ -32,6 +32,7 @@ LEVELS = [
     {"training"},
     {"cost"},
     {"report", "loggers", "export", "serving"},
+    {"sweeping"},
     {"cli", "api"},
     {"__main__"},
 ]

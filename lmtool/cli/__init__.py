@@ -24,10 +24,10 @@ from lmtool.cli.commands.gradients import gradients
 from lmtool.cli.commands.neighbors import neighbors
 from lmtool.cli.commands.plan import plan
 from lmtool.cli.commands.predict import predict
-from lmtool.cli.commands.pretrain import pretrain
+from lmtool.cli.commands.pretrain import pretrain, resume
 from lmtool.cli.commands.report import report
-from lmtool.cli.commands.resume import resume
 from lmtool.cli.commands.serve import serve
+from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
 from lmtool.cli.help import flag, group, register
 from lmtool.cli.output import prepare_streams
@@ -52,6 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "chat": chat,
     "serve": serve,
     "finetune": finetune,
+    "sweep": sweep,
     "predict": predict,
     "eval": evaluate,
     "neighbors": neighbors,

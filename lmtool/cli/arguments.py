@@ -27,3 +27,5 @@ TaskName = Annotated[str, shared("NAME", "One of the tasks that the run was trai
 NumBeams = Annotated[int | None, shared("N", "Beam width of the search that generates output texts.", min=1)]
 START_OR_RESUME_HELP = "Continue the run in -o DIR, if there is one; do nothing if it is finished."
 StartOrResume = Annotated[bool, flag(START_OR_RESUME_HELP, "--start-or-resume", default=...)]
+UNTIL_HELP = "Stop after this share of the steps, such as 0.5, and save; lmtool resume goes on."
+Until = Annotated[float, shared("SHARE", UNTIL_HELP, shown=False, min=0.0, max=1.0)]

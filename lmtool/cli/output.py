@@ -15,6 +15,8 @@ from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     from lmtool.compute.device import InferenceName
@@ -110,6 +112,19 @@ def put(*lines: object) -> None:
 def put_json(value: object, indent: int | None = None) -> None:
     """Write a value to stdout as JSON, on one line without an indent."""
     typer.echo(json.dumps(value, indent=indent))
+
+
+def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
+    """Fill a table and print it to a terminal; elsewhere print the rows alone, tabs between the columns."""
+    from rich.text import Text
+
+    for row in rows:
+        if console.is_terminal:
+            table.add_row(*map(Text, row))
+        else:
+            typer.echo("\t".join(row))
+    if console.is_terminal:
+        console.print(table)
 
 
 class _Result(Protocol):

@@ -1,5 +1,6 @@
 """What `pretrain`, `finetune` and `resume` share: signals, progress, dashboards, the report, and the exit code."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,10 +28,12 @@ def follow(
     output: Path | None = None,
     retry: bool = False,
     brief: bool = False,
+    until: float = 1.0,
 ) -> "tuple[Path | None, list[Results]]":
     """Run a training session and show its progress; results and the run directory go to stdout at the end.
 
-    output, retry: see `Invocation`. brief: show the first line of each result only.
+    output, retry: see `Invocation`. brief: show the first line of each result only. until: stop after this share of
+    the steps.
     Returns the run directory, if this process has one, and the results.
     """
     from lmtool.compute.processes import is_main
@@ -40,12 +43,19 @@ def follow(
     from lmtool.training.start import Invocation
 
     stop = StopAtStep(notify=is_main() and not quiet)
+    step, last = 0, math.inf
+
+    def stops() -> bool:
+        nonlocal step
+        step += 1
+        return step >= last or stop.requested()
+
     reason = ""
     measured: list[Results] = []
     loggers = Loggers()
     with Display(shown=is_main(), quiet=quiet) as display, ExitStack() as stack:
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
-        session = Invocation(["lmtool", *sys.argv[1:]], display.report, stop.requested, output, retry)
+        session = Invocation(["lmtool", *sys.argv[1:]], display.report, stops, output, retry, times=not quiet)
         for event in start(session):
             for warning in loggers.take(event):
                 display.show(Warn(warning))
@@ -53,6 +63,7 @@ def follow(
                 case Plan():
                     # in every process, not only the one that writes
                     stop.open()
+                    step, last = event.first_step, math.ceil(until * event.steps) if until < 1 else math.inf
                 case Started() | AlreadyFinished():
                     display.run = event.path
                 case Ended():
@@ -66,13 +77,13 @@ def follow(
         if reason:
             _write_report(display.run, quiet)
         typer.echo(display.run)
-    if reason == "interrupted":
+    if reason == "interrupted" and step < last:
         raise typer.Exit(stop.exit_code)
     return display.run, measured
 
 
-def continued(output: Path | None, quiet: bool) -> bool:
-    """Continue the run in a directory, for `--start-or-resume`; whether there is one to continue.
+def continued(output: Path | None, quiet: bool, until: float) -> bool:
+    """Continue the run in a directory, for `--start-or-resume`; whether there is one to continue. until: see `follow`.
 
     Raises UsageError without a directory.
     """
@@ -84,7 +95,7 @@ def continued(output: Path | None, quiet: bool) -> bool:
         return False
     from lmtool.training.resuming import go_on
 
-    follow(partial(go_on, output), quiet)
+    follow(partial(go_on, output), quiet, until=until)
     return True
 
 

@@ -87,6 +87,7 @@ class LineChart(Picture):
     column: of the figure's table, the one that holds x.
     y_range: by default what the points, marks and levels span.
     diagonal: draw y = x too.
+    log: x is positive, on a logarithmic scale with ticks at the values themselves.
     """
 
     lines: Sequence[Line]
@@ -98,6 +99,7 @@ class LineChart(Picture):
     column: int = 0
     y_range: tuple[float, float] | None = None
     diagonal: bool = False
+    log: bool = False
 
     def for_page(self) -> Markup:
         """The chart twice, of which the page shows the one that suits its width."""
@@ -109,17 +111,19 @@ class LineChart(Picture):
         points = [point for line in self.lines for point in line.points] + [mark.point for mark in self.marks]
         xs = [point[0] for point in points]
         ys = [point[1] for point in points if math.isfinite(point[1])] + [level.y for level in self.levels]
-        low_x, high_x = span(xs)
+        scaled = math.log10 if self.log else float
+        low_x, high_x = span([scaled(x) for x in xs])
         low_y, high_y = self.y_range or _padded(*span(ys))
         legend = _legend(self, width)
         top = TOP + (18 * (legend[-1].line + 1) if legend else 0)
         bottom = top + height - TOP - BOTTOM
-        x_ticks = ticks(low_x, high_x, (width - LEFT - RIGHT) // PER_TICK)
-        if all(x == int(x) for x in xs):
+        most = (width - LEFT - RIGHT) // PER_TICK
+        x_ticks = sorted(set(xs))[:: -(-len(set(xs)) // most)] if self.log else ticks(low_x, high_x, most)
+        if not self.log and all(x == int(x) for x in xs):
             x_ticks = [tick for tick in x_ticks if tick == int(tick)]
 
         def across(x: float) -> str:
-            return f"{LEFT + (x - low_x) / (high_x - low_x) * (width - LEFT - RIGHT):.1f}"
+            return f"{LEFT + (scaled(x) - low_x) / (high_x - low_x) * (width - LEFT - RIGHT):.1f}"
 
         def down(y: float) -> str:
             return f"{bottom - (min(max(y, low_y), high_y) - low_y) / (high_y - low_y) * (bottom - top):.1f}"

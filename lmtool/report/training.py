@@ -38,7 +38,7 @@ def training_page(histories: Sequence[History], *, refresh: int | None = None) -
     """A page about one run, or about several beside each other. refresh: as for `page`."""
     several = len(histories) > 1
     title = f"{len(histories)} runs" if several else plain(histories[0].name)
-    sections = [Section("Loss", _losses(histories)), *_metrics(histories), *_pace(histories)]
+    sections = [Section("Loss", losses(histories)), *_metrics(histories), *_pace(histories)]
     if several:
         sections.append(Section("Beside each other", _beside(histories)))
     for colour, history in enumerate(histories):
@@ -97,7 +97,8 @@ def _numbers(drawn: Sequence[_Drawn], columns: Mapping[str, str]) -> Markup:
     return table([*(["run"] if several else []), *columns], rows)
 
 
-def _losses(histories: Sequence[History]) -> Markup:
+def losses(histories: Sequence[History]) -> Markup:
+    """A figure of the training and validation losses of runs."""
     drawn = _drawn(histories)
     if not any(part.records for part in drawn):
         return Markup("<p>No step has been logged.</p>")

@@ -1,8 +1,9 @@
-"""Planning the fine-tuning of a model on tables, and running what is planned."""
+"""Planning the fine-tuning of a model on tables, and running what is planned; whether data are for that."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lmtool.checks.check import subject_of
 from lmtool.compute.device import Compute
 from lmtool.data.survey import Report
 from lmtool.errors import CheckpointError, UsageError
@@ -24,7 +25,7 @@ from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_ta
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
 from lmtool.training.events import Event
-from lmtool.training.start import Invocation, Sources, begin, is_for_tables, refuse_adapters_alone
+from lmtool.training.start import Invocation, Pretraining, Sources, begin, is_for_tables, refuse_adapters_alone
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,30 @@ def plan_finetuning(source: str | None, recipe: str | None, settings: Sequence[S
         told = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
         plan = replace(plan, choice=plan.choice or told)
     return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
+
+
+def plan_training(source: str | None, recipe: str | None, settings: Sequence[Setting]) -> Pretraining | FineTuning:
+    """What `lmtool finetune` would train, where recipe or data are for it, or else `lmtool pretrain`.
+
+    Raises UsageError as `plan_finetuning` does, and where neither recipe nor data are named.
+    """
+    if recipe is not None:
+        scratch = resolve(recipe, settings).recipe
+        sources = [*scratch.data.sources, *scratch.data.tasks]
+        is_table = is_for_tables(scratch)
+    else:
+        about_data = [setting for setting in settings if setting.key.startswith("data.")]
+        data = resolve(LINEAR, about_data).recipe.data
+        sources = [*data.sources, *data.tasks]
+        if not sources:
+            raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
+        subject = subject_of(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
+        if subject == "run":
+            raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
+        is_table = subject == "table" or bool(data.tasks)
+    if is_table and sources:
+        return plan_finetuning(source, recipe, settings)
+    return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
 
 
 def _plan_scratch(resolved: Resolved) -> FineTuning:

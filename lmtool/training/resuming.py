@@ -107,7 +107,8 @@ def _continue(
     features = features_of(run, recipe, compute)
     initialization = Initialization(base, teacher, features=features)
     # before the text streams, which is read once
-    speed = None if world.sharded else Speed.measure(data, initialization, compute, time.perf_counter())
+    is_timed = not world.sharded and invocation.times
+    speed = Speed.measure(data, initialization, compute, time.perf_counter()) if is_timed else None
     with data.streaming(compute, state.stream or ()):
         if world.is_main:
             damaged = run.start(

@@ -52,6 +52,7 @@ class Invocation:
     output: the run directory; a new one under the runs directory when None.
     retry: it may hold a run that ended before its first checkpoint, which is replaced.
     began: when the command did, by time.perf_counter.
+    times: measure how long it will take also where no limit of time needs it.
     """
 
     command: Sequence[str]
@@ -60,6 +61,7 @@ class Invocation:
     output: Path | None = None
     retry: bool = False
     began: float = field(default_factory=lambda: time.perf_counter())
+    times: bool = True
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
         same = base is not None and predicted(base.recipe.objective) == predicted(data.recipe.objective)
         initialization = Initialization(base, teacher, features=frozen, same_labels=same)
         # a model that has to be sharded cannot be built whole
-        speed = None if compute.world.sharded else Speed.measure(data, initialization, compute, invocation.began)
+        is_timed = not compute.world.sharded and (invocation.times or recipe.training.minutes is not None)
+        speed = Speed.measure(data, initialization, compute, invocation.began) if is_timed else None
         draft = data.recipe
         data, budget, length = with_length(data, speed)
         inferred = (*inferred, *filter(None, [length]))

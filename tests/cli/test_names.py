@@ -64,6 +64,7 @@ OPTIONS = {
     "pretrain source": "pretrain text.txt --from MODEL",
     "pretrain teacher": "pretrain text.txt --teacher MODEL",
     "finetune source": "finetune rows.csv --from MODEL",
+    "sweep source": "sweep rows.csv -s seed=1,2 --from MODEL",
     "finetune teacher": "finetune rows.csv --from runs/other --teacher MODEL",
 }
 """A command for each option that names a model."""

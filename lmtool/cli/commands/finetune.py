@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, Quiet
+from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import put, tell
 from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
@@ -57,6 +57,7 @@ def finetune(
     seeds: int = _training("N", "Train N runs with different seeds, and report mean and deviation.", default=1, min=1),
     output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output"),
     start_or_resume: bool = flag(START_OR_RESUME_HELP, "--start-or-resume", panel="Output"),
+    until: float = _training("SHARE", UNTIL_HELP, default=1.0, shown=False, min=0.0, max=1.0),
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
@@ -77,7 +78,7 @@ def finetune(
     if start_or_resume and (merge or seeds > 1):
         fix = "lmtool runs merge merges its adapters" if merge else "start one for each seed: -s seed=N -o DIR"
         raise UsageError("--start-or-resume is for one run", fix=fix)
-    if start_or_resume and continued(output, quiet):
+    if start_or_resume and continued(output, quiet, until):
         return
     others = ("data.train", table, "TABLE"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OPTIONS, *others, overrides=overrides)
@@ -104,7 +105,12 @@ def finetune(
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
         run, results = follow(
-            partial(_with_form, plan.with_seed(seed).run), quiet, output=folder, retry=start_or_resume, brief=seeds > 1
+            partial(_with_form, plan.with_seed(seed).run),
+            quiet,
+            output=folder,
+            retry=start_or_resume,
+            brief=seeds > 1,
+            until=until,
         )
         if run is not None:
             measured.append(results)

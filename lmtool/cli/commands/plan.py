@@ -12,8 +12,7 @@ from lmtool.cli.settings import OF_TEXT, Overrides, sets, settings_in
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from lmtool.cost.planning import Forecast, Planned
-    from lmtool.recipe.load import Setting
+    from lmtool.cost.planning import Forecast
 
 
 @sets(OF_TEXT)
@@ -49,9 +48,11 @@ def plan(
     if len(recipes) > 1:
         raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
     settings = settings_in(options, OF_TEXT, ("data.train", sources, "TEXT"), overrides=overrides)
-    planned = _planned(recipes[0] if recipes else None, source, settings)
 
     from lmtool.cost.planning import forecast_of
+    from lmtool.training.finetuning import plan_training
+
+    planned = plan_training(source, recipes[0] if recipes else None, settings)
 
     with Display(shown=True, quiet=quiet) as display:
         forecast = forecast_of(
@@ -73,33 +74,6 @@ def _is_recipe(name: str) -> bool:
         return True
     is_other = name == "last" or os.path.exists(name) or name.startswith(PREFIX) or name.endswith(FORMATS)
     return not is_other and bool(near(name)) and not nearby(Path(name))
-
-
-def _planned(recipe: str | None, source: str | None, settings: "list[Setting]") -> "Planned":
-    """What `lmtool finetune` would train, where recipe or data are for it, or else `pretrain`."""
-    from lmtool.checks.check import subject_of
-    from lmtool.inference.base import open_base
-    from lmtool.recipe.resolve import LINEAR, resolve
-    from lmtool.training.finetuning import plan_finetuning
-    from lmtool.training.start import Pretraining, is_for_tables
-
-    if recipe is not None:
-        scratch = resolve(recipe, settings).recipe
-        sources = [*scratch.data.sources, *scratch.data.tasks]
-        is_table = is_for_tables(scratch)
-    else:
-        about_data = [setting for setting in settings if setting.key.startswith("data.")]
-        data = resolve(LINEAR, about_data).recipe.data
-        sources = [*data.sources, *data.tasks]
-        if not sources:
-            raise UsageError("nothing to plan", fix="name a text, a table or a recipe: lmtool plan book.txt")
-        subject = subject_of(data.train, data, is_text=any(setting.key == "data.column" for setting in about_data))
-        if subject == "run":
-            raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
-        is_table = subject == "table" or bool(data.tasks)
-    if is_table and sources:
-        return plan_finetuning(source, recipe, settings)
-    return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
 
 
 def _lines(forecast: "Forecast") -> list[str]:

@@ -1,8 +1,9 @@
-"""`lmtool pretrain`: train a model on text."""
+"""`lmtool pretrain`: train a model on text; `lmtool resume`: continue a run."""
 
+from functools import partial
 from typing import Any
 
-from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume
+from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume, Until
 from lmtool.cli.help import argument, option
 from lmtool.cli.settings import OF_TEXT, Overrides, recipe_name, sets, settings_in
 from lmtool.cli.training import continued, follow
@@ -20,6 +21,7 @@ def pretrain(
     teacher: str | None = option("RUN", "Learn this run's probabilities beside the targets."),
     output: OutputDir = None,
     start_or_resume: StartOrResume = False,
+    until: Until = 1.0,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
@@ -32,7 +34,7 @@ def pretrain(
     lmtool pretrain poems/*.txt --recipe lstm -s training.steps=500
     lmtool pretrain letters.txt --from last -o runs/letters
     """
-    if start_or_resume and continued(output, quiet):
+    if start_or_resume and continued(output, quiet, until):
         return
     from lmtool.recipe.resolve import resolve
 
@@ -45,4 +47,31 @@ def pretrain(
     from lmtool.training.start import Pretraining
 
     session = Pretraining(recipe, chosen, None if source is None else open_base(source))
-    follow(session.run, quiet, output=output, retry=start_or_resume)
+    follow(session.run, quiet, output=output, retry=start_or_resume, until=until)
+
+
+def resume(
+    run: str | None = argument(
+        "RUN",
+        "A run's name or directory, RUN@STEP, a checkpoint directory, or last.",
+        shown="the last that was stopped",
+    ),
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run from its newest intact checkpoint, exactly as if it had never been interrupted.
+
+    Without RUN, runs that are finished are passed over, and those without a checkpoint.
+
+    `-s training.steps=+500` trains the last run longer; where it was finished, with new optimizer moments, unless it
+    kept them (checkpoint.keep_optimizer). Name a checkpoint to continue from that instead of the newest.
+
+    Examples:
+    lmtool resume
+    lmtool resume last -s training.steps=+500
+    lmtool resume last@500
+    """
+    from lmtool.recipe.load import settings_of
+    from lmtool.training.resuming import resume as start
+
+    follow(partial(start, run, settings_of(overrides or ())), quiet)

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
@@ -14,15 +14,12 @@ from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName
 from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import put, put_json, show_lines, tell, warn
+from lmtool.cli.output import put, put_json, put_table, show_lines, tell, warn
 from lmtool.cli.progress import count
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
 
@@ -139,7 +136,7 @@ def compare(
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in heading:
         table.add_column(overflow="fold", style=None if name else "dim")
-    _print_table(table, ([plain(cell) for cell in row] for row in [heading, *rows]), Console())
+    put_table(table, ([plain(cell) for cell in row] for row in [heading, *rows]), Console())
     for note in notes:
         typer.echo(f"note\t{plain(note)}")
 
@@ -239,20 +236,7 @@ def _list(summaries: "list[Summary]") -> None:
         table.add_column(name, justify="right" if name in ("step", "size") else "left", no_wrap=True, width=width)
     # Names are typed again, so they are never truncated: on a very narrow terminal lines wrap.
     console.width = max(console.width, sum(widths.values()) + 2 * len(widths))
-    _print_table(table, zip(*(cells[name] for name in widths), strict=True), console)
-
-
-def _print_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
-    """Fill a table and print it to a terminal; elsewhere print the rows alone, tabs between the columns."""
-    from rich.text import Text
-
-    for row in rows:
-        if console.is_terminal:
-            table.add_row(*map(Text, row))
-        else:
-            typer.echo("\t".join(row))
-    if console.is_terminal:
-        console.print(table)
+    put_table(table, zip(*(cells[name] for name in widths), strict=True), console)
 
 
 def _loss(loss: float | None) -> str:

@@ -35,7 +35,8 @@ for (const figure of document.querySelectorAll("figure")) {
       });
       if (!known.length) continue;
       let here = -1;
-      const pixel = (value) => at("left") + ((value - at("from")) / (at("to") - at("from"))) * (at("right") - at("left"));
+      const scaled = "log" in svg.dataset ? Math.log10 : Number;
+      const pixel = (value) => at("left") + ((scaled(value) - at("from")) / (at("to") - at("from"))) * (at("right") - at("left"));
       const choose = (index) => {
         here = Math.max(0, Math.min(known.length - 1, index));
         row = known[here][1];

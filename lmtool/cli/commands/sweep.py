@@ -1,0 +1,113 @@
+"""`lmtool sweep`: train with several values of keys, beside each other."""
+
+import random
+import shlex
+import time
+from pathlib import Path
+
+import typer
+
+from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
+from lmtool.cli.help import argument, option
+from lmtool.cli.output import put, put_json, put_table, tell
+from lmtool.cli.progress import count
+from lmtool.cli.settings import recipe_name
+from lmtool.cli.signals import StopAtStep
+from lmtool.errors import UsageError
+
+_VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N numbers A..B/N. May be repeated."
+_MINUTES = "Search for N minutes: all begin, the better third goes on. Without values the usual ones."
+
+
+def sweep(
+    data: list[str] = argument("TEXT|TABLE", f"What is trained on, as for pretrain or finetune. {TEXT_HELP}", ...),
+    recipe: str | None = recipe_name(None),
+    values: list[str] | None = option("KEY=VALUES", _VALUES, "--set", "-s"),
+    source: str | None = option("RUN", "The run that is trained further.", "--from"),
+    *,
+    seeds: int = option("N", "Seeds of each setting.", default=1, min=1, max=1000),
+    minutes: float | None = option("N", _MINUTES, min=0.01),
+    jobs: int | None = option("N", "Runs at once.", shown="one for each GPU, or core", min=1, max=1000),
+    output: Path | None = option("DIR", "Directory of the sweep; a new one in runs/ by default.", "--output", "-o"),
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train with each combination of values, and compare the runs by validation: a table, and a page.
+
+    Ctrl-C saves and stops; the same command with -o DIR goes on. A run that fails is told in the table.
+
+    Examples:
+    lmtool sweep book.txt -r tiny -s optimizer.lr=0.001..0.1/5 -s training.steps=500 -o runs/rates
+    lmtool sweep reviews.csv -s model.ngrams=1,2,3 --seeds 3
+    lmtool sweep reviews.csv --minutes 3
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from lmtool.report.numbers import shown
+    from lmtool.run.creation import unused_folder
+    from lmtool.sweeping.grid import choices_of, name_of, read, usual_axes
+    from lmtool.sweeping.halving import search
+    from lmtool.sweeping.results import tabulated
+    from lmtool.sweeping.sweep import Sweep, Typed, usual_slots
+
+    began = time.monotonic()
+    fixed, axes = read(values or ())
+    typed, verb = Typed(data, source, recipe, fixed).planned()
+    usual = typed.resolved({})
+    if minutes is not None and seeds > 1:
+        raise UsageError("a search has one seed", fix="search first, then train the best with several --seeds")
+    if seeds > 1:
+        axes = {"seed": [str(usual.seed + i) for i in range(seeds)], **axes}
+    if not axes and minutes is None:
+        fix = "give values, such as -s optimizer.lr=1e-4,1e-3,1e-2, or --seeds 3, or --minutes 3 for a search"
+        raise UsageError("there is nothing to compare", fix=fix)
+    axes = axes or usual_axes(usual, typed.source is not None)
+    choices = {name_of(choice): choice for choice in choices_of(axes)}
+    recipes = {name: typed.resolved(choice) for name, choice in choices.items()}
+    if minutes is not None:
+        default = next((name for name in choices if recipes[name] == usual), name_of({}))
+        # so that those that there is no time for are not all of one kind
+        others = random.Random(usual.seed).sample([*choices], len(choices))
+        choices = {default: {}} | {name: choices[name] for name in others}
+    folder, slots, stop = output or unused_folder("sweep"), jobs or usual_slots(), StopAtStep(notify=not quiet)
+    n_ended = 0
+
+    def ended(name: str) -> None:
+        nonlocal n_ended
+        n_ended += 1
+        if not quiet:
+            tell(f"{n_ended}: {name}, {this.told(name)}")
+
+    commands = {name: typed.command(verb, choice) for name, choice in choices.items()}
+    this = Sweep(folder, choices, commands, slots, stop.requested, ended)
+    this.check()
+    if not quiet:
+        tell(f"sweep {folder}: {count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log")
+    stop.open()
+    try:
+        if minutes is None:
+            this.train(list(choices))
+        else:
+            search(list(choices), slots, lambda: 60 * minutes - (time.monotonic() - began), this)
+    except KeyboardInterrupt:
+        tell(f"stopped; the same command goes on, with -o {folder}")
+    rows = this.rows()
+    page, best = this.write(f"Sweep of {', '.join(axes)}", rows, axes)
+    columns, cells = tabulated(rows)
+    if as_json:
+        put_json({"keys": [*axes], "rows": [row.record() for row in rows], "page": str(page)}, indent=1)
+    else:
+        texts = [
+            ["-" if cell is None else cell if isinstance(cell, str) else shown(cell) for cell in row] for row in cells
+        ]
+        table = Table(*columns, box=None, pad_edge=False, show_header=False)
+        put_table(table, [columns, *texts], Console())
+        put(page)
+    if stop.requested():
+        raise typer.Exit(stop.exit_code)
+    if not quiet and rows[0].runs:
+        again = ["lmtool", verb, "-r", str(best)] if typed.source is None else typed.command(verb, rows[0].choice)
+        tell(f"the best again: {shlex.join(again)}")
+    if this.failures:
+        raise typer.Exit(next(code for _, code in this.failures.values()))

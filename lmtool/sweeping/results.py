@@ -1,0 +1,138 @@
+"""What came of a sweep: a row for each setting, with the deviation over seeds, and the page about them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, log10, nan
+from statistics import mean, stdev
+
+from markupsafe import Markup
+
+from lmtool.recipe.document import plain
+from lmtool.report.charts import COLOURS, Line, LineChart
+from lmtool.report.page import Section, TableCell, figure, page, table
+from lmtool.report.training import losses
+from lmtool.run.history import History, number
+from lmtool.run.listing import counting
+from lmtool.sweeping.grid import Axes, GridPoint, name_of
+
+LOWER = ("loss", "bits per byte")
+"""Figures of which the lower is the better."""
+
+
+def validated(history: History) -> tuple[str, float | None]:
+    """The figure that the best checkpoint of a run was chosen by, with its name: of validation, never of test rows."""
+    metric = str(history.recipe.get("evaluation.metric"))
+    if metric == "loss" and history.bits_per_nat is not None:
+        return "bits per byte", history.best_bits
+    return metric, number((history.chosen or {}).get("valid_loss" if metric == "loss" else metric))
+
+
+def goodness(history: History) -> float:
+    """What is the higher the better a run is by validation."""
+    metric, value = validated(history)
+    return -inf if value is None else -value if metric in LOWER else value
+
+
+@dataclass
+class PointResults:
+    """A setting. runs: with each seed. failures: why some have failed."""
+
+    choice: GridPoint
+    runs: list[History] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def rank(self) -> tuple[bool, bool, float]:
+        """The order of rows: those that have failed come last, those that were not trained to the end before them."""
+        stopped = any(run.run.state != "finished" for run in self.runs)
+        return not self.runs, stopped, -mean(map(goodness, self.runs)) if self.runs else 0.0
+
+    def figures(self) -> dict[str, float | str | None]:
+        """What is told of the setting: means over its runs, and the sample standard deviation of the first figure."""
+        columns: dict[str, list[float]] = {}
+        for run in self.runs:
+            metric, value = validated(run)
+            other, beside = counting({**(run.chosen or {}), "loss": None})
+            last = {name: number(run.last.get({"steps": "step"}.get(name, name))) for name in ("steps", "seconds")}
+            for name, of in {other: beside, metric: value, **last}.items():
+                columns.setdefault(name, []).extend([] if of is None else [of])
+        first = validated(self.runs[0])[0] if self.runs else ""
+        told: dict[str, float | str | None] = {first: None, "deviation": None} if first else {}
+        told |= {name: mean(values) for name, values in columns.items() if values}
+        if first and len(columns[first]) > 1:
+            told["deviation"] = stdev(columns[first])
+        return {**told, "seeds": len(self.runs), **({"failed": "; ".join(self.failures)} if self.failures else {})}
+
+    def record(self) -> dict[str, object]:
+        """As JSON values."""
+        runs = [{"path": str(run.run.path), "value": validated(run)[1], "state": run.run.state} for run in self.runs]
+        return {"values": dict(self.choice), **self.figures(), "runs": runs}
+
+
+def rows_of(runs: Sequence[tuple[GridPoint, History | None, str]]) -> list[PointResults]:
+    """A row for all runs whose choices differ in nothing but the seed, the best first. A text says why one failed."""
+    rows: dict[tuple[tuple[str, str], ...], PointResults] = {}
+    for choice, run, failure in runs:
+        setting = {key: value for key, value in choice.items() if key != "seed"}
+        row = rows.setdefault(tuple(setting.items()), PointResults(setting))
+        row.runs += [] if run is None or failure else [run]
+        row.failures += [failure] if failure else []
+    return sorted(rows.values(), key=PointResults.rank)
+
+
+def tabulated(rows: Sequence[PointResults]) -> tuple[list[str], list[list[TableCell]]]:
+    """The rows as a table: its columns, and its cells."""
+    cells: list[Mapping[str, TableCell]] = [{**row.choice, **row.figures()} for row in rows]
+    columns = list(
+        dict.fromkeys([*(key for row in rows for key in row.choice), *(key for row in cells for key in row)])
+    )
+    return columns, [[row.get(column) for column in columns] for row in cells]
+
+
+def sweep_page(title: str, rows: Sequence[PointResults], axes: Axes) -> str:
+    """The page: the table, the figure against each key that has numbers, and the losses over each other."""
+    columns, cells = tabulated(rows)
+    sections = [Section("Settings, the best first", table(columns, cells))]
+    for key in axes:
+        measured = [row for row in rows if row.runs and _number(row.choice.get(key, "")) is not None]
+        if len({row.choice[key] for row in measured}) > 1:
+            sections.append(Section(f"By {key}", _against(key, measured)))
+    if best := [row.runs[0] for row in rows if row.runs][:COLOURS]:
+        sections.append(Section(f"Losses, of one run of each of the {len(best)} best", losses(best)))
+    return page(title, sections)
+
+
+def _number(text: str) -> float | None:
+    return number(plain(text))
+
+
+def _against(key: str, rows: Sequence[PointResults]) -> Markup:
+    """The figure over the values of a key: a line for each setting of the others, paler ones a deviation away."""
+    metric, lines = validated(rows[0].runs[0])[0], dict[str, list[tuple[float, float, float]]]()
+    for row in rows:
+        told = row.figures()
+        x, y, deviation = (
+            number(value) or 0.0 for value in (_number(row.choice[key]), told[metric], told["deviation"])
+        )
+        others = name_of({other: value for other, value in row.choice.items() if other != key})
+        lines.setdefault(others if len(row.choice) > 1 else metric, []).append((x, y, deviation))
+    drawn = []
+    for colour, (others, points) in enumerate(list(lines.items())[:COLOURS]):
+        points.sort()
+        drawn.append(Line(others, [point[:2] for point in points], colour))
+        if any(deviation for *_, deviation in points):
+            below, above = ([(x, y + sign * deviation) for x, y, deviation in points] for sign in (-1, 1))
+            drawn.append(Line("± deviation", [*below, (points[0][0], nan), *above], colour, pale=True))
+    xs = sorted({x for points in lines.values() for x, *_ in points})
+    chart = LineChart(drawn, key, metric, f"{metric} by {key}", column=1, log=_by_factors(xs))
+    numbers = table(["others", key, metric, "deviation"], [[n, *point] for n, of in lines.items() for point in of])
+    caption = f"{metric} of the best checkpoint on validation data; pale: a standard deviation over seeds."
+    return figure(chart.for_page(), caption, numbers)
+
+
+def _by_factors(xs: Sequence[float]) -> bool:
+    """Whether values are spread rather by factors than by differences, as on a logarithmic scale."""
+
+    def skew(values: Sequence[float]) -> float:
+        return abs(mean(values) - (values[0] + values[-1]) / 2) / (values[-1] - values[0])
+
+    return xs[0] > 0 and skew([log10(x) for x in xs]) < skew(xs)

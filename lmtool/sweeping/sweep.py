@@ -1,0 +1,226 @@
+"""Runs with other values of some keys, in one folder: each is trained by a command of its own, several at once."""
+
+import math
+import multiprocessing
+import os
+import runpy
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import torch
+
+from lmtool import durable
+from lmtool.compute.machine import n_cores, threads_are_set
+from lmtool.errors import UsageError
+from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.resolve import resolve
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.report.page import write_page
+from lmtool.run.checkpoint import listed
+from lmtool.run.creation import is_begun
+from lmtool.run.directory import CHECKPOINTS, RECIPE, RESULTS, Run, writing
+from lmtool.run.history import History, number, read_values
+from lmtool.sweeping.grid import Axes, GridPoint
+from lmtool.sweeping.halving import Cost
+from lmtool.sweeping.results import PointResults, goodness, rows_of, sweep_page, validated
+from lmtool.training.finetuning import FineTuning, plan_training
+
+POLL_SECONDS = 0.2
+"""Seconds between two looks at whether to stop."""
+
+START_SECONDS = 1.0
+"""Seconds that a process takes at least beside its steps."""
+
+BESIDE = 1.2
+"""Ratio of the time of training to that of its steps: validations and checkpoints come with them."""
+
+PRELOADED = ["lmtool.sweeping.sweep", "lmtool.cli.commands.finetune", "lmtool.export.forms"]
+"""Modules that the processes share."""
+
+
+def usual_slots() -> int:
+    """How many runs are trained at once: one on each GPU, or else on each core."""
+    return torch.cuda.device_count() or n_cores()
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What is typed. source, recipe: see `plan_training`. fixed: `KEY=VALUE` texts."""
+
+    data: Sequence[str]
+    source: str | None
+    recipe: str | None
+    fixed: Sequence[str]
+
+    def planned(self) -> "tuple[Typed, str]":
+        """The same with the run that is trained further named by its path, since the last one will soon be another; and
+        the command for such data. Raises LmtoolError.
+        """
+        plan = plan_training(self.source, self.recipe, self._settings({}))
+        is_named = plan.base is None or self.source not in (None, "last")
+        named = self if is_named or plan.base is None else replace(self, source=str(plan.base.run.path))
+        return named, "finetune" if isinstance(plan, FineTuning) else "pretrain"
+
+    def resolved(self, choice: GridPoint) -> Recipe:
+        """The recipe of a run before its text is read. Raises LmtoolError."""
+        settings = self._settings(choice)
+        planned = plan_training(self.source, self.recipe, settings)
+        if isinstance(planned, FineTuning):
+            return planned.resolved.recipe
+        parent = None if planned.base is None else planned.base.parent
+        return resolve(self.recipe, settings, parent=parent).recipe
+
+    def command(self, verb: str, choice: GridPoint) -> list[str]:
+        """The command of a run."""
+        named = [*(["-r", self.recipe] if self.recipe else []), *(["--from", self.source] if self.source else [])]
+        return ["lmtool", verb, *self.data, *named, *(word for text in self._texts(choice) for word in ("-s", text))]
+
+    def _settings(self, choice: GridPoint) -> list[Setting]:
+        return settings_of(self._texts(choice), [Setting("data.train", list(self.data), "DATA")])
+
+    def _texts(self, choice: GridPoint) -> list[str]:
+        return [*self.fixed, *(f"{key}={value}" for key, value in choice.items())]
+
+
+@dataclass
+class Sweep:
+    """The runs of a sweep, as `halving.search` trains them.
+
+    choices, commands: by the names of runs. slots: how many are trained at once. stop: whether to stop. ended: called
+    with the name of each run whose process has ended. failures: why runs have failed, with exit codes.
+    """
+
+    folder: Path
+    choices: Mapping[str, GridPoint]
+    commands: Mapping[str, Sequence[str]]
+    slots: int
+    stop: Callable[[], bool]
+    ended: Callable[[str], None]
+    failures: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _took: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def train(self, names: Sequence[str], until: float = 1.0, limit: float = math.inf) -> None:
+        """See `Runs`. Raises KeyboardInterrupt when all processes have saved and ended because of `stop`."""
+        end = time.monotonic() + limit
+        before = {name: self.reached(name) for name in names if name not in self.failures}
+        left = [name for name, share in before.items() if share < until]
+        for name, code, seconds in self._processes(left, until, lambda: self.stop() or time.monotonic() > end):
+            if code < 0:
+                self.failures[name] = f"ended by signal {-code}, maybe for lack of memory", 5
+            elif code not in (0, 130, 143):
+                # the first line of the error
+                lines = self._log(name).read_text(errors="replace").splitlines()
+                self.failures[name] = next(line for line in [*reversed(lines), "unknown"] if line[:1] != " "), code
+            self._took[name] = seconds, self.reached(name) - before[name]
+            self.ended(name)
+        if self.stop():
+            raise KeyboardInterrupt
+
+    def cost(self, names: Sequence[str]) -> Cost:
+        """See `Runs`: by the seconds of their steps, and what their last processes took beside."""
+        spent = {name: number(history.last.get("seconds")) or 0.0 for name, history in self._begun(names).items()}
+        whole = max((BESIDE * seconds / self.reached(name) for name, seconds in spent.items()), default=0.0)
+        starts = [seconds - share * whole for name in names for seconds, share in [self._took.get(name, (0.0, 0.0))]]
+        return Cost(max(START_SECONDS, *starts), whole or math.inf)
+
+    def ranked(self, names: Sequence[str]) -> list[str]:
+        """See `Runs`."""
+        of = {name: goodness(one) for name, one in self._begun(names).items() if name not in self.failures}
+        return sorted(of, key=lambda name: -of[name])
+
+    def reached(self, name: str) -> float:
+        """The share of its steps that a run has done: 1 where nothing is left to do, 0 before its first checkpoint."""
+        if not is_begun(self.folder / name):
+            return 0.0
+        run = Run.open(self.folder / name)
+        steps = number(read_values(run).get("training.steps")) or math.inf
+        done = run.state == "finished" and (run.path / RESULTS).exists()
+        return 1.0 if done else min(0.999, listed(run.path / CHECKPOINTS)[-1][0] / steps)
+
+    def rows(self) -> list[PointResults]:
+        """The settings, the best first."""
+        begun, why = self._begun(self.choices), {name: reason for name, (reason, _) in self.failures.items()}
+        return rows_of([(choice, begun.get(name), why.get(name, "")) for name, choice in self.choices.items()])
+
+    def write(self, title: str, rows: Sequence[PointResults], axes: Axes) -> tuple[Path, Path]:
+        """Write the page, and the recipe of the best setting; returns their paths."""
+        paths = self.folder / "sweep.html", self.folder / "best.yaml"
+        write_page(paths[0], sweep_page(title, rows, axes))
+        if rows[0].runs:
+            durable.replace(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
+        return paths
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def check(self) -> None:
+        """Make the folder. Raises UsageError where it holds another run by the name of one, ResourceError else."""
+        for name, history in self._begun(self.choices).items():
+            session = history.run.info.sessions[0]
+            if session.command[: len(self.commands[name])] != [*self.commands[name]]:
+                what, where = "the folder holds another run of this name", f"{name}: {shlex.join(session.command)}"
+                fix = "choose another folder with -o, or give the same data, recipe and keys to go on"
+                raise UsageError(what, where=where, fix=fix, code="output_exists")
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def told(self, name: str) -> str:
+        """What a run has come to, in words."""
+        if name in self.failures or not self.reached(name):
+            return self.failures.get(name, ("not begun", 0))[0]
+        metric, value = validated(self._begun([name])[name])
+        return (
+            f"{metric} {'-' if value is None else f'{value:.4f}'} after {100 * self.reached(name):.0f} % of its steps"
+        )
+
+    def _begun(self, names: Iterable[str]) -> dict[str, History]:
+        """Those of the runs that have a checkpoint."""
+        paths = {name: self.folder / name for name in names}
+        return {name: History.of(Run.open(path)) for name, path in paths.items() if is_begun(path)}
+
+    def _processes(
+        self, names: Sequence[str], until: float, stop: Callable[[], bool]
+    ) -> Iterator[tuple[str, int, float]]:
+        """Names, exit codes and seconds of processes, as they end. They are forked from one that has imported all."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        waiting, free, is_told = deque(names), list(range(self.slots)), False
+        running: dict[int, tuple[str, int, ForkServerProcess, float]] = {}
+        while running or (waiting and not stop()):
+            while waiting and free and not stop():
+                name, slot = waiting.popleft(), free.pop()
+                how = ["-o", str(self.folder / name), "--start-or-resume", "--quiet", "--until", str(until)]
+                args = [*self.commands[name], *how], str(self._log(name)), slot, self.slots
+                process = context.Process(target=_run, args=args, daemon=True)
+                process.start()
+                running[process.sentinel] = name, slot, process, time.monotonic()
+            if stop() and not is_told:
+                is_told = True
+                for _, _, process, _ in running.values():
+                    process.terminate()
+            for sentinel in wait([*running], POLL_SECONDS):
+                name, slot, process, began = running.pop(int(str(sentinel)))
+                process.join()
+                free.append(slot)
+                yield name, process.exitcode or 0, time.monotonic() - began
+
+
+def _run(command: list[str], log: str, slot: int, slots: int) -> None:
+    """What a process does: the command, in a group of its own, so that only the process that started it stops it."""
+    os.setpgrp()
+    with open(log, "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot] if slot < len(devices) else str(slot)
+    if not threads_are_set():
+        torch.set_num_threads(max(1, n_cores() // slots))
+    sys.argv[:] = command
+    runpy.run_module("lmtool", run_name="__main__")

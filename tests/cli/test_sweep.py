@@ -1,0 +1,213 @@
+"""`lmtool sweep`: a run for each combination of values, resumed where it stopped, compared by validation."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmtool.cli import main
+from lmtool.run.checkpoint import listed
+from lmtool.run.directory import Run
+from lmtool.sweeping import sweep
+from tests.cli.conftest import SMALL
+from tests.training.programs import LMTOOL, saved, start, wait_until
+
+
+@pytest.fixture
+def inside(monkeypatch):
+    """Trains in this process, one after the other; returns what was trained, with the share of the steps."""
+    trained = []
+
+    def processes(this, names, until, stop):
+        for name in names:
+            if stop():
+                return
+            trained.append((name, until))
+            how = ["-o", str(this.folder / name), "--start-or-resume", "-q", "--until", str(until)]
+            code = run_here([*this.commands[name], *how], this._log(name))
+            yield name, code, 0.01
+
+    def run_here(words, log):
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before, output = sys.argv, (sys.stdout, sys.stderr)
+        with open(log, "a") as file:
+            sys.argv, sys.stdout, sys.stderr = [*words], file, file
+            try:
+                main()
+            except SystemExit as end:
+                return int(end.code or 0)
+            finally:
+                sys.argv, (sys.stdout, sys.stderr) = before, output
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+
+    monkeypatch.setattr(sweep.Sweep, "_processes", processes)
+    return trained
+
+
+def weights(run):
+    """The bytes of the weights of the last checkpoint."""
+    return (listed(Path(run) / "checkpoints")[-1][1] / "model.safetensors").read_bytes()
+
+
+def test_each_combination_is_a_run_like_any_other(lmtool, home, corpus, inside):
+    values = ["-s", "optimizer.lr=0.01,0.02", "-s", "model.n_layers=1..2", "--seeds", "2"]
+    done = lmtool.succeeds("sweep", corpus, *SMALL, *values, "-o", "runs/grid", "--json")
+    told = json.loads(done.out)
+    assert len(inside) == 8
+    assert told["keys"] == ["seed", "optimizer.lr", "model.n_layers"]
+    assert len(told["rows"]) == 4
+    assert all(row["seeds"] == 2 and row["deviation"] > 0 and row["steps"] == 6 for row in told["rows"])
+    means = [row["bits per byte"] for row in told["rows"]]
+    assert means == sorted(means)
+    name = "seed=2,lr=0.02,n_layers=1"
+    plain = ["-s", "seed=2", "-s", "optimizer.lr=0.02", "-s", "model.n_layers=1"]
+    lmtool.succeeds("pretrain", corpus, *SMALL, *plain, "-o", "runs/alone", "-q")
+    assert weights("runs/alone") == weights(f"runs/grid/{name}")
+    assert lmtool.succeeds("runs", "compare", f"runs/grid/{name}", "runs/alone").out
+    assert Path(told["page"]).exists()
+
+    again = lmtool.succeeds("sweep", corpus, *SMALL, *values, "-o", "runs/grid", "--json")
+    assert json.loads(again.out) == told
+    more = ["-s", "optimizer.lr=0.01,0.02,0.04", *values[2:]]
+    lmtool.succeeds("sweep", corpus, *SMALL, *more, "-o", "runs/grid", "-q")
+    assert (
+        len([name for name, _ in inside[8:] if not name.endswith(("n_layers=1", "n_layers=2")) or "0.04" in name]) == 4
+    )
+    best = lmtool.succeeds("pretrain", "-r", "runs/grid/best.yaml", "-o", "runs/best", "-q")
+    assert best.out.strip() == "runs/best"
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(lmtool, home, corpus, inside):
+    words = ("sweep", corpus, *SMALL, "-s", "optimizer.lr=0.01,0.02", "-q", "-o")
+    lmtool.succeeds(*words, "runs/whole")
+    begun = ("pretrain", corpus, *SMALL, "-s", "optimizer.lr=0.01", "-q", "--until", "0.5", "-o")
+    (Path("runs") / "parts").mkdir()
+    lmtool.succeeds(*begun, "runs/parts/lr=0.01")
+    run = Run.open(Path("runs/parts/lr=0.01"))
+    assert listed(run.path / "checkpoints")[-1][0] == 3
+    assert run.state == "stopped"
+    lmtool.succeeds(*words, "runs/parts")
+    for name in ("lr=0.01", "lr=0.02"):
+        assert weights(f"runs/parts/{name}") == weights(f"runs/whole/{name}")
+    assert [session.step for session in Run.open(run.path).info.sessions] == [0, 3]
+
+
+def test_a_search_trains_all_a_little_and_the_better_ones_on(lmtool, home, corpus, inside, monkeypatch):
+    planned = iter([sweep.Cost(1.0, 100.0)] * 9)
+    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: next(planned))
+    words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
+    told = json.loads(lmtool.succeeds(*words).out)
+    assert told["keys"] == ["optimizer.lr", "model.dropout"]
+    shares = [share for _, share in inside]
+    assert shares[0] == 1 / 9
+    assert inside[0][0].startswith("lr=0.02,dropout=")
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    steps = [row.get("steps") for row in told["rows"]]
+    assert steps[0] == 6
+    assert None not in steps
+    assert min(steps) < 6
+    best = Run.open(Path(told["rows"][0]["runs"][0]["path"]))
+    assert best.state == "finished"
+    assert (best.path / "recipe.yaml").read_bytes() == Path("runs/search/best.yaml").read_bytes()
+
+
+def test_a_search_too_short_for_one_run_is_told(lmtool, home, corpus, inside, monkeypatch):
+    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: sweep.Cost(1.0, 100.0))
+    words = ("sweep", corpus, *SMALL, "--minutes", "1", "--jobs", "1", "-q", "-o", "runs/short")
+    outcome = lmtool(*words)
+    assert outcome.code == 2
+    assert "too short for a whole run" in outcome.err
+    assert "--minutes 3" in outcome.err
+
+
+def test_tables_are_swept_as_finetune_trains_them(lmtool, home, inside):
+    rows = "".join(f"{word} {i},{label}\n" for i in range(20) for word, label in (("good", "yes"), ("bad", "no")))
+    Path("rows.csv").write_text(f"text,label\n{rows}")
+    words = ("sweep", "rows.csv", "-s", "model.ngrams=1,2", "-s", "training.steps=4", "-o", "runs/table")
+    done = lmtool.succeeds(*words)
+    header, first, second, page = done.out.splitlines()
+    assert header.split("\t")[:3] == ["model.ngrams", "loss", "deviation"]
+    assert {first[0], second[0]} == {"1", "2"}
+    assert page == "runs/table/sweep.html"
+    assert "lmtool finetune -r runs/table/best.yaml" in done.err
+    lmtool.succeeds("finetune", "-r", "runs/table/best.yaml", "-q", "-o", "runs/again")
+
+
+@pytest.mark.parametrize("source", [["--from", "last"], []])
+def test_a_run_is_tuned_with_several_values(lmtool, run, inside, source):
+    """Also the last one, which by then is one of the sweep."""
+    rows = "".join(f"{word} {i},{label}\n" for i in range(20) for word, label in (("good", "yes"), ("bad", "no")))
+    Path("rows.csv").write_text(f"text,label\n{rows}")
+    values = ("-s", "training.epochs=0.1,0.2", "-s", "training.precision=float32")
+    done = lmtool.succeeds("sweep", "rows.csv", *source, *values, "-o", "runs/tuned")
+    assert {Run.open(path.parent).info.base.run for path in Path("runs/tuned").glob("*/run.json")} == {run.name}
+    assert (
+        f"lmtool finetune rows.csv --from runs/{run.name} -s training.precision=float32 -s training.epochs=0."
+        in done.err
+    )
+
+
+def test_what_fails_is_a_row_and_the_others_are_trained(lmtool, home, corpus, inside):
+    values = ("-s", "optimizer.lr=1e29,0.01", "-s", "training.clip_norm=null", "-s", "optimizer.kind=sgd")
+    done = lmtool("sweep", corpus, *SMALL, *values, "-o", "runs/some")
+    assert done.code == 6
+    _, best, failed, page = done.out.splitlines()
+    assert best.startswith("0.01\t")
+    assert failed.startswith("1e+29\t")
+    assert "of step" in failed
+    assert page
+    assert "optimizer.lr" in Path("runs/some/lr=1e+29.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-s", "optimizer.lrr=1,2"], ["optimizer.lrr", "optimizer.lr"]),
+        (["-s", "optimizer.lr=0.1,fast"], ["optimizer.lr", "fast"]),
+        (["-s", "model.n_heads=2,3"], ["n_heads"]),
+        (["-s", "optimizer.lr=5..1"], ["optimizer.lr=5..1", "no values"]),
+        (["-s", "optimizer.lr=1..900", "-s", "model.n_layers=1..9"], ["8,100 runs", "1,000"]),
+        ([], ["nothing to compare", "--minutes"]),
+        (["--minutes", "3", "--seeds", "2"], ["one seed"]),
+        (["-r", "nosuch", "-s", "seed=1,2"], ["no recipe 'nosuch'"]),
+        (["--from", "nosuch", "-s", "seed=1,2"], ["no runs in runs"]),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_first_run(lmtool, home, corpus, words, said):
+    code = 4 if "--from" in words else 2
+    lmtool.refuses(code, "sweep", corpus, *SMALL, *words, "-o", "runs/never", words=said)
+    assert not Path("runs/never").exists()
+
+
+def test_a_folder_of_another_sweep_is_refused(lmtool, home, corpus, inside):
+    words = ("sweep", corpus, "-s", "optimizer.lr=0.01,0.02", "-o", "runs/one", *SMALL)
+    lmtool.succeeds(*words, "-q")
+    lmtool.refuses(2, *words, "-s", "model.d_model=32", words=["another run of this name", "-o"])
+
+
+def test_it_is_for_one_process(lmtool, home, corpus, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    lmtool.refuses(2, "sweep", corpus, "-s", "seed=1,2", words=["lmtool sweep is for one process"])
+
+
+@pytest.mark.system
+def test_a_signal_saves_all_and_the_same_command_goes_on(work):
+    """In processes of their own, two at once."""
+    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=60"]
+    sweep = [*LMTOOL, "sweep", *settings, "-s", "optimizer.lr=0.001,0.003", "-o", str(work.folder / "all")]
+    alone = [*LMTOOL, "pretrain", *settings, "-s", "optimizer.lr=0.001", "-o", str(work.folder / "one")]
+    runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]
+    process = start(work, [*sweep, "--jobs", "2"])
+    for run in runs:
+        wait_until(saved(run, 4), process, work)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert [Run.open(run).state for run in runs] == ["stopped", "stopped"]
+    assert start(work, sweep).wait() == 0
+    assert start(work, alone).wait() == 0
+    assert weights(runs[0]) == weights(work.folder / "one")

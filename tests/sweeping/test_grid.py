@@ -1,0 +1,93 @@
+"""Values of keys as they are typed, and their combinations."""
+
+import pytest
+
+from lmtool.errors import UsageError
+from lmtool.recipe.load import load
+from lmtool.sweeping.grid import MOST_RUNS, choices_of, name_of, read, usual_axes
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("optimizer.lr=1e-4,1e-3", ["0.0001", "0.001"]),
+        ("model.n_layers=2..5", ["2", "3", "4", "5"]),
+        ("optimizer.lr=1e-4..1e-2/3", ["0.0001", "0.001", "0.01"]),
+        ("model.d_model=16..128/4", ["16", "32", "64", "128"]),
+        ("model.n_layers=1,4..6", ["1", "4", "5", "6"]),
+        ("schedule.kind=cosine, linear", ["cosine", "linear"]),
+        ("data.text_columns=[a,b],[c]", ['["a", "b"]', '["c"]']),
+        ("schedule={kind: cosine, warmup_steps: 3},{kind: linear}", ['{"kind": "cosine", "warmup_steps": 3}', None]),
+        ("evaluation.prompts='One, two','2..6'", ["One, two", "2", "3", "4", "5", "6"]),
+        ("model.bias=true,false,true", ["true", "false"]),
+        ("training.epochs=null,3", ["null", "3"]),
+    ],
+)
+def test_several_values_are_an_axis(typed, values):
+    fixed, axes = read([typed])
+    assert fixed == []
+    (listed,) = axes.values()
+    assert all(value in (None, one) for value, one in zip(values, listed, strict=True)), listed
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "optimizer.lr=1e-4",
+        "data.text_columns=[a,b]",
+        "model.position={kind: rotary}",
+        "training.steps=+5",
+        "a",
+        "x=[1,",
+    ],
+)
+def test_one_value_is_left_as_it_is(typed):
+    assert read([typed]) == ([typed], {})
+
+
+@pytest.mark.parametrize("value", ["6..2", "0.1..0.4", "0..1/3", "1..2/1", "1..9999", "1..2/2000", "-1..4/3", "1e..2"])
+def test_a_range_without_values_is_refused(value):
+    with pytest.raises(UsageError) as refused:
+        read([f"optimizer.lr={value}"])
+    assert f"optimizer.lr={value}" in refused.value.where
+
+
+def test_every_combination_is_a_run_with_a_name():
+    choices = choices_of({"seed": ["1", "2"], "optimizer.lr": ["0.1", "0.2"], "model.bias": ["true"]})
+    assert len(choices) == 4
+    assert [choice["seed"] for choice in choices] == ["1", "1", "2", "2"]
+    assert [name_of(choice) for choice in choices][:2] == ["seed=1,lr=0.1,bias=true", "seed=1,lr=0.2,bias=true"]
+    with pytest.raises(UsageError, match="at most"):
+        choices_of({"a": ["1"] * 100, "b": ["1"] * (MOST_RUNS // 100 + 1)})
+
+
+def test_names_differ_where_values_do():
+    values = ["[a]", "{a}", "a b", "a  b", "x" * 200, "x" * 201, "é", "../up"]
+    names = [name_of({"evaluation.prompts": value}) for value in values]
+    assert len(set(names)) == len(values)
+    assert not any("/" in name for name in names)
+    assert name_of({"model.lr": "1", "optimizer.lr": "2"}) == "model.lr=1,optimizer.lr=2"
+    assert name_of({}) == "default"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "is_tuning", "keys"),
+    [
+        ("tiny", False, ["optimizer.lr", "model.dropout"]),
+        ("dan", False, ["optimizer.lr", "model.word_dropout"]),
+        ("linear", False, ["optimizer.lr", "optimizer.weight_decay"]),
+        ("tiny", True, ["optimizer.lr", "training.epochs"]),
+    ],
+)
+def test_the_usual_search_begins_with_the_values_of_the_recipe(recipe, is_tuning, keys):
+    fixed = ["training.epochs=4"] if is_tuning else []
+    base = load(recipe, fixed).recipe
+    axes = usual_axes(base, is_tuning)
+    assert [*axes] == keys
+    choices = choices_of(axes)
+    assert len(choices) == 9
+    recipes = [
+        load(recipe, [*fixed, *(f"{key}={value}" for key, value in choice.items())]).recipe for choice in choices
+    ]
+    assert recipes[0] == base
+    assert all(other != base for other in recipes[1:])
