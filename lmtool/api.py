@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,11 @@ from numpy.typing import NDArray
 from lmtool import analysis
 from lmtool.analysis.attention import TextAttention
 from lmtool.analysis.gradients import Contraction, GradientFlow
-from lmtool.checksum import sha256
 from lmtool.compute.device import InferenceName, choose_compute
 from lmtool.compute.processes import world_size
-from lmtool.data.prepare import default_cache
+from lmtool.data.stdin import text_files
 from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.settings import DRAFT_TOKENS, Settings
-from lmtool.durable import write_file
 from lmtool.errors import UsageError
 from lmtool.inference.base import open_base
 from lmtool.inference.chatting import Conversation
@@ -51,17 +49,6 @@ from lmtool.tokenization.tokenizer import find_words
 from lmtool.training.events import Event, Started, Warn
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.start import Invocation, Pretraining
-
-
-class NextToken(NamedTuple):
-    """The distribution of the next token. p_V: probability of each id (V,). pieces: the tokens, by id."""
-
-    p_V: NDArray[np.float64]
-    pieces: tuple[str, ...]
-
-    def top(self, k: int = 10) -> list[tuple[str, float]]:
-        """The k most probable tokens, with their probabilities."""
-        return [(self.pieces[i], float(self.p_V[i])) for i in np.argsort(-self.p_V[: len(self.pieces)])[:k]]
 
 
 class TrainedModel(TextGenerator):
@@ -95,18 +82,18 @@ class TrainedModel(TextGenerator):
         """The states of the embeddings and of each layer, (T, D) each."""
         return hidden_states(self.loaded, text)
 
-    def next_token(self, prompt: str) -> NextToken:
-        """The model's distribution of the token after a prompt, before temperature and filters.
+    def next_token(self, prompt: str) -> list[tuple[str, float]]:
+        """Each token with its probability after a prompt, the most probable first, before temperature and filters.
 
         Raises UsageError for a model that does not generate from left to right.
         """
         self.check_generates()
-        runner, prompt_format = ModelRunner(self.loaded.model), self.loaded.prompt_format
-        window = runner.fit(prompt_format.prompt(prompt), "refuse", "prompt")
+        runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
+        window = runner.fit(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
         with self.computing():
             hidden_1TD, _ = runner.advance([window.tokens], runner.start([window]))
-        p_V = runner.logits(hidden_1TD[:, -1])[0].double().softmax(-1).cpu().numpy()
-        return NextToken(p_V, tuple(map(self.loaded.tokenizer.piece, range(self.loaded.tokenizer.vocab_size))))
+        p_V = runner.logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
+        return [(tokenizer.piece(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
         """The norms of the gradient of one token's loss in the states before it, as `lmtool gradients` shows them."""
@@ -196,13 +183,15 @@ def pretrain(
 ) -> TrainedModel:
     """Train a model on text, as `lmtool pretrain` does, and load its best checkpoint.
 
-    text: files as for the command; a string of several lines is a text itself. source: the run that goes on, as --from.
-    out: the run directory; a new one in runs/ when empty. Raises the errors of the command; its warnings are those of
-    Python.
+    text: files as for the command; a string of several lines is a text itself, which is not kept. source: the run that
+    goes on, as --from. out: the run directory; a new one in runs/ when empty. Raises the errors of the command; its
+    warnings are those of Python.
     """
-    files = [_file(one) for one in ([text] if isinstance(text, str | Path) else text)]
-    session = Pretraining(recipe, _settings(files, settings), None if source is None else open_base(source))
-    return _trained(session.run, out)
+    given = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
+    names, texts = ([one for one in given if ("\n" in one) is is_text] for is_text in (False, True))
+    with text_files(names, texts) as files:
+        session = Pretraining(recipe, _settings(files, settings), None if source is None else open_base(source))
+        return _trained(session.run, out)
 
 
 def finetune(
@@ -218,16 +207,6 @@ def finetune(
 def _settings(train: list[str], settings: Values) -> list[Setting]:
     stated = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
     return settings_of(stated, [Setting("data.train", train, "the first argument")])
-
-
-def _file(text: str | Path) -> str:
-    """The name of a file; of a text itself one that the cache keeps."""
-    if isinstance(text, Path) or "\n" not in text:
-        return str(text)
-    path = default_cache() / "texts" / f"{sha256(text.encode())}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, text.encode())
-    return str(path)
 
 
 def _trained(start: Callable[[Invocation], Iterator[Event]], out: str) -> TrainedModel:

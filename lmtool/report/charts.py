@@ -1,7 +1,6 @@
 """Charts as SVG that follows the page: its colours in dark and light, its width, its table for the pointer."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -69,19 +68,8 @@ def standalone(picture: Markup) -> str:
     return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}\n"
 
 
-class Picture(ABC):
-    """What notebooks show as it is."""
-
-    @abstractmethod
-    def svg(self) -> Markup:
-        """The picture."""
-
-    def _repr_svg_(self) -> str:
-        return standalone(self.svg())
-
-
 @dataclass(frozen=True)
-class LineChart(Picture):
+class LineChart:
     """Lines over numbers. x, y: names of the axes. label: what the picture shows, for those who do not see it.
 
     column: of the figure's table, the one that holds x.
@@ -104,6 +92,10 @@ class LineChart(Picture):
     def for_page(self) -> Markup:
         """The chart twice, of which the page shows the one that suits its width."""
         return Markup("").join((self.svg("wide"), self.svg("narrow")))
+
+    def _repr_svg_(self) -> str:
+        """For notebooks."""
+        return standalone(self.svg())
 
     def svg(self, size: str = "") -> Markup:
         """The chart in one of `SIZES`."""
@@ -152,7 +144,7 @@ class LineChart(Picture):
 
 
 @dataclass(frozen=True)
-class HeatMap(Picture):
+class HeatMap:
     """A matrix of numbers not below zero as shaded cells.
 
     values: by row.
@@ -173,6 +165,10 @@ class HeatMap(Picture):
     x: str = ""
     y: str = ""
     labelled: bool = True
+
+    def _repr_svg_(self) -> str:
+        """For notebooks."""
+        return standalone(self.svg())
 
     def svg(self) -> Markup:
         """The picture."""

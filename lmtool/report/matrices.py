@@ -21,9 +21,6 @@ from lmtool.recipe.spec.transformer import Transformer
 ROWS, WIDEST, LARGEST = 6, 16, 1 << 30
 """Positions that are shown, the widest model whose vectors fit a line, and the bytes of the largest."""
 
-PLAIN = ("attention", "scaled-dot", "none")
-"""Mixer, score and norm of queries and keys."""
-
 
 def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
     """Matrices and what they are: sinusoids and their products, if the recipe has them, and the first head of the
@@ -32,7 +29,7 @@ def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
     Raises UsageError for models without such a head, and for wide ones.
     """
     spec = recipe.model
-    if not isinstance(spec, Transformer) or (spec.mixer, spec.score, spec.qk_norm) != PLAIN or spec.d_model > WIDEST:
+    if not isinstance(spec, Transformer) or not _is_plain(spec) or spec.d_model > WIDEST:
         what = f"--numbers are for Transformers at most {WIDEST} wide, of scaled dot products of plain queries and keys"
         raise UsageError(what, where="model", fix="name one, with -s model.d_model=6 -s model.n_heads=1")
     check_fits(recipe, LARGEST)
@@ -61,6 +58,11 @@ def worked(recipe: Recipe) -> list[tuple[str, Tensor]]:
         ("A = softmax(S + mask + bias of positions)", a_TT),
         ("A V", a_TT @ v_TH),
     ]
+
+
+def _is_plain(spec: Transformer) -> bool:
+    kinds = spec.mixer, spec.score, spec.qk_norm
+    return kinds == ("attention", "scaled-dot", "none") and spec.position.kind != "disentangled"
 
 
 def _sinusoids(positions: SinusoidalPositions, tokens_1T: Tensor) -> list[tuple[str, Tensor]]:

@@ -67,12 +67,18 @@ def test_one_head_of_several_that_share_keys():
     np.testing.assert_allclose(q, x @ w_q, atol=1e-5)
 
 
-@pytest.mark.parametrize("overrides", [("lstm",), ("tiny", "model.d_model=32"), ("tiny", "model.score=additive")])
-def test_what_has_no_small_head_is_refused(overrides):
-    name, *others = overrides
-    settings = (*SMALL, *others) if name == "tiny" else ()
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("lstm", "model.n_layers=1"),
+        ("tiny", "model.d_model=32"),
+        ("tiny", "model.score=additive"),
+        ("roberta-tiny", "model.position.kind=disentangled"),
+    ],
+)
+def test_what_has_no_small_head_is_refused(name, override):
     with pytest.raises(UsageError, match="--numbers"):
-        worked(load(name, settings).recipe)
+        worked(load(name, (override,) if name == "lstm" else (*SMALL, override)).recipe)
 
 
 def test_lines():
