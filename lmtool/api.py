@@ -187,8 +187,8 @@ def pretrain(
     goes on, as --from. out: the run directory; a new one in runs/ when empty. Raises the errors of the command; its
     warnings are those of Python.
     """
-    given = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
-    names, texts = ([one for one in given if ("\n" in one) is is_text] for is_text in (False, True))
+    paths = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
+    names, texts = ([one for one in paths if ("\n" in one) is is_text] for is_text in (False, True))
     with text_files(names, texts) as files:
         session = Pretraining(recipe, _settings(files, settings), None if source is None else open_base(source))
         return _trained(session.run, out)
