@@ -32,8 +32,8 @@ def _points(norms: Sequence[float | None]) -> list[Point]:
 class Curves(NamedTuple):
     """What is measured at each step, as lines and as numbers.
 
-    heading, caption: of the picture on a page. columns, rows: a number, a token, and what is measured there; None where
-    it is not finite, or is not measured. run: where the model is from.
+    heading, caption: of the picture on a page. columns, rows: a number, a token, and what is measured there, None where
+    it is not finite.
     """
 
     title: str
