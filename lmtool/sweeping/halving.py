@@ -12,6 +12,9 @@ ETA = 3
 MARGIN = 0.9
 """Share of the time that is planned for: the rest is for steps that take longer than those that were measured."""
 
+LATE = 0.05
+"""Share of the budget after whose end all runs are stopped, and saved."""
+
 
 class Rung(NamedTuple):
     """So many runs are trained up to a share of their steps."""
@@ -74,6 +77,9 @@ def search(names: Sequence[str], slots: int, left: Callable[[], float], runs: Ru
     first = names[:slots]
     runs.train(first, ETA ** -halvings(len(names)), budget / ETA)
     cost = runs.cost(first)
+    if not runs.ranked(first):
+        what = f"the first runs have failed, or done no step in {budget / ETA / 60:.2g} minutes"
+        raise UsageError(what, where=", ".join(first), fix="see their .log files; give more --minutes, or train less")
     if not plan(1, 1, left(), cost, ETA ** -halvings(len(names))):
         needed = math.ceil((2 * cost.start + cost.whole) / MARGIN / 60 + 0.5)
         what = f"{budget / 60:.3g} minutes are too short for a whole run, which takes about {cost.whole / 60:.2g} here"
@@ -81,6 +87,6 @@ def search(names: Sequence[str], slots: int, left: Callable[[], float], runs: Ru
     while names and done < 1:
         planned = plan(len(names), slots, left(), cost, done) or [Rung(min(slots, len(names)), 1.0)]
         names, done = names[: planned[0].runs], planned[0].until
-        runs.train(names, done)
+        runs.train(names, done, left() + LATE * budget)
         cost = runs.cost(names)
         names = runs.ranked(names)[: planned[min(1, len(planned) - 1)].runs]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, log10, nan
+from math import inf, nan
 from statistics import mean, stdev
 
 from markupsafe import Markup
@@ -15,16 +15,21 @@ from lmtool.run.history import History, number
 from lmtool.run.listing import counting
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
 
+FACTOR = 8
+"""Ratio of the largest value of a key to the smallest from which its axis is logarithmic."""
+
 LOWER = ("loss", "bits per byte")
 """Figures of which the lower is the better."""
 
 
 def validated(history: History) -> tuple[str, float | None]:
     """The figure that the best checkpoint of a run was chosen by, with its name: of validation, never of test rows."""
-    metric = str(history.recipe.get("evaluation.metric"))
-    if metric == "loss" and history.bits_per_nat is not None:
-        return "bits per byte", history.best_bits
-    return metric, number((history.chosen or {}).get("valid_loss" if metric == "loss" else metric))
+    metric, chosen = str(history.recipe.get("evaluation.metric")), history.chosen or {}
+    value = number(chosen.get("valid_loss" if metric == "loss" else metric))
+    if metric != "loss" or history.bits_per_nat is None:
+        return metric, value
+    measured = number(history.results.get("", {}).get("bits_per_byte"))
+    return "bits per byte", value * history.bits_per_nat if measured is None and value is not None else measured
 
 
 def goodness(history: History) -> float:
@@ -123,16 +128,7 @@ def _against(key: str, rows: Sequence[PointResults]) -> Markup:
             below, above = ([(x, y + sign * deviation) for x, y, deviation in points] for sign in (-1, 1))
             drawn.append(Line("± deviation", [*below, (points[0][0], nan), *above], colour, pale=True))
     xs = sorted({x for points in lines.values() for x, *_ in points})
-    chart = LineChart(drawn, key, metric, f"{metric} by {key}", column=1, log=_by_factors(xs))
+    chart = LineChart(drawn, key, metric, f"{metric} by {key}", column=1, log=xs[0] > 0 and xs[-1] >= FACTOR * xs[0])
     numbers = table(["others", key, metric, "deviation"], [[n, *point] for n, of in lines.items() for point in of])
     caption = f"{metric} of the best checkpoint on validation data; pale: a standard deviation over seeds."
     return figure(chart.for_page(), caption, numbers)
-
-
-def _by_factors(xs: Sequence[float]) -> bool:
-    """Whether values are spread rather by factors than by differences, as on a logarithmic scale."""
-
-    def skew(values: Sequence[float]) -> float:
-        return abs(mean(values) - (values[0] + values[-1]) / 2) / (values[-1] - values[0])
-
-    return xs[0] > 0 and skew([log10(x) for x in xs]) < skew(xs)

@@ -18,13 +18,15 @@ import torch
 
 from lmtool import durable
 from lmtool.compute.machine import n_cores, threads_are_set
+from lmtool.data.files import find_files
+from lmtool.data.hub import PREFIX
 from lmtool.errors import UsageError
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import write_page
 from lmtool.run.checkpoint import listed
-from lmtool.run.creation import is_begun
+from lmtool.run.creation import check_folder, is_begun
 from lmtool.run.directory import CHECKPOINTS, RECIPE, RESULTS, Run, writing
 from lmtool.run.history import History, number, read_values
 from lmtool.sweeping.grid import Axes, GridPoint
@@ -61,8 +63,11 @@ class Typed:
 
     def planned(self) -> "tuple[Typed, str]":
         """The same with the run that is trained further named by its path, since the last one will soon be another; and
-        the command for such data. Raises LmtoolError.
+        the command for such data. Raises LmtoolError, also where there are no data.
         """
+        for source in self.data:
+            if not source.startswith(PREFIX):
+                find_files(source)
         plan = plan_training(self.source, self.recipe, self._settings({}))
         is_named = plan.base is None or self.source not in (None, "last")
         named = self if is_named or plan.base is None else replace(self, source=str(plan.base.run.path))
@@ -140,8 +145,10 @@ class Sweep:
         if not is_begun(self.folder / name):
             return 0.0
         run = Run.open(self.folder / name)
-        steps = number(read_values(run).get("training.steps")) or math.inf
-        done = run.state == "finished" and (run.path / RESULTS).exists()
+        values, data = read_values(run), run.info.data
+        steps = number(values.get("training.steps")) or math.inf
+        is_measured = values.get("evaluation.baseline") or (data and data.valid_rows is not None)
+        done = run.state == "finished" and (not is_measured or (run.path / RESULTS).exists())
         return 1.0 if done else min(0.999, listed(run.path / CHECKPOINTS)[-1][0] / steps)
 
     def rows(self) -> list[PointResults]:
@@ -168,6 +175,7 @@ class Sweep:
                 what, where = "the folder holds another run of this name", f"{name}: {shlex.join(session.command)}"
                 fix = "choose another folder with -o, or give the same data, recipe and keys to go on"
                 raise UsageError(what, where=where, fix=fix, code="output_exists")
+        check_folder(self.folder)
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -197,7 +205,8 @@ class Sweep:
             while waiting and free and not stop():
                 name, slot = waiting.popleft(), free.pop()
                 how = ["-o", str(self.folder / name), "--start-or-resume", "--quiet", "--until", str(until)]
-                args = [*self.commands[name], *how], str(self._log(name)), slot, self.slots
+                threads, device = max(1, n_cores() // self.slots), slot % max(1, torch.cuda.device_count())
+                args = [*self.commands[name], *how], str(self._log(name)), threads, device
                 process = context.Process(target=_run, args=args, daemon=True)
                 process.start()
                 running[process.sentinel] = name, slot, process, time.monotonic()
@@ -212,15 +221,15 @@ class Sweep:
                 yield name, process.exitcode or 0, time.monotonic() - began
 
 
-def _run(command: list[str], log: str, slot: int, slots: int) -> None:
+def _run(command: list[str], log: str, threads: int, device: int) -> None:
     """What a process does: the command, in a group of its own, so that only the process that started it stops it."""
     os.setpgrp()
     with open(log, "ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    devices = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
-    os.environ["CUDA_VISIBLE_DEVICES"] = devices[slot] if slot < len(devices) else str(slot)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[device] if device < len(devices) and devices[0] else str(device)
     if not threads_are_set():
-        torch.set_num_threads(max(1, n_cores() // slots))
+        torch.set_num_threads(threads)
     sys.argv[:] = command
     runpy.run_module("lmtool", run_name="__main__")

@@ -22,6 +22,7 @@ COMMANDS = {
     "chat": ("last", "-q", "--max-new-tokens", "1"),
     "serve": ("last", "--host", "256.256.256.256"),
     "finetune": ("table.csv", "--from", "last", "-q", "-s", "training.epochs=null", "-s", "training.steps=1"),
+    "sweep": ("missing.txt", "-s", "seed=1,2", "-q"),
     "predict": ("last", "table.csv"),
     "eval": ("last", "tales.txt"),
     "neighbors": ("last", "map"),

@@ -33,8 +33,10 @@ class Machine:
                 speed = 1 + self.noise * self.random.uniform(-1, 1)
                 takes = self.start + (until - self.share[name]) * self.whole * speed
                 heapq.heappush(free, min(limit, began + takes + self.start * (until == 1)))
-                is_cut = began + takes > limit
-                self.share[name] = max(0.0, limit - began - self.start) / self.whole if is_cut else until
+                if began + takes > limit:
+                    self.share[name] += max(0.0, limit - began - self.start) / self.whole
+                else:
+                    self.share[name] = until
         self.now += max(free)
 
     def cost(self, names):
@@ -114,6 +116,21 @@ def test_the_time_is_kept_to_the_twentieth_where_speed_varies_by_a_tenth(slots, 
         assert max(machine.share.values()) == 1.0
 
 
+def test_runs_are_stopped_where_steps_become_slower():
+    names = [f"run {i}" for i in range(9)]
+    machine = Machine(names, 2, whole=40.0)
+    train = machine.train
+
+    def slower(*arguments):
+        train(*arguments)
+        machine.whole = min(400.0, 2 * machine.whole)
+
+    machine.train, machine.cost = slower, lambda names: Cost(2.0, 40.0)
+    search(names, 2, lambda: 180 - machine.now, machine)
+    assert machine.now == pytest.approx(1.05 * 180)
+    assert max(machine.share.values()) < 1
+
+
 @pytest.mark.parametrize("whole", [100.0, 1e6])
 def test_a_time_that_is_short_for_one_run_is_refused_with_what_it_takes(whole):
     names = [f"run {i}" for i in range(9)]
@@ -127,8 +144,17 @@ def test_a_time_that_is_short_for_one_run_is_refused_with_what_it_takes(whole):
     assert max(enough.share.values()) == 1.0
 
 
-def test_where_all_have_failed_it_ends():
+def test_where_the_first_have_failed_it_is_told():
     machine = Machine(["a", "b"], 1, whole=1.0)
     machine.ranked = lambda names: []
+    with pytest.raises(UsageError, match="have failed") as refused:
+        search(["a", "b"], 1, lambda: 60 - machine.now, machine)
+    assert "a" in refused.value.where
+    assert len(machine.calls) == 1
+
+
+def test_where_all_fail_later_it_ends():
+    machine = Machine(["a", "b"], 1, whole=1.0)
+    machine.ranked = lambda names: list(names) if len(machine.calls) == 1 else []
     search(["a", "b"], 1, lambda: 60 - machine.now, machine)
     assert len(machine.calls) == 2

@@ -70,7 +70,8 @@ def sweep(
         # so that those that there is no time for are not all of one kind
         others = random.Random(usual.seed).sample([*choices], len(choices))
         choices = {default: {}} | {name: choices[name] for name in others}
-    folder, slots, stop = output or unused_folder("sweep"), jobs or usual_slots(), StopAtStep(notify=not quiet)
+    slots = min(len(choices), jobs or usual_slots())
+    folder, stop = output or unused_folder("sweep"), StopAtStep(notify=not quiet)
     n_ended = 0
 
     def ended(name: str) -> None:
