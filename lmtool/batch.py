@@ -73,6 +73,10 @@ class Batch:
         """Number of positions with a loss."""
         return 0 if self.targets_BT is None else int((self.targets_BT != IGNORE).sum())
 
+    def row(self, number: int) -> Self:
+        """One row of it."""
+        return self._mapped(lambda t: t[number : number + 1])
+
     def to(self, device: torch.device) -> Self:
         """The same batch on `device`; from pinned memory the copy does not block."""
         return self._mapped(lambda t: t.to(device, non_blocking=True))

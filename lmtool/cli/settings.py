@@ -1,8 +1,10 @@
 """Options that are settings: of the recipe, of reading tables, and of decoding strategies."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lmtool.cli.help import flag, option, shared
@@ -24,6 +26,18 @@ def recipe_name(default: str | None) -> Any:
     """The option that names a recipe."""
     text = "A shipped recipe (lmtool recipes ls) or a YAML file."
     return option("NAME", text, "--recipe", "-r", default=default, shown=DEFAULT_RECIPE)
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a recipe is named rather than a text; where there is neither, what the name is like decides."""
+    from lmtool.data.files import FORMATS, nearby
+    from lmtool.data.hub import PREFIX
+    from lmtool.recipe.load import near, shipped
+
+    if name in shipped() or name.endswith((".yaml", ".yml")):
+        return True
+    is_other = name == "last" or os.path.exists(name) or name.startswith(PREFIX) or name.endswith(FORMATS)
+    return not is_other and bool(near(name)) and not nearby(Path(name))
 
 
 KeyOptions = dict[str, tuple[Any, Any]]

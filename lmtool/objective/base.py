@@ -158,6 +158,10 @@ class Objective(ABC):
         """Collate rows for validation during training, the same each time."""
         return self.collate_spans(spans)
 
+    def as_read(self, model: LanguageModel, batch: Batch) -> Batch:
+        """The batch with the tokens that the model samples in training where `draws_BT` is set, and these numbers."""
+        return batch
+
     @abstractmethod
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed training loss of the batch's targets. Raises ValueError when it has none.

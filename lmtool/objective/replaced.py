@@ -35,12 +35,13 @@ Ints = NDArray[np.int64]
 
 
 class _Detection(NamedTuple):
-    """generator: the summed loss of its targets. scores_BT, is_replaced_BT, keep_BT: of the tokens that it has made.
+    """generator: the summed loss of its targets. scores_BT, is_replaced_BT, keep_BT: of the tokens_BT it has made.
 
     nats_B: mean detection loss of each row.
     """
 
     generator: Loss
+    tokens_BT: Tensor
     scores_BT: Tensor
     is_replaced_BT: Tensor
     keep_BT: Tensor
@@ -103,6 +104,10 @@ class ReplacedTokensObjective(Objective):
         }
         return replace(loss, metrics=metrics)
 
+    def as_read(self, model: LanguageModel, batch: Batch) -> Batch:
+        """The batch as the discriminator reads it."""
+        return replace(batch, tokens_BT=self._detect(model, batch).tokens_BT)
+
     @staticmethod
     def _detect(model: LanguageModel, batch: Batch) -> _Detection:
         if not isinstance(model, ReplacedTokenDetector):
@@ -127,7 +132,7 @@ class ReplacedTokensObjective(Objective):
         nats_BT = F.binary_cross_entropy_with_logits(scores_BT, is_replaced_BT.to(scores_BT.dtype), reduction="none")
         nats_B = (nats_BT * keep_BT).sum(1) / keep_BT.sum(1)
         auxiliary_B = summed((filled.auxiliary_B, auxiliary_B))
-        return _Detection(generator, scores_BT, is_replaced_BT, keep_BT, nats_B, auxiliary_B)
+        return _Detection(generator, tokens_BT, scores_BT, is_replaced_BT, keep_BT, nats_B, auxiliary_B)
 
 
 def _with_draws(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:

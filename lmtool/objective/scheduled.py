@@ -53,7 +53,7 @@ def draws(spec: ScheduledSampling | None, examples: Sequence[Example], length: i
 
 
 def mixed(model: LanguageModel, batch: Batch) -> Batch:
-    """The batch with tokens sampled from the model where `draws_BT` is set; targets are unchanged.
+    """The batch with tokens sampled from the model where `draws_BT` is set, and these numbers; targets are unchanged.
 
     A token is sampled only where the previous position has a target. A recurrent model samples step by step, given
     previously sampled tokens, as in the paper. A Transformer samples all tokens in one extra forward pass, given the
@@ -68,14 +68,14 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
     drawn_BT[:, 1:] &= batch.targets_BT[:, :-1] != IGNORE
     if batch.keep_BT is not None:
         drawn_BT &= batch.keep_BT
-    if model.recurrent and not drawn_BT.any():
-        return batch
     draws_BT = batch.draws_BT.masked_fill(~drawn_BT, -1.0)
+    if model.recurrent and not drawn_BT.any():
+        return replace(batch, draws_BT=draws_BT)
     with evaluating(model), torch.no_grad():
         tokens_BT = _step_by_step(model, batch, draws_BT) if model.recurrent else _at_once(model, batch, draws_BT)
     # torch 2.10 would reuse weights that autocast cast here, without gradients, in the training pass
     torch.clear_autocast_cache()
-    return replace(batch, tokens_BT=tokens_BT)
+    return replace(batch, tokens_BT=tokens_BT, draws_BT=draws_BT)
 
 
 def _at_once(model: LanguageModel, batch: Batch, draws_BT: Tensor) -> Tensor:
@@ -132,6 +132,9 @@ class TokenObjective(Objective):
     """Base of objectives whose loss is the cross-entropy of a batch's targets."""
 
     spec: Causal | Prefix | Seq2Seq | SpanCorruption
+
+    def as_read(self, model: LanguageModel, batch: Batch) -> Batch:
+        return mixed(model, batch)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         smoothing = 0.0 if isinstance(self.spec, SpanCorruption) else self.spec.label_smoothing

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from rich.text import Text
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.batch import Mask
-from lmtool.cost.summary import ModelPart, layer_mask, model_summary
+from lmtool.batch import Batch, Mask
+from lmtool.cost.summary import ModelPart, layer_mask, model_summary, prefix_of
 from lmtool.errors import RecipeError
 from lmtool.model.layers.memory_attention import earlier
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
@@ -100,25 +101,39 @@ def draw(recipe: Recipe, name: str) -> Drawing:
 
 
 def _masks(recipe: Recipe) -> Iterator[MaskPicture]:
-    match recipe.model:
-        case Transformer() as spec:
-            n = _row_length(spec)
-            documents = recipe.data.isolate_documents and spec.shape in ("decoder", "prefix")
-            shapes = ("encoder", "decoder") if spec.shape == "encoder-decoder" else (spec.shape,)
-            for shape in shapes:
-                named = f"{shape}: " if len(shapes) > 1 else ""
-                for layers, layer in _kinds_of_layers(spec):
-                    mask = layer_mask(spec, n, causal=shape != "encoder" and spec.causal_mask, layer=layer)
-                    if documents:
-                        mask = replace(mask, documents_BS=(torch.arange(n) >= n // 2).long()[None])
-                    yield _pooled(named + _words(mask, layers, documents), mask.allowed(n, n, CPU)[0])
-            if len(shapes) > 1:
-                yield _pooled("decoder to encoder: all of the source", torch.ones(n, n, dtype=torch.bool))
-        case Recurrent(attention=attention, shape=shape) if attention is not None:
-            if shape == "decoder":
-                yield _pooled("the states before the own one", earlier(ROW, ROW, None, None, CPU)[0])
-            else:
-                yield _pooled("decoder to encoder: all of the source", torch.ones(ROW, ROW, dtype=torch.bool))
+    """Those of a row of text, or of two documents that are apart."""
+    spec = recipe.model
+    n = _row_length(spec) if isinstance(spec, Transformer) else ROW
+    batch = Batch(torch.zeros(1, n, dtype=torch.long))
+    if isinstance(spec, Transformer):
+        if spec.shape == "prefix":
+            batch = replace(batch, prefix_B=torch.tensor([prefix_of(n)]))
+        if recipe.data.isolate_documents and spec.shape in ("decoder", "prefix"):
+            batch = replace(batch, documents_BT=(torch.arange(n) >= n // 2).long()[None])
+    return mask_pictures(recipe, replace(batch, source_BS=batch.tokens_BT))
+
+
+def mask_pictures(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
+    """Who attends to whom in a batch of one row."""
+    n, spec, source = batch.tokens_BT.shape[1], recipe.model, batch.source_BS
+    rows = {"": batch}
+    if isinstance(spec, Transformer):
+        if source is not None and spec.shape == "encoder-decoder":
+            rows = {"encoder: ": Batch(source, keep_BT=batch.source_keep_BS), "decoder: ": batch}
+        for (named, row), (layers, layer) in product(rows.items(), _kinds_of_layers(spec)):
+            size = row.tokens_BT.shape[1]
+            mask = layer_mask(spec, size, causal=spec.reads != "both" and named != "encoder: ", layer=layer)
+            mask = replace(mask, prefix_B=row.prefix_B, keep_BS=row.keep_BT, documents_BS=row.documents_BT)
+            yield _pooled(named + _words(mask, layers), mask.allowed(size, size, CPU)[0])
+    elif not isinstance(spec, Recurrent) or spec.attention is None:
+        return
+    elif spec.shape == "decoder":
+        present = spec.attention.present
+        allowed_TT = earlier(n, n, batch.keep_BT, batch.documents_BT, CPU, present)[0]
+        yield _pooled("the states up to the own one" if present else "the states before the own one", allowed_TT)
+    if source is not None and spec.shape == "encoder-decoder":
+        allowed_TS = Mask(keep_BS=batch.source_keep_BS).allowed(n, source.shape[1], CPU)[0]
+        yield _pooled("decoder to encoder: all of the source", allowed_TS)
 
 
 def _row_length(spec: Transformer) -> int:
@@ -138,7 +153,7 @@ def _kinds_of_layers(spec: Transformer) -> list[tuple[str, int]]:
     return [(f"layers {listed}", full[0]), ("all other layers", windowed)]
 
 
-def _words(mask: Mask, layers: str, documents: bool) -> str:
+def _words(mask: Mask, layers: str) -> str:
     """A mask in words."""
     parts = ["causal" if mask.causal else "bidirectional"]
     if mask.prefix_B is not None:
@@ -149,14 +164,14 @@ def _words(mask: Mask, layers: str, documents: bool) -> str:
         parts.append(f"every {mask.dilation} positions")
     if mask.window is not None and mask.n_global:
         parts.append(f"{mask.n_global} global")
-    parts += ["two documents in the row, apart"] if documents else []
+    if mask.documents_BS is not None and (n := len(set(mask.documents_BS.flatten().tolist()))) > 1:
+        parts.append(f"{n} documents in the row, apart")
     return (f"{layers}: " if layers else "") + ", ".join(parts)
 
 
 def _pooled(title: str, allowed_QS: Tensor) -> MaskPicture:
     """A mask in at most `CELLS` cells each way."""
-    n = allowed_QS.shape[0]
-    cell = -(-n // CELLS)
+    cell = -(-max(allowed_QS.shape) // CELLS)
     pooled = F.avg_pool2d(allowed_QS.float()[None], cell, ceil_mode=True, count_include_pad=False)[0]
     return MaskPicture(title, pooled.tolist(), cell)
 
@@ -275,11 +290,16 @@ def as_lines(drawing: Drawing, width: int, *, ascii_only: bool = False) -> Itera
         yield left + "".join(f"  {text:>{width}}" for text, width in zip(row[2:], wide[2:], strict=True))
     yield _counted(drawing)
     yield from drawing.notes
-    for mask in drawing.masks:
-        yield from ("", f"attention, {mask.title}: queries down, keys across{_scale(mask)}")
-        yield from shaded(mask.shares, ascii_only=ascii_only)
+    yield from mask_lines(drawing.masks, ascii_only)
     yield from ("", f"position: {drawing.signal.sentence}")
     yield from _signal_lines(drawing.signal, width, ascii_only)
+
+
+def mask_lines(masks: Sequence[MaskPicture], ascii_only: bool) -> Iterator[str]:
+    """Masks as shaded cells, each below what it is."""
+    for mask in masks:
+        yield from ("", f"attention, {mask.title}: queries down, keys across{_scale(mask)}")
+        yield from shaded(mask.shares, ascii_only=ascii_only)
 
 
 def _counted(drawing: Drawing) -> str:
@@ -308,15 +328,20 @@ def as_page(drawing: Drawing) -> str:
         for name, shape, parameters, flops, share in tree_rows(drawing)
     ]
     sections = [Section("Parts", table(columns, rows, caption=f"{_counted(drawing)}."))]
-    for i, mask in enumerate(drawing.masks):
-        names = [str(cell * mask.cell) for cell in range(len(mask.shares))]
-        label = f"Attention mask: {mask.title}"
-        picture = HeatMap(mask.shares, names, names, label, 1.0, x="keys", y="queries", labelled=len(names) <= ROW)
-        caption = f"{mask.title}. Rows are queries, columns the keys that they attend to{_scale(mask)}."
-        title = f"Attention mask {i + 1}" if len(drawing.masks) > 1 else "Attention mask"
-        sections.append(Section(title, picture.figure(caption[0].upper() + caption[1:], "query")))
+    sections += mask_sections(drawing.masks)
     sections.append(Section("Position", _signal_html(drawing.signal)))
     return page(drawing.title, sections, lead="; ".join(drawing.notes))
+
+
+def mask_sections(masks: Sequence[MaskPicture]) -> Iterator[Section]:
+    """Masks as sections of a page."""
+    for i, mask in enumerate(masks):
+        rows, columns = ([str(cell * mask.cell) for cell in range(n)] for n in (len(mask.shares), len(mask.shares[0])))
+        label, labelled = f"Attention mask: {mask.title}", max(len(rows), len(columns)) <= ROW
+        picture = HeatMap(mask.shares, rows, columns, label, 1.0, x="keys", y="queries", labelled=labelled)
+        caption = f"{mask.title}. Rows are queries, columns the keys that they attend to{_scale(mask)}."
+        title = f"Attention mask {i + 1}" if len(masks) > 1 else "Attention mask"
+        yield Section(title, picture.figure(caption[0].upper() + caption[1:], "query"))
 
 
 def _signal_html(signal: Signal) -> str:

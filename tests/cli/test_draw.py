@@ -41,3 +41,21 @@ def test_pieces_as_a_page(lmtool, run):
     assert "Merges, in order" in Path("pieces.html").read_text(encoding="utf-8")
     lmtool.refuses(2, *show, "--html", "pieces.html", words=["pieces.html"])
     lmtool.refuses(2, "tokenize", "--tokenizer", "last", "--html", "other.html", words=["--show"])
+
+
+def test_a_batch_of_typed_texts(lmtool, run):
+    """With the tokenizer of a run, which has seen no other text."""
+    typed = "recipes", "batch", "last", "The baker sold a map at dawn."
+    lines = lmtool.succeeds(*typed).out.splitlines()
+    assert lines[0].startswith("transformer decoder, objective causal: ")
+    assert lines[4].split() == ["position", "id", "piece", "target"]
+    assert lmtool.succeeds(*typed, "-o", "batch.html").out == "batch.html\n"
+    assert "What the model is given" in Path("batch.html").read_text(encoding="utf-8")
+    lmtool.refuses(2, *typed, "-o", "batch.html", words=["batch.html", "exists"])
+
+
+def test_batches_that_cannot_be_shown(lmtool, home, corpus):
+    lmtool.refuses(2, "recipes", "batch", "dan", "The baker was good.", words=["dan", "rows of a table"])
+    lmtool.refuses(3, "recipes", "batch", "tiny", "no-such.txt", words=["no-such.txt"])
+    lmtool.refuses(4, "recipes", "batch", "no-such-run", corpus, words=["no-such-run"])
+    lmtool.refuses(2, "recipes", "batch", "tiny", corpus, "-s", "model.n_heads=7")

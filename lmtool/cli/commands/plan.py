@@ -1,14 +1,12 @@
 """`lmtool plan`: what training takes before it is begun."""
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json
 from lmtool.cli.progress import Display, count, scaled
-from lmtool.cli.settings import OF_TEXT, Overrides, sets, settings_in
+from lmtool.cli.settings import OF_TEXT, Overrides, is_recipe, sets, settings_in
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ def plan(
     lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
     """
 
-    recipes = [*filter(_is_recipe, names or ()), *filter(None, [recipe])]
+    recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
         raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
@@ -62,18 +60,6 @@ def plan(
         put_json(forecast.record())
     else:
         put(*_lines(forecast))
-
-
-def _is_recipe(name: str) -> bool:
-    """Whether a recipe is named rather than a text; where there is neither, what the name is like decides."""
-    from lmtool.data.files import FORMATS, nearby
-    from lmtool.data.hub import PREFIX
-    from lmtool.recipe.load import near, shipped
-
-    if name in shipped() or name.endswith((".yaml", ".yml")):
-        return True
-    is_other = name == "last" or os.path.exists(name) or name.startswith(PREFIX) or name.endswith(FORMATS)
-    return not is_other and bool(near(name)) and not nearby(Path(name))
 
 
 def _lines(forecast: "Forecast") -> list[str]:

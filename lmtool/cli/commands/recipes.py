@@ -1,15 +1,19 @@
-"""`lmtool recipes`: list recipes, show or draw one, and print their JSON Schema."""
+"""`lmtool recipes`: list recipes, show or draw one, show what its model is given, and print their JSON Schema."""
 
+import os
 from functools import partial
 from pathlib import Path
 
 import typer
 
-from lmtool.cli.arguments import HtmlFile, Json
-from lmtool.cli.help import argument, flag, group, register
+from lmtool.cli.arguments import HtmlFile, Json, Quiet
+from lmtool.cli.help import argument, flag, group, option, register
 from lmtool.cli.output import check_new, put, put_json, show_picture
-from lmtool.cli.settings import Overrides
+from lmtool.cli.settings import Overrides, is_recipe
 from lmtool.errors import UsageError
+
+STORIES = "data/stories.txt"
+"""The bundled text that a tokenizer is trained on for texts that are typed."""
 
 NAMED = argument("NAME", "A shipped recipe, or a YAML file.", ..., shown=True)
 
@@ -78,6 +82,56 @@ def draw(
     show_picture(partial(drawing.as_lines, drawn), partial(drawing.as_page, drawn), output)
 
 
+def batch(
+    name: str = argument("NAME", "A shipped recipe, a YAML file, or a run.", ..., shown=True),
+    text: list[str] = argument("TEXT", "A text file, a table, or texts themselves, each a document.", ...),
+    rows: int = option("N", "Rows of the batch to show.", default=1, min=1),
+    step: int = option("N", "Show the batch of this step, counted from 1.", default=1, min=1),
+    overrides: Overrides = None,
+    output: HtmlFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Show what a model is given in training: tokens, what is masked or replaced, targets, and who attends to whom.
+
+    A tokenizer is trained on the text, or for texts on the command line on the bundled stories. Tables are read as
+    `lmtool finetune` reads them.
+
+    Examples:
+    lmtool recipes batch bert-tiny data/stories.txt -s model.context=32
+    lmtool recipes batch t5-tiny "Once upon a time there was a fox that lived in a red house."
+    lmtool recipes batch tagger data/tags.conll --rows 2 -o batch.html
+    """
+    from lmtool.cli.progress import Display
+    from lmtool.recipe.load import Setting, settings_of
+    from lmtool.recipe.resolve import resolve
+    from lmtool.training.finetuning import plan_training
+    from lmtool.training.start import is_for_tables
+
+    check_new(output)
+    texts = text if all(map(_is_typed, text)) else []
+    sources = [STORIES] if texts else text
+    settings = settings_of(overrides or (), [Setting("data.train", sources, "TEXT")])
+    recipe, run = (name, None) if is_recipe(name) else (None, name)
+    if texts and recipe is not None and is_for_tables(resolve(recipe, settings).recipe):
+        raise UsageError(
+            f"{name} reads rows of a table, not a typed text", fix="name a table, such as data/reviews.csv"
+        )
+    session = plan_training(run, recipe, settings)
+
+    from lmtool.report import batch as described
+
+    with Display(shown=True, quiet=quiet) as display:
+        collated = described.collate(session, texts, step, rows, display.report)
+    show_picture(partial(described.as_lines, collated), partial(described.as_page, collated), output)
+
+
+def _is_typed(text: str) -> bool:
+    """Whether a text is itself on the command line: several words, and no file."""
+    from lmtool.data.files import FORMATS
+
+    return len(text.split()) > 1 and not text.endswith(FORMATS) and not os.path.exists(text)
+
+
 def schema() -> None:
     """Print the JSON Schema of recipes.
 
@@ -90,8 +144,8 @@ def schema() -> None:
 
 
 app = group(
-    "List, show and draw recipes, and print their schema.",
+    "List, show and draw recipes, show what models are given, and print the schema.",
     *("lmtool recipes ls", "lmtool recipes show tiny --resolved", "lmtool recipes draw tiny"),
 )
-for _command in (ls, show, draw, schema):
+for _command in (ls, show, draw, batch, schema):
     register(app, _command.__name__, _command)
