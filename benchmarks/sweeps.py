@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 DATA = Path(__file__).parents[1] / "data"
-STEPS = ("-s", "training.steps=150")
+STEPS = ("-s", "training.steps=60")
 
 
 def lmtool(*words: str) -> str:

@@ -61,17 +61,19 @@ class Typed:
     recipe: str | None
     fixed: Sequence[str]
 
-    def planned(self) -> "tuple[Typed, str]":
-        """The same with the run that is trained further named by its path, since the last one will soon be another; and
-        the command for such data. Raises LmtoolError, also where there are no data.
+    def planned(self) -> "tuple[Typed, str, str]":
+        """The same with the run that is trained further named by its path, since the last one will soon be another; the
+        command for such data; and what was chosen in its place where nothing is named. Raises LmtoolError, also where
+        there are no data.
         """
         for source in self.data:
             if not source.startswith(PREFIX):
                 find_files(source)
         plan = plan_training(self.source, self.recipe, self._settings({}))
-        is_named = plan.base is None or self.source not in (None, "last")
-        named = self if is_named or plan.base is None else replace(self, source=str(plan.base.run.path))
-        return named, "finetune" if isinstance(plan, FineTuning) else "pretrain"
+        named = self
+        if plan.base is not None and self.source in (None, "last"):
+            named = replace(self, source=str(plan.base.run.path))
+        return (named, "finetune", plan.choice) if isinstance(plan, FineTuning) else (named, "pretrain", "")
 
     def resolved(self, choice: GridPoint) -> Recipe:
         """The recipe of a run before its text is read. Raises LmtoolError."""

@@ -38,7 +38,7 @@ def sweep(
 
     Examples:
     lmtool sweep book.txt -r tiny -s optimizer.lr=0.001..0.1/5 -s training.steps=500 -o runs/rates
-    lmtool sweep reviews.csv -s model.ngrams=1,2,3 --seeds 3
+    lmtool sweep reviews.csv -r linear -s model.ngrams=1,2,3 --seeds 3
     lmtool sweep reviews.csv --minutes 3
     """
     from rich.console import Console
@@ -53,7 +53,7 @@ def sweep(
 
     began = time.monotonic()
     fixed, axes = read(values or ())
-    typed, verb = Typed(data, source, recipe, fixed).planned()
+    typed, verb, chosen = Typed(data, source, recipe, fixed).planned()
     usual = typed.resolved({})
     if minutes is not None and seeds > 1:
         raise UsageError("a search has one seed", fix="search first, then train the best with several --seeds")
@@ -84,7 +84,8 @@ def sweep(
     this = Sweep(folder, choices, commands, slots, stop.requested, ended)
     this.check()
     if not quiet:
-        tell(f"sweep {folder}: {count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log")
+        about = f"sweep {folder}: {count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
+        tell(*filter(None, [chosen]), about)
     stop.open()
     try:
         if minutes is None:
@@ -94,7 +95,7 @@ def sweep(
     except KeyboardInterrupt:
         tell(f"stopped; the same command goes on, with -o {folder}")
     rows = this.rows()
-    page, best = this.write(f"Sweep of {', '.join(axes)}", rows, axes)
+    page, best = this.write(f"Sweep of {', '.join(key for key in axes if key != 'seed') or 'seeds'}", rows, axes)
     columns, cells = tabulated(rows)
     if as_json:
         put_json({"keys": [*axes], "rows": [row.record() for row in rows], "page": str(page)}, indent=1)
