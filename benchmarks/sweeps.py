@@ -2,7 +2,7 @@
 
     python benchmarks/sweeps.py FOLDER [--minutes 3] [--only reviews sst2]
 
-Each data set is trained on by the defaults, and then searched for so many minutes without values named; texts for 150
+Each data set is trained on by the defaults, and then searched for so many minutes without values named; texts for 60
 steps. FOLDER has sst2.train.csv, sst2.test.csv, rte.train.csv, rte.dev.csv and tinyshakespeare.txt. Tables are told by
 accuracy on a test table, with the paired difference and its standard error; texts by bits per byte of validation.
 """

@@ -91,7 +91,7 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     (path / "table.csv").write_text("\n".join(["text,label", *rows]))
     python = [sys.executable, "-c", TRACE, f"{ROOT / 'lmtool'}/", " ".join(f"{name}/" for name in FOLDERS)]
     given = [("pretrain", TRAINED), *COMMANDS.items()]
-    commands = json.dumps([[command, *arguments, "-q"] for command, arguments in given])
+    commands = json.dumps([[command, *arguments] for command, arguments in given])
     done = subprocess.run([*python, commands], cwd=path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {command: json.loads((path / f"{command}.json").read_text()) for command in COMMANDS}
