@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import runpy
 import shlex
+import signal
 import sys
 import time
 from collections import deque
@@ -119,11 +120,11 @@ class Sweep:
         before = {name: self.reached(name) for name in names if name not in self.failures}
         left = [name for name, share in before.items() if share < until]
         for name, code, seconds in self._processes(left, until, lambda: self.stop() or time.monotonic() > end):
-            if code < 0:
+            if code < 0 and code != -signal.SIGTERM:
                 self.failures[name] = f"ended by signal {-code}, maybe for lack of memory", 5
-            elif code not in (0, 130, 143):
+            elif code > 0 and code not in (130, 143):
                 # the first line of the error
-                lines = self._log(name).read_text(errors="replace").splitlines()
+                lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
                 self.failures[name] = next(line for line in [*reversed(lines), "unknown"] if line[:1] != " "), code
             self._took[name] = seconds, self.reached(name) - before[name]
             self.ended(name)
@@ -166,9 +167,6 @@ class Sweep:
             durable.replace(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
         return paths
 
-    def _log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
-
     def check(self) -> None:
         """Make the folder. Raises UsageError where it holds another run by the name of one, ResourceError else."""
         for name, history in self._begun(self.choices).items():
@@ -208,7 +206,7 @@ class Sweep:
                 name, slot = waiting.popleft(), free.pop()
                 how = ["-o", str(self.folder / name), "--start-or-resume", "--quiet", "--until", str(until)]
                 threads, device = max(1, n_cores() // self.slots), slot % max(1, torch.cuda.device_count())
-                args = [*self.commands[name], *how], str(self._log(name)), threads, device
+                args = [*self.commands[name], *how], str(self.folder / f"{name}.log"), threads, device
                 process = context.Process(target=_run, args=args, daemon=True)
                 process.start()
                 running[process.sentinel] = name, slot, process, time.monotonic()

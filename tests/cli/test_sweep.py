@@ -3,16 +3,19 @@
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lmtool.cli import main
+from lmtool.cli.signals import StopAtStep
 from lmtool.run.checkpoint import listed
+from lmtool.run.creation import is_begun
 from lmtool.run.directory import Run
 from lmtool.sweeping import sweep
 from tests.cli.conftest import SMALL
-from tests.training.programs import LMTOOL, saved, start, wait_until
+from tests.training.programs import LMTOOL, start, wait_until
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def inside(monkeypatch):
                 return
             trained.append((name, until))
             how = ["-o", str(this.folder / name), "--start-or-resume", "-q", "--until", str(until)]
-            code = run_here([*this.commands[name], *how], this._log(name))
+            code = run_here([*this.commands[name], *how], this.folder / f"{name}.log")
             yield name, code, 0.01
 
     def run_here(words, log):
@@ -115,6 +118,23 @@ def test_a_search_trains_all_a_little_and_the_better_ones_on(lmtool, home, corpu
     assert (best.path / "recipe.yaml").read_bytes() == Path("runs/search/best.yaml").read_bytes()
 
 
+def test_a_search_that_was_stopped_goes_on_with_what_is_done(lmtool, home, corpus, inside, monkeypatch):
+    monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: sweep.Cost(1.0, 100.0))
+    words = ("sweep", corpus, *SMALL, "--minutes", "5", "--jobs", "1", "-o", "runs/search", "--json")
+    with monkeypatch.context() as stopped:
+        stopped.setattr(StopAtStep, "requested", lambda this: len(inside) >= 4)
+        outcome = lmtool(*words)
+    assert outcome.code == 143
+    assert "the same command goes on, with -o runs/search" in outcome.err
+    begun = [name for name, _ in inside]
+    assert len([row for row in json.loads(outcome.out)["rows"] if row["runs"]]) == len(set(begun)) == 4
+    told = json.loads(lmtool.succeeds(*words).out)
+    again = [name for name, share in inside[4:] if share == 1 / 9]
+    assert not {*again} & {*begun}
+    assert len({*again, *begun}) == 9
+    assert told["rows"][0]["runs"][0]["state"] == "finished"
+
+
 def test_a_search_too_short_for_one_run_is_told(lmtool, home, corpus, inside, monkeypatch):
     monkeypatch.setattr(sweep.Sweep, "cost", lambda this, names: sweep.Cost(1.0, 100.0))
     words = ("sweep", corpus, *SMALL, "--minutes", "1", "--jobs", "1", "-q", "-o", "runs/short")
@@ -164,6 +184,18 @@ def test_what_fails_is_a_row_and_the_others_are_trained(lmtool, home, corpus, in
 
 
 @pytest.mark.parametrize(
+    ("code", "told"), [(-9, "ended by signal 9, maybe for lack of memory"), (-15, ""), (143, ""), (5, "no memory")]
+)
+def test_a_process_that_ends_is_a_failure_unless_it_was_told_to_stop(tmp_path, monkeypatch, code, told):
+    this = sweep.Sweep(tmp_path, {"one": {}}, {"one": ["lmtool"]}, 1, lambda: False, lambda name: None)
+    monkeypatch.setattr(this, "_processes", lambda names, until, stop: [(name, code, 1.0) for name in names])
+    (tmp_path / "one.log").write_text("warning: slow\nno memory\n  here\n  take less\n")
+    this.train(["one"])
+    assert this.failures == ({"one": (told, 5)} if told else {})
+    assert [row.failures for row in this.rows()] == [[told] if told else []]
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["-s", "optimizer.lrr=1,2"], ["optimizer.lrr", "optimizer.lr"]),
@@ -199,13 +231,13 @@ def test_it_is_for_one_process(lmtool, home, corpus, monkeypatch):
 @pytest.mark.system
 def test_a_signal_saves_all_and_the_same_command_goes_on(work):
     """In processes of their own, two at once."""
-    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=60"]
+    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=600"]
     sweep = [*LMTOOL, "sweep", *settings, "-s", "optimizer.lr=0.001,0.003", "-o", str(work.folder / "all")]
     alone = [*LMTOOL, "pretrain", *settings, "-s", "optimizer.lr=0.001", "-o", str(work.folder / "one")]
     runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]
     process = start(work, [*sweep, "--jobs", "2"])
     for run in runs:
-        wait_until(saved(run, 4), process, work)
+        wait_until(partial(is_begun, run), process, work)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
     assert [Run.open(run).state for run in runs] == ["stopped", "stopped"]
