@@ -11,13 +11,12 @@ from typing import Any
 import typer
 
 from lmtool import __version__
-from lmtool.cli.commands import recipes, runs
+from lmtool.cli.commands import exchange, recipes, runs
 from lmtool.cli.commands.attention import attention
 from lmtool.cli.commands.chat import chat
 from lmtool.cli.commands.check import check
 from lmtool.cli.commands.embed import embed
 from lmtool.cli.commands.evaluate import evaluate
-from lmtool.cli.commands.exchange import export_run, import_model
 from lmtool.cli.commands.finetune import finetune
 from lmtool.cli.commands.generate import generate
 from lmtool.cli.commands.gradients import gradients
@@ -60,8 +59,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "embed": embed,
     "attention": attention,
     "report": report,
-    "import": import_model,
-    "export": export_run,
+    "import": exchange.import_model,
+    "export": exchange.export_run,
     "check": check,
     "tokenize": tokenize,
 }
@@ -69,6 +68,7 @@ for _name, _command in COMMANDS.items():
     register(app, _name, _command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(exchange.data, name="data")
 
 
 def _show_version(version: bool) -> None:

@@ -29,7 +29,7 @@ from lmtool.report.drawing import MaskPicture, mask_lines, mask_pictures, mask_s
 from lmtool.report.page import Section, TableCell, page, table
 from lmtool.run.order import rank_samples
 from lmtool.tables.data import TableData
-from lmtool.tokenization.tokenizer import Tokenizer
+from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
 from lmtool.training.data import TextData
 from lmtool.training.windows import Windows
 
@@ -87,7 +87,7 @@ def _windows(texts: Sequence[str], data: TextData | TableData, objective: Object
     recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"
-        file.write_text("\n\n".join(texts), encoding="utf-8")
+        file.write_text(without_surrogates("\n\n".join(texts)), encoding="utf-8")
         division = Data(documents="whole" if len(texts) == 1 else "blank-line", split="document")
         store = encode_files([str(file)], division, tokenizer, cache=Path(folder))
         cuts = [objective.cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]

@@ -103,6 +103,7 @@ class Pretraining:
         resolved, teacher = with_teacher(self.resolve(report), self.base)
         if not resolved.recipe.data.sources:
             return resolved.recipe, None
+        _check_text(resolved, self.base)
         data = read_text(resolved.recipe, tokenizer_of(self.base, teacher), World(), report)
         return data.recipe, data
 
@@ -113,7 +114,7 @@ class Pretraining:
         """
         check_folder(invocation.output, invocation.retry)
         resolved = self.resolve(invocation.report)
-        _check_text(resolved)
+        _check_text(resolved, self.base)
         resolved, teacher = with_teacher(resolved, self.base)
         recipe, tokenizer = resolved.recipe, tokenizer_of(self.base, teacher)
 
@@ -123,7 +124,7 @@ class Pretraining:
         yield from begin(resolved, read, Sources(self.base, teacher), invocation)
 
 
-def _check_text(resolved: Resolved) -> None:
+def _check_text(resolved: Resolved, base: Base | None) -> None:
     """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
     if not recipe.data.sources:
@@ -133,7 +134,8 @@ def _check_text(resolved: Resolved) -> None:
         where = ", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split")))
         raise UsageError(what, where=where, fix="set data.split=document, or data.documents=whole")
     if is_for_tables(recipe):
-        fix = "lmtool finetune TABLE" + ("" if resolved.name == NAME else f" --recipe {resolved.name}")
+        named = "" if resolved.name == NAME else f" --recipe {resolved.name}"
+        fix = f"lmtool finetune TABLE{named if base is None else f' --from {base.run.name}'}"
         raise UsageError(f"objective {recipe.objective.kind} is trained on a table, not on a text", fix=fix)
 
 

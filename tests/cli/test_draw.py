@@ -55,7 +55,18 @@ def test_a_batch_of_typed_texts(lmtool, run):
 
 
 def test_batches_that_cannot_be_shown(lmtool, home, corpus):
-    lmtool.refuses(2, "recipes", "batch", "dan", "The baker was good.", words=["dan", "rows of a table"])
+    lmtool.refuses(2, "recipes", "batch", "dan", "The baker was good.", words=["dan", "on a table"])
     lmtool.refuses(3, "recipes", "batch", "tiny", "no-such.txt", words=["no-such.txt"])
     lmtool.refuses(4, "recipes", "batch", "no-such-run", corpus, words=["no-such-run"])
     lmtool.refuses(2, "recipes", "batch", "tiny", corpus, "-s", "model.n_heads=7")
+
+
+def test_a_run_for_tables_reads_no_text(lmtool, home):
+    Path("table.csv").write_text("text,label\n" + "".join(f"word {n},{'ab'[n % 2]}\n" for n in range(40)))
+    lmtool.succeeds("finetune", "table.csv", "--recipe", "dan", "-s", "training.steps=2", "-q", "-o", "runs/dan")
+    assert lmtool.succeeds("recipes", "batch", "dan", "table.csv").out.count("label: ") == 1
+    for command in (
+        ("recipes", "batch", "runs/dan", "The baker was good."),
+        ("plan", "data/stories.txt", "--from", "dan"),
+    ):
+        lmtool.refuses(2, *command, words=["on a table", "--from dan"])

