@@ -43,6 +43,9 @@ COMMANDS = {
     "recipes show": ("tiny",),
     "recipes draw": ("tiny",),
     "recipes schema": (),
+    "recipes batch": ("tiny", "The map"),
+    "data ls": (),
+    "data get": ("missing",),
 }
 """Arguments with which each command begins to work."""
 
