@@ -73,4 +73,4 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
 
 def _all_pairs(window: int) -> specs.SkipGramWindow:
     """Of all words within a window, by the full softmax."""
-    return specs.SkipGramWindow(kind="skip-gram", window=window, fixed=True, negatives=0, subsample=0.0)
+    return specs.SkipGramWindow(kind="skip-gram", window=window, negatives=0, subsample=0.0)
