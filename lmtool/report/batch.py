@@ -6,6 +6,7 @@ Shapes: B rows, T positions, N targets of a row.
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ from lmtool.inference.load import Initialization, build_for_training
 from lmtool.model.transformer import positions_in_text
 from lmtool.objective import Objective, build_objective
 from lmtool.objective.causal import BidirectionalObjective
-from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens, Tagging
+from lmtool.objective.skipgram import SkipGramObjective
+from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens, Tagging, WindowCounts
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.report.drawing import MaskPicture, mask_lines, mask_pictures, mask_sections
@@ -68,6 +70,9 @@ def collate(session: Planned, texts: Sequence[str], step: int, n_rows: int, repo
     tokenizer = data.prompt_format.tokenizer
     counts = torch.from_numpy(data.token_counts()) if recipe.model.reads == "words" else None
     objective = build_objective(recipe, tokenizer, counts)
+    if isinstance(objective, SkipGramObjective) and isinstance(recipe.objective, WindowCounts):
+        # pairs are counted in whole windows; the objective is for evaluation, in those that skip-gram has
+        objective = replace(objective, spec=objective.spec.with_values({"fixed": True}))
     samples = rank_samples(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
     if texts:
         with _windows(texts, data, objective) as windows:
