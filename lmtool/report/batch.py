@@ -195,10 +195,8 @@ def _pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[TableCell]:
 
 
 def _label(recipe: Recipe, index: int) -> str:
-    spec = recipe.objective
-    return (
-        f"{index} ({spec.labels[index]})" if isinstance(spec, Classification | Tagging) and spec.labels else f"{index}"
-    )
+    names = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
+    return f"{index} ({names[index]})" if names else f"{index}"
 
 
 def title_of(recipe: Recipe) -> str:
