@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from lmtool.recipe.grammar import kind_of, parts
 from lmtool.recipe.spec.base import LARGEST, Spec
 from lmtool.recipe.spec.objective import Classification, objectives_of
-from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.position import DisentangledPosition, LearnedPosition
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import BpeTokenizer
@@ -129,6 +129,8 @@ def transformers(draw: st.DrawFn) -> Transformer:
     drawn = {name: draw(strategy) for name, strategy in _fields(Transformer).items() if name not in sizes}
     if isinstance(drawn["position"], LearnedPosition):
         drawn["position"] = LearnedPosition(size=draw(st.none() | st.integers(23, 40)), offset=draw(st.integers(0, 3)))
+    if isinstance(drawn["position"], DisentangledPosition):
+        drawn["position"] = DisentangledPosition(kind="disentangled", max_distance=draw(st.integers(1, 40)))
     if isinstance(drawn["pattern"], WindowPattern):
         full = draw(st.lists(st.integers(0, sizes["n_layers"] - 1), max_size=2))
         drawn["pattern"] = drawn["pattern"].model_copy(update={"full_layers": tuple(full)})
