@@ -149,6 +149,11 @@ def test_a_course_that_failed_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_the_commands_run_in_a_fresh_folder(course: Any, tmp_path: Path) -> None:
+    from course_models import Models
+
+    models = Models(tmp_path / "models", PAGE, "training.steps=2", "evaluation.every=2", "schedule.warmup_steps=1")
+    models.train()
+    models.copy_to(tmp_path / "course")
     assert course(PAGE).count("```text\n") == len(TOPICS)
     drawn = {path.stem for path in (tmp_path / "pictures").iterdir()}
     assert drawn == set(re.findall(r"^<!-- picture: (\S+)", PAGE, flags=re.MULTILINE))

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ from tests.interop.test_importing import peer_in
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
-OTHER_PROGRAMS = set(
-    [".", "awk", "cd", "cp", "curl", "echo", "git", "grep", "head", "mkdir", "pip", "printf", "sed", "tail"]
-)
+OTHER_PROGRAMS = {
+    *[".", "awk", "cd", "cp", "curl", "cut", "echo", "git", "grep", "head", "mkdir", "paste", "pip", "printf", "rev"],
+    *["sed", "tail", "tr"],
+}
 
 # What a reader would wait minutes for is made small: a tiny model, few steps, few tokens. Nothing else is changed.
 SMALL = {
@@ -63,7 +65,7 @@ def simple_commands(command):
             parts.append([])
         else:
             parts[-1].append(word)
-    parts = [part[part[0] in ("(", "do") :] for part in parts if part and part[0] not in ("for", "done")]
+    parts = [[*dropwhile(("(", "do").__contains__, part)] for part in parts if part and part[0] not in ("for", "done")]
     return [part[: part.index(">")] if ">" in part else part for part in parts]
 
 
