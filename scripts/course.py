@@ -7,7 +7,7 @@
 TOPIC: headings of topics to run; all by default, in an empty folder. The folder is build/course/; it begins with the
 models of `course_models.py`, and runs and tokenized texts stay there, so a topic can be run again that needs the runs
 of earlier ones. The page is written after each topic: where one fails, --from goes on with it. Below a ```sh block the
-page says what is shown of its output, and a topic may say how long it takes:
+page says what is shown of its output, and each topic says how long it takes, which docs/lectures.md adds up:
 
     <!-- output: last 2 -->             the last two lines
     <!-- output: lines ^loss|^bits -->   the lines in which the pattern is found
@@ -37,6 +37,7 @@ from lmtool.report.charts import HeatMap
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "course.md"
+LECTURES = ROOT / "docs" / "lectures.md"
 FOLDER = ROOT / "build" / "course"
 ELEMENT = re.compile(
     r"^### (?P<topic>[^\n]+)$"
@@ -61,6 +62,7 @@ def main(asked: list[str]) -> None:
     for topic in topics:
         filled = Course(FOLDER, PICTURES, [topic]).run(PAGE.read_text(encoding="utf-8"))
         PAGE.write_text(filled, encoding="utf-8")
+        LECTURES.write_text(with_minutes(LECTURES.read_text(encoding="utf-8"), filled), encoding="utf-8")
     print(f"{monotonic() - begun:7.1f} s  all", file=sys.stderr)
 
 
@@ -72,10 +74,31 @@ def topics_of(page: str, first: str | None = None) -> list[str]:
     return headings[headings.index(first) if first else 0 :]
 
 
+def commands_in(block: str) -> list[str]:
+    """The commands of a block: a line each, or those up to END of a program that a line gives to another by <<'END'."""
+    return re.findall(r"^.*<<'END'\n(?:.*\n)*?END$|^.+$", block.replace("\\\n", ""), flags=re.MULTILINE)
+
+
+def seconds_in(said: str) -> float:
+    number, unit = re.findall(r"[0-9.]+|second|minute", said)[:2]
+    return float(number) * (60 if unit == "minute" else 1)
+
+
+def with_minutes(lectures: str, page: str) -> str:
+    """The tables of the lectures, with what the topics of each row take as its last cell."""
+    topics = re.findall(r"^### ([^\n]+)$.*?^(Takes about [^\n]+)$", page, flags=re.MULTILINE | re.DOTALL)
+    seconds = {re.sub(r"[^\w -]", "", topic.lower()).replace(" ", "-"): seconds_in(said) for topic, said in topics}
+
+    def row(found: re.Match[str]) -> str:
+        linked = {anchor for anchor in re.findall(r"course\.md#([\w-]+)", found[1]) if anchor in seconds}
+        return f"{found[1]} {sum(seconds[anchor] for anchor in linked) / 60:.1f} |"
+
+    return re.sub(r"^(\|.*\(course\.md#.*\|) *[\d.]* *\|$", row, lectures, flags=re.MULTILINE)
+
+
 def takes(said: str, seconds: float) -> str:
     """How long a topic takes: what the page says, if that is right within a factor of two."""
-    number, unit = re.findall(r"[0-9.]+|second|minute", said)[:2]
-    before = float(number) * (60 if unit == "minute" else 1)
+    before = seconds_in(said)
     if before / 2 <= seconds <= before * 2:
         return said
     if seconds >= 90:
@@ -114,7 +137,7 @@ class Course:
             self.begun = self.seconds
         elif self.is_run and found["commands"]:
             self.printed = []
-            for command in found["commands"].replace("\\\n", "").splitlines():
+            for command in commands_in(found["commands"]):
                 self.printed += self._command(command)
         elif self.is_run and found["marker"]:
             lines = "".join(f"{line}\n" for line in self._chosen(found["how"], found["which"]))
@@ -128,7 +151,7 @@ class Course:
 
     def _command(self, command: str) -> list[str]:
         """Run a command, and return the lines that it prints. What it wrote before is removed."""
-        words = shlex.split(command)
+        words = shlex.split(command.partition("\n")[0])
         for option, value in pairwise(words):
             path = self.folder / value
             if option in ("-o", "--html"):

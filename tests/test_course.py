@@ -20,6 +20,7 @@ PARTS = {
     "formula": r"^    \S",
     "commands": r"^```sh\n\S",
     "output": r"^```\n<!-- output: (?:last \d+|lines .+) -->\n```text\n(?!```)",
+    "time": r"^Takes about \d+ (?:seconds|minutes)\.$",
     "code": r"\bCode:\s+\[`",
     "test": r"\bTest:\s+\[`",
     "exercise": r"^Exercise: ",
@@ -136,6 +137,8 @@ def test_a_course_that_failed_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     page = tmp_path / "page.md"
     page.write_text(topics)
     monkeypatch.setattr(course, "PAGE", page)
+    monkeypatch.setattr(course, "LECTURES", tmp_path / "lectures.md")
+    course.LECTURES.write_text("| Slide | [One](course.md#one) | |\n")
     monkeypatch.setattr(course, "FOLDER", tmp_path / "course")
     with pytest.raises(SystemExit, match="cat two: exit code 1"):
         course.main([])
@@ -145,6 +148,26 @@ def test_a_course_that_failed_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert re.findall(r"^```text\n(.*)\n```$", page.read_text(), flags=re.MULTILINE) == ["1", "2", "1"]
     with pytest.raises(SystemExit, match="Four: no such topic; there are: One, Two, Three"):
         course.main(["--from", "Four"])
+
+
+def test_minutes_of_lectures_are_those_of_their_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from course import with_minutes
+
+    page = "### A and [B]\nTakes about 30 seconds.\n### C\nTakes about 2 minutes.\n"
+    rows = "| 1 | [A](course.md#a-and-b) | |\n| 2 | [A](course.md#a-and-b), [C](course.md#c) | 7.0 |\n| [C](course.md#c) too |\n"
+    counted = rows.replace("b) | |", "b) | 0.5 |").replace("7.0", "2.5")
+    assert with_minutes(rows, page) == counted
+    lectures = (ROOT / "docs" / "lectures.md").read_text(encoding="utf-8")
+    assert with_minutes(lectures, PAGE) == lectures
+    assert " | |\n" not in lectures
+
+
+def test_contents_name_each_topic_in_its_chapter_with_a_command() -> None:
+    (contents,) = re.findall(r"^## Contents$(.*?)^## ", PAGE, flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| .+\? \| \[(.+)\]\(#(.+)\) \| `lmtool .+` \|$", contents, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == [*TOPICS]
+    assert [anchor for _, anchor in rows] == [re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in TOPICS]
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def is_built_up(o: Printed) -> bool:
 def learns_by_depth(o: Printed) -> bool:
     norms, depths = o.best("model.norm.kind"), o.best("model.n_layers")
     order = [depths[name] for name in ("8 true", "2 true", "2 false", "8 false")]
-    return max(norms.values()) - min(norms.values()) < 0.05 and rises(order)
+    return max(norms.values()) - min(norms.values()) < 0.05 and rises(order) and normalizes(o)
 
 
 def optimizes(o: Printed) -> bool:
@@ -169,6 +169,20 @@ def is_a_picture(o: Printed) -> bool:
     return all(90 < sum(map(int, row)) <= 103 for row in rows[1:] if row)
 
 
+def is_a_prefix(o: Printed) -> bool:
+    seen = [line for line in o.lines if set(line.strip()) == {"#"}]
+    prefix = sum(" prefix " in f"{line} " for line in o.lines if re.match(r"\d+ ", line))
+    widths = [len(line.strip()) // 2 for line in seen]
+    return widths == [max(prefix, i + 1) for i in range(len(seen))] and 0 < prefix < len(seen) and o.all("loss")[0] < 4
+
+
+def normalizes(o: Printed) -> bool:
+    layer, batch = (
+        o.all(f"{name}: .*?by", ",") + o.all(f"{name}: .*texts by") for name in ("LayerNorm", "BatchNorm1d")
+    )
+    return layer == [0, 0] and min(batch) > 0.01
+
+
 def costs(o: Printed) -> bool:
     short, long, window = o.all(r"self-attention +2 heads of 64 +\S+")
     return long > 5 * short > 5 * window
@@ -182,7 +196,7 @@ def has_two_phases(o: Printed) -> bool:
 def is_related(o: Printed) -> bool:
     roberta, albert = o.all("transformer encoder")
     alone, student = o.row("best loss")
-    return roberta > 2 * albert and student < alone
+    return roberta > 2 * albert and student < alone and rises([-0.01, *o.all('replaced-found":')[::3]], by=0.2)
 
 
 CHECKS: dict[str, Callable[[Printed], bool]] = {
@@ -202,9 +216,9 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "The Elman network": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0],
     "GRU and LSTM": lambda o: o.row("best loss")[0] > max(o.row("best loss")[1:]),
     "Forgetting": forgets,
-    "Gradient clipping": lambda o: falls(o.row("best loss")),
+    "Gradient clipping": lambda o: min(o.all('clipped-null.*"valid_loss":')) > 7.7 > max(o.all('-1.0.*"valid_loss":')),
     "A memory that grows": is_a_memory,
-    "Attention scores": lambda o: max(o.row("best loss")) < 7,
+    "Attention scores": lambda o: o.all("soft") == [0, 0, 320 * 320, 2 * 16 * 320, (2 * 320 + 1) * 16],
     "Encoder and decoder": lambda o: o.all("exact")[0] > 0.6 and o.all("exact")[-1] < 0.25,
     "Attention to the source": lambda o: min(o.all("exact")) > 0.8,
     "BLEU and chrF": lambda o: rises(o.all("bleu")) and rises(o.all("chrf")),
@@ -221,7 +235,7 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "From a position-wise net to a Transformer": is_built_up,
     "GPT": lambda o: o.all("bits per byte")[0] < o.all("baseline")[0],
     "The encoder-decoder Transformer": lambda o: o.all("bleu")[0] > 30,
-    "Prefix language models": lambda o: o.all("loss")[0] < 4,
+    "Prefix language models": is_a_prefix,
     "Optimizers": optimizes,
     "Schedules": is_scheduled,
     "Label smoothing": lambda o: [*o.best("objective.label_smoothing")] == ["0.3", "0.1", "0"],

@@ -39,19 +39,21 @@ NOT_RUN = {".", "cd", "git", "make", "pip"}
 def commands(page):
     """(line number, command) of the ```sh blocks of a page, and of indented lines that begin with lmtool.
 
-    Continued lines are joined.
+    Continued lines are joined, and programs that a line gives to another, up to END, left out.
     """
-    found, inside, begun = [], False, ""
+    found, inside, begun, given = [], False, "", False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("```"):
             inside = line == "```sh"
+        elif given:
+            given = line != "END"
         elif (inside and line.strip()) or line.startswith("    lmtool "):
             begun += line.strip()
             if begun.endswith("\\"):
                 begun = begun[:-1]
             else:
                 found.append((number, begun))
-                begun = ""
+                given, begun = begun.endswith("<<'END'"), ""
     return found
 
 
@@ -92,7 +94,7 @@ def check(words):
         targets = re.findall(r"^([\w-]+)[^:=\n]*:(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
         assert set(word for word in rest if "=" not in word) <= set(targets), "there is no such target"
     elif program == "python":
-        assert (ROOT / rest[0]).is_file(), "there is no such file"
+        assert rest[0] == "-" or (ROOT / rest[0]).is_file(), "there is no such file"
     else:
         assert program in OTHER_PROGRAMS or (ROOT / program).is_file(), "an unknown program"
 
