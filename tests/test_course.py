@@ -155,7 +155,8 @@ def test_minutes_of_lectures_are_those_of_their_topics(monkeypatch: pytest.Monke
     from course import with_minutes
 
     page = "### A and [B]\nTakes about 30 seconds.\n### C\nTakes about 2 minutes.\n"
-    rows = "| 1 | [A](course.md#a-and-b) | |\n| 2 | [A](course.md#a-and-b), [C](course.md#c) | 7.0 |\n| [C](course.md#c) too |\n"
+    a, c = "[A](course.md#a-and-b)", "[C](course.md#c)"
+    rows = f"| 1 | {a} | |\n| 2 | {a}, {c} | 7.0 |\n| {c} too |\n"
     counted = rows.replace("b) | |", "b) | 0.5 |").replace("7.0", "2.5")
     assert with_minutes(rows, page) == counted
     lectures = (ROOT / "docs" / "lectures.md").read_text(encoding="utf-8")
