@@ -83,14 +83,9 @@ def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
             edges.append((i in best, f"M{left} {top}C{x - 4} {top} {left} {y} {x - 4} {y}"))
         parent, rank = (None if index is None else index + 1 for index in (node.parent, node.rank))
         rows.append([i + 1, parent, step + 1, repr(piece), node.total, node.score, node.finish, rank])
-    picture = render(
-        "beams.svg",
-        width=24 + COLUMN * (1 + max(step for step, _ in placed)),
-        height=28 + LANE * max(lane for _, lane in placed),
-        label=f"Tree of {len(tree)} hypotheses",
-        nodes=nodes,
-        edges=edges,
-    )
+    width, height = 24 + COLUMN * (1 + max(step for step, _ in placed)), 28 + LANE * max(lane for _, lane in placed)
+    label = f"Tree of {len(tree)} hypotheses"
+    picture = render("beams.svg", width=width, height=height, label=label, nodes=nodes, edges=edges)
     columns = ["hypothesis", "continues", "step", "token", "log-probability", "score", "ended by", "returned as"]
     caption = "Hypotheses that were kept, step by step; those of the texts returned are coloured, ended ones are bold."
     return figure(picture, caption, table(columns, rows))

@@ -108,16 +108,10 @@ def training_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], 
     shown = sorted({steps[i * last // max(1, CURVES - 1)] for i in range(CURVES)})
     kinds = list(logged[steps[-1]])
     drawn = kinds if len(kinds) <= MOST_KINDS else [*kinds[: MOST_KINDS - 1], kinds[-1]]
-    panels = {
-        kind: LineChart(
-            [Line(f"step {step}", _points(logged[step].get(kind, ())), i) for i, step in enumerate(shown)],
-            x=X,
-            y=Y,
-            label=f"Gradient norm in {kind} by steps back",
-            column=2,
-        ).for_page()
-        for kind in drawn
-    }
+    panels = {}
+    for kind in drawn:
+        lines = [Line(f"step {step}", _points(logged[step].get(kind, ())), i) for i, step in enumerate(shown)]
+        panels[kind] = LineChart(lines, X, Y, f"Gradient norm in {kind} by steps back", column=2).for_page()
     rows = [
         [step, kind, k, norm] for step in shown for kind in drawn for k, norm in enumerate(logged[step].get(kind, ()))
     ]

@@ -23,6 +23,9 @@ MOST_CLASSES = 30
 
 LOSSES = ("loss", "valid_loss")
 
+EXTENTS = {"step": ("Steps", "steps"), "tokens": ("Tokens", "tokens"), "seconds": ("Time", "seconds of training")}
+"""Numbers of the records that losses are drawn over: title of the chart, name of its axis."""
+
 MOST_SAMPLES = 40
 """Samples of a run that are shown, spread over its steps."""
 
@@ -109,23 +112,12 @@ def losses(histories: Sequence[History]) -> Markup:
     units = {history.unit for history in histories}
     unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
     several = len(histories) > 1
-    panels = {
-        name: LineChart(
-            [line for part in drawn for line in _loss_lines(part, x, several)],
-            x=axis,
-            y=unit,
-            label=f"Training and validation loss in {unit} over {axis}",
-            levels=_levels(histories) if in_bits else [],
-            marks=_marks(drawn, x, "valid_loss"),
-            column=column,
-        ).for_page()
-        for name, x, axis, column in (
-            ("Steps", "step", "steps", several + 0),
-            ("Tokens", "tokens", "tokens", several + 1),
-            ("Time", "seconds", "seconds of training", several + 2),
-        )
-    }
-    shown = {name: name for name in ("step", "tokens", "seconds")} | {"training": "loss", "validation": "valid_loss"}
+    panels, levels = {}, _levels(histories) if in_bits else []
+    for column, (x, (name, axis)) in enumerate(EXTENTS.items(), int(several)):
+        lines = [line for part in drawn for line in _loss_lines(part, x, several)]
+        label, marks = f"Training and validation loss in {unit} over {axis}", _marks(drawn, x, "valid_loss")
+        panels[name] = LineChart(lines, axis, unit, label, levels, marks, column).for_page()
+    shown = {x: x for x in EXTENTS} | {"training": "loss", "validation": "valid_loss"}
     caption = f"Loss in {unit}: of the steps, before their update, and of the validation part."
     caption += " A ring marks the best checkpoint." if any(history.chosen for history in histories) else ""
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
@@ -210,15 +202,11 @@ def _over_steps(
     caption: str,
 ) -> Section:
     """A chart for each of several numbers of the records. charts: title, name of the axis and label of each."""
-    panels = {
-        shown: LineChart(
-            [Line(part.history.name, part.points("step", key), part.colour) for part in drawn],
-            *("steps", axis, label),
-            marks=_marks(drawn, "step", key),
-            column=int(len(drawn) > 1),
-        ).for_page()
-        for key, (shown, axis, label) in charts.items()
-    }
+    panels = {}
+    for key, (shown, axis, label) in charts.items():
+        lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
+        marks, column = _marks(drawn, "step", key), int(len(drawn) > 1)
+        panels[shown] = LineChart(lines, "steps", axis, label, marks=marks, column=column).for_page()
     return Section(title, figure(views(name, panels), caption, _numbers(drawn, {"step": "step", **columns})))
 
 
@@ -292,20 +280,15 @@ def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Mark
 def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
     bins = calibration["bins"]
     points = [(one["confidence"], one["accuracy"]) for one in bins]
-    picture = LineChart(
-        [Line("accuracy", [(0.0, float("nan")), *points, (1.0, float("nan"))])],
-        x="confidence",
-        y="accuracy",
-        label="Reliability diagram: accuracy over confidence",
-        y_range=(0.0, 1.0),
-        diagonal=True,
-    ).for_page()
+    lines = [Line("accuracy", [(0.0, float("nan")), *points, (1.0, float("nan"))])]
+    label = "Reliability diagram: accuracy over confidence"
+    chart = LineChart(lines, "confidence", "accuracy", label, y_range=(0.0, 1.0), diagonal=True)
     caption = (
         f"Reliability diagram: {counted} in bins by the probability of their answer. On the diagonal it can be "
         f"believed. Expected calibration error: {calibration['ece']:.3f}"
     )
     rows = [[one["confidence"], one["accuracy"], one["rows"]] for one in bins]
-    return figure(picture, caption, table(["confidence", "accuracy", counted], rows))
+    return figure(chart.for_page(), caption, table(["confidence", "accuracy", counted], rows))
 
 
 def _samples(samples: Sequence[Record]) -> Markup:
