@@ -142,14 +142,6 @@ def attention(
     return TextAttention(str(loaded.run_path), loaded.step, tuple(parts))
 
 
-def check_output(path: Path | None, suffix: str) -> None:
-    """Raise UsageError early for a file that exists, or whose name does not end with `suffix`."""
-    if path is not None and path.suffix != suffix:
-        raise UsageError(f"the output is not {suffix}", where=str(path), fix=f"end its name with {suffix}")
-    if path is not None and path.exists():
-        raise UsageError("the output exists already", where=str(path), fix="choose another name")
-
-
 def _kind(model: LanguageModel, name: str) -> AttentionKind:
     part: Attending | torch.nn.Module = model.get_submodule(module_name(name))
     match part:

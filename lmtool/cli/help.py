@@ -55,23 +55,22 @@ def register(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
     app.command(name, cls=Command, help=text, epilog=examples(*map(str.strip, lines.splitlines())))(command)
 
 
-def _tidied(parameters: list[Any]) -> list[Any]:
-    """Parameters whose help is in our style: Typer writes `<bool>` for flags, and defaults in words in parentheses."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
-            parameter.metavar = ""
-        if isinstance(getattr(parameter, "show_default", None), str):
-            parameter.help = f"{parameter.help} [default: {parameter.show_default}]"
-            parameter.show_default = False
-    return parameters
-
-
-class Command(TyperCommand):
-    """A command with tidy help, whose numbers are finite and of a size that all code can hold."""
+class _Tidy:
+    """Help in our style: Typer writes `<bool>` for flags, and defaults in words in parentheses."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """See `_tidied`."""
-        return _tidied(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the other base
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+                parameter.metavar = ""
+            if isinstance(getattr(parameter, "show_default", None), str):
+                parameter.help = f"{parameter.help} [default: {parameter.show_default}]"
+                parameter.show_default = False
+        return parameters
+
+
+class Command(_Tidy, TyperCommand):
+    """A command with tidy help, whose numbers are finite and of a size that all code can hold."""
 
     def invoke(self, ctx: Any) -> Any:
         """Raises UsageError for a number that is not finite, or larger than one of a recipe can be."""
@@ -88,12 +87,8 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
-class Group(TyperGroup):
+class Group(_Tidy, TyperGroup):
     """A group of commands with tidy help."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """See `_tidied`."""
-        return _tidied(super().get_params(ctx))
 
 
 def group(help: str, *lines: str, **more: Any) -> typer.Typer:

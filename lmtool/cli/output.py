@@ -146,10 +146,13 @@ def put_result(result: _Result, as_json: bool) -> None:
         put(*result.lines())
 
 
-def check_new(page: Path | None) -> None:
-    """Raise UsageError early for a page whose file exists already."""
-    if page is not None and page.exists():
-        raise UsageError("the page exists already", where=str(page), fix="choose another name, or remove it")
+def check_new(path: Path | None, *endings: str) -> None:
+    """Raise UsageError early for a file that exists already, or whose name has none of these endings."""
+    if path is not None and endings and path.suffix not in endings:
+        either = " or ".join(endings)
+        raise UsageError(f"the output is not {either}", where=str(path), fix=f"end its name with {either}")
+    if path is not None and path.exists():
+        raise UsageError("the file exists already", where=str(path), fix="choose another name, or remove it")
 
 
 class _Lines(Protocol):

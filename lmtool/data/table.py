@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,15 +228,11 @@ def table_lines(
 
 
 def _free_names(table: Table, added: Sequence[str]) -> list[str]:
-    taken = set(table.names)
-    names = []
+    taken = list(table.names)
     for wanted in added:
-        name, number = wanted, 2
-        while name in taken:
-            name, number = f"{wanted}_{number}", number + 1
-        taken.add(name)
-        names.append(name)
-    return names
+        names = chain([wanted], (f"{wanted}_{number}" for number in count(2)))
+        taken.append(next(name for name in names if name not in taken))
+    return taken[len(table.names) :]
 
 
 def _cell(value: Value) -> str:

@@ -101,14 +101,6 @@ def read_texts(sources: Sequence[str], column: str, texts: Sequence[str] = ()) -
                 begun = ""
 
 
-def check_output(path: Path) -> None:
-    """Raise UsageError early for a file that `save` cannot write."""
-    if path.suffix not in (".npz", ".jsonl"):
-        raise UsageError("the output is neither .npz nor .jsonl", where=str(path), fix="end its name with one of them")
-    if path.exists():
-        raise UsageError("the output exists already", where=str(path), fix="choose another name with -o")
-
-
 def save(path: Path, embedded: Iterable[Embedded]) -> None:
     """Write vectors to a new file, atomically. Raises ResourceError.
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
-from lmtool.cli.output import describe, put, put_json
+from lmtool.cli.output import check_new, describe, put, put_json
 
 
 def attention(
@@ -40,7 +40,6 @@ def attention(
     from rich.console import Console
 
     from lmtool.analysis.attention import attention as attend
-    from lmtool.analysis.attention import check_output
     from lmtool.analysis.attribution import attribution
     from lmtool.compute.device import choose_compute
     from lmtool.inference.load import load_run
@@ -48,8 +47,8 @@ def attention(
     from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
     from lmtool.report.page import write_page
 
-    check_output(output, ".html")
-    check_output(npz, ".npz")
+    check_new(output, ".html")
+    check_new(npz, ".npz")
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
     texts = text or []

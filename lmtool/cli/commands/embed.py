@@ -7,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Device, Precision, Quiet, RunName, TypedText
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import describe, open_model, put
+from lmtool.cli.output import check_new, describe, open_model, put
 from lmtool.cli.settings import Column
 from lmtool.errors import UsageError
 
@@ -44,8 +44,7 @@ def embed(
 
     if whole and pool != "none":
         raise UsageError(f"--whole pools as the model does, not by --pool {pool}", fix="give only one of them")
-    if output is not None:
-        embedding.check_output(output)
+    check_new(output, ".npz", ".jsonl")
     loaded = open_model(run, device, precision)
     describe(loaded, quiet or output is None)
     texts = embedding.read_texts(text or [], column or loaded.recipe.data.column, typed or [])
