@@ -266,19 +266,11 @@ def _operation(module: nn.Module, reach: _Reach) -> tuple[str, int]:
     """The shape of a module, and its FLOPs without those of its children."""
     n = reach.positions
     match module:
-        case CrossAttention():
-            n_heads = module.q.out_features // module.head_width
-            pairs, widths = reach.cross_pairs, (module.head_width, module.value_width)
-            return _heads(n_heads, module), _attention(module.score, n_heads, widths, n, reach.source, pairs)
-        case SelfAttention():
-            n_heads = module.qkv.widths[0] // module.head_width
-            widths = module.head_width, module.value_width
-            grouped = "" if module.n_kv_heads == n_heads else f", {module.n_kv_heads} of keys and values"
-            return _heads(n_heads, module) + grouped, _attention(module.score, n_heads, widths, n, n, reach.pairs)
-        case PlainAttention():
-            widths = module.head_width, module.head_width
-            shape = f"{module.n_heads} heads of {module.head_width}, without maps"
-            return shape, _attention(module.score, module.n_heads, widths, n, n, reach.pairs)
+        case CrossAttention() | SelfAttention() | PlainAttention():
+            shape, n_heads, widths = _heads(module), module.n_heads, (module.head_width, module.value_width)
+            if isinstance(module, CrossAttention):
+                return shape, _attention(module.score, n_heads, widths, n, reach.source, reach.cross_pairs)
+            return shape, _attention(module.score, n_heads, widths, n, n, reach.pairs)
         case MemoryAttention():
             n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
             return module.select, _attention(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)
@@ -293,9 +285,11 @@ def _operation(module: nn.Module, reach: _Reach) -> tuple[str, int]:
             return UNWEIGHTED.get(type(module), _shape_of(weights[0]) if weights else ""), 0
 
 
-def _heads(n_heads: int, module: SelfAttention | CrossAttention) -> str:
+def _heads(module: SelfAttention | PlainAttention | CrossAttention) -> str:
     values = "" if module.value_width == module.head_width else f", values of {module.value_width}"
-    return f"{n_heads} heads of {module.head_width}{values}"
+    grouped = "" if module.n_kv_heads == module.n_heads else f", {module.n_kv_heads} of keys and values"
+    maps = ", without maps" if isinstance(module, PlainAttention) else ""
+    return f"{module.n_heads} heads of {module.head_width}{values}{grouped}{maps}"
 
 
 def _attention(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.batch import Batch
+from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
 from lmtool.model.features import FrozenFeatures
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Output, Parts, topped
@@ -169,8 +169,8 @@ class RecurrentDecoder(RecurrentModel):
         memory = cast(KeyValue, state.layers[-1]).plus(self.attention.keys(h_GQD), h_GQD[:, None])
         _, keep_GS, seen_GQS = after.slots(h_BTD.shape[1])
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
-        n_queries, n_states = h_GQD.shape[1], memory.v_BNSH.shape[2]
-        allowed = earlier(n_queries, n_states, keep_GS, batch.documents_BT, h_BTD.device, self.present)
+        mask = Mask(causal=True, keep_BS=keep_GS, documents_BS=batch.documents_BT)
+        allowed = earlier(mask, h_GQD.shape[1], memory.v_BNSH.shape[2], h_BTD.device, self.present)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
         context_GQD = self.attention(h_GQD, memory, allowed)
         return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory)

@@ -129,7 +129,8 @@ def mask_pictures(recipe: Recipe, batch: Batch) -> Iterator[MaskPicture]:
         return
     elif spec.shape == "decoder":
         present = spec.attention.present
-        allowed_TT = earlier(n, n, batch.keep_BT, batch.documents_BT, CPU, present)[0]
+        mask = Mask(causal=True, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
+        allowed_TT = earlier(mask, n, n, CPU, present)[0]
         yield _pooled("the states up to the own one" if present else "the states before the own one", allowed_TT)
     if source is not None and spec.shape == "encoder-decoder":
         allowed_TS = Mask(keep_BS=batch.source_keep_BS).allowed(n, source.shape[1], CPU)[0]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmtool.batch import Batch
+from lmtool.batch import Batch, Mask
 from lmtool.model import DecodeState, build
 from lmtool.model.layers.cells import Cell, Texts, build_cell
 from lmtool.model.layers.memory_attention import MemoryAttention, choose, earlier
@@ -200,7 +200,7 @@ def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
     for enabled in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             states = KeyValue(memory.keys(h_BTD), h_BTD[:, None])
-            contexts.append(memory(h_BTD, states, earlier(5, 5, None, None, h_BTD.device)))
+            contexts.append(memory(h_BTD, states, earlier(Mask(causal=True), 5, 5, h_BTD.device)))
     assert torch.equal(*contexts)
 
 

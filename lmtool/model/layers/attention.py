@@ -235,20 +235,31 @@ class _MultiHead(Attending, Mixer):
     """Base of attention with several heads."""
 
     def __init__(self, sizes: Heads, dropout: float, score: Score | None, **maps: nn.Linear) -> None:
-        """maps: into the heads, by name."""
+        """maps: into the heads, by name; without any, there is none out of them either."""
         super().__init__()
+        self.n_heads, self.n_kv_heads = sizes.n, sizes.n_kv
         self.head_width, self.value_width = sizes.width, sizes.value_width
         self.dropout = dropout
         for name, linear in maps.items():
             self.add_module(name, linear)
         self.score = score or Score(self.head_width**-0.5)
-        self.out = nn.Linear(sizes.n * sizes.value_width, sizes.d_model, bias=sizes.bias)
+        if maps:
+            self.out = nn.Linear(sizes.n * sizes.value_width, sizes.d_model, bias=sizes.bias)
 
     def attended(self, attend: Attend, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
-        """The output (B, T, D) for queries, transformed keys, and values."""
+        """The outputs of the heads side by side (B, T, N H), for queries, transformed keys, and values."""
         dropout = self.dropout if self.training else 0.0
-        mixed_BNTH = attend(q_BNTH, k_BKSH, v_BKSH, dropout, self.score, self.observer)
-        return cast(Tensor, self.out(mixed_BNTH.transpose(1, 2).flatten(2)))
+        return attend(q_BNTH, k_BKSH, v_BKSH, dropout, self.score, self.observer).transpose(1, 2).flatten(2)
+
+    def attended_so_far(
+        self, attend: Attend, past: LayerState | None, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor
+    ) -> tuple[Tensor, LayerState | None]:
+        """The same with new keys and values after those of a cache, if there is one; and the updated cache."""
+        k_BKSH, v_BKSH, now = self.score.keys(k_BKTH), v_BKTH, None
+        if isinstance(past, KeyValue):
+            now = past.plus(k_BKSH, v_BKSH)
+            k_BKSH, v_BKSH = now
+        return self.attended(attend, q_BNTH, k_BKSH, v_BKSH), now
 
 
 class SelfAttention(_MultiHead):
@@ -262,7 +273,6 @@ class SelfAttention(_MultiHead):
         """norms: of queries and of keys."""
         widths = (sizes.n * sizes.width, sizes.n_kv * sizes.width, sizes.n_kv * sizes.value_width)
         super().__init__(sizes, dropout, score, qkv=JoinedLinear(sizes.d_model, widths, sizes.qkv_bias))
-        self.n_kv_heads = sizes.n_kv
         self.q_norm, self.k_norm = norms or (nn.Identity(), nn.Identity())
         self._norms = norms is not None
 
@@ -280,18 +290,14 @@ class SelfAttention(_MultiHead):
         qk, v = torch.split(qkv, [qkv.shape[-1] - n_values, n_values], -1)
         qk, v = _by_head(qk, self.head_width), _by_head(v, self.value_width)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        k = self.score.keys(k)
-        now: LayerState | None = None
-        if isinstance(past, KeyValue):
-            now = past.plus(k, v)
-            k, v = now
-        return Mixed(self.attended(attend, q, k, v), now)
+        mixed_BTD, now = self.attended_so_far(attend, past, q, k, v)
+        return Mixed(self.out(mixed_BTD), now)
 
     def adaptable(self) -> Adaptable:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
 
 
-class PlainAttention(Attending, Mixer):
+class PlainAttention(_MultiHead):
     """Self-attention without maps: weighted means of the states themselves, sum_s softmax_s(score(h_t, h_s)) h_s.
 
     With several heads each has its part of the states, and their outputs stand side by side.
@@ -299,9 +305,8 @@ class PlainAttention(Attending, Mixer):
 
     origin: Tensor
 
-    def __init__(self, n_heads: int, width: int, dropout: float, score: Score) -> None:
-        super().__init__()
-        self.n_heads, self.head_width, self.dropout, self.score = n_heads, width, dropout, score
+    def __init__(self, sizes: Heads, dropout: float, score: Score) -> None:
+        super().__init__(sizes, dropout, score)
         # nothing, on the device and in the dtype of the model
         self.register_buffer("origin", torch.tensor(()), persistent=False)
 
@@ -316,13 +321,7 @@ class PlainAttention(Attending, Mixer):
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         v = _by_head(x_BTD, self.head_width)
         q = attend.rotate(v)
-        k, now = self.score.keys(q), None
-        if isinstance(past, KeyValue):
-            now = past.plus(k, v)
-            k, v = now
-        dropout = self.dropout if self.training else 0.0
-        mixed_BNTH = attend(q, k, v, dropout, self.score, self.observer)
-        return Mixed(mixed_BNTH.transpose(1, 2).flatten(2), now)
+        return Mixed(*self.attended_so_far(attend, past, q, q, v))
 
 
 class CrossAttention(_MultiHead):
@@ -348,7 +347,7 @@ class CrossAttention(_MultiHead):
         assert isinstance(past, Memory)
         assert attend.source is not None
         q_BNTH = _by_head(self.q(x_BTD), self.head_width)
-        return Mixed(self.attended(attend.source, q_BNTH, past.k_BNSH, past.v_BNSH), past)
+        return Mixed(self.out(self.attended(attend.source, q_BNTH, past.k_BNSH, past.v_BNSH)), past)
 
     def adaptable(self) -> Adaptable:
         return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))

@@ -158,12 +158,7 @@ class Cell(nn.Module, ABC):
         with torch.autocast(x_BTI.device.type, enabled=False):
             x_BTI = x_BTI.to(self._weights()[0].dtype)
             if texts is None:
-                if self.seen is not None:
-                    for gates_BG in self.project(x_BTI).unbind(1):
-                        state = self.step(gates_BG, state)
-                        self.seen.append(state)
-                    return torch.stack([one[0] for one in self.seen], 1), state
-                if isinstance(self.kernel, StepWeights):
+                if self.seen is not None or isinstance(self.kernel, StepWeights):
                     steps, last = self._run(self.project(x_BTI).unbind(1), state)
                     return torch.stack(steps, 1), last
                 out_BTD, after = self.kernel(x_BTI, _to_kernel(state))
@@ -217,6 +212,8 @@ class Cell(nn.Module, ABC):
             ended.append(tuple(part[len(gates_BG) :] for part in state))
             state = self.step(gates_BG, tuple(part[: len(gates_BG)] for part in state))
             steps.append(state[0])
+            if self.seen is not None:
+                self.seen.append(state)
         ended.append(state)
         return steps, tuple(torch.cat(parts) for parts in zip(*reversed(ended), strict=True))
 

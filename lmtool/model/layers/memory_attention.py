@@ -6,6 +6,7 @@ Shapes: B rows, T queries, S states in memory, D their width.
 import torch
 from torch import Tensor
 
+from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, Memory
 from lmtool.model.layers.observing import Attending
 from lmtool.model.layers.scores import build_score
@@ -68,23 +69,12 @@ def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tenso
     return hard_BTS + (soft_BTS - soft_BTS.detach())
 
 
-def earlier(
-    n_queries: int,
-    n_states: int,
-    keep_BS: Tensor | None,
-    documents_BS: Tensor | None,
-    device: torch.device,
-    present: bool = False,
-) -> Tensor:
-    """Strictly causal mask of the last `n_queries` positions, which excludes the position itself: (1 or B, T, S).
+def earlier(mask: Mask, n_queries: int, n_states: int, device: torch.device, present: bool = False) -> Tensor:
+    """The pairs of a causal mask, for the last `n_queries` positions, without the position itself: (1 or B, T, S).
 
-    keep_BS: False at padding. documents_BS: restricts each position to its own document. present: includes the
-    position itself.
+    Unlike by `Mask.allowed` there may be none for a query. present: with the position itself.
     """
-    slots_S = torch.arange(n_states, device=device)
-    allowed = (slots_S < slots_S[n_states - n_queries :, None] + int(present))[None]
-    if keep_BS is not None:
-        allowed = allowed & keep_BS[:, None]
-    if documents_BS is not None:
-        allowed = allowed & (documents_BS[:, -n_queries:, None] == documents_BS[:, None])
-    return allowed
+    state_1S = torch.arange(n_states, device=device)[None]
+    query_T1 = state_1S[0, n_states - n_queries :, None]
+    allowed = mask.between(query_T1, state_1S)
+    return allowed if present else allowed & (state_1S != query_T1)

@@ -240,7 +240,7 @@ def build_mixer(spec: Transformer) -> Mixer:
         case "attention":
             return SelfAttention(_heads(spec), spec.dropout, _score(spec), _qk_norms(spec))
         case "plain-attention":
-            return PlainAttention(spec.n_heads, _heads(spec).width, spec.dropout, _score(spec))
+            return PlainAttention(_heads(spec), spec.dropout, _score(spec))
 
 
 def build_feed_forward(spec: Transformer) -> Mixer:
