@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
+from lmtool.recipe.spec import training as settings
 from lmtool.recipe.spec.base import Spec, unfit
 from lmtool.recipe.spec.objective import (
     AnyObjective,
@@ -21,18 +22,6 @@ from lmtool.recipe.spec.objective import (
 )
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, Data, TokenizerFile, WordTokenizer
-from lmtool.recipe.spec.training import (
-    AdamW,
-    Checkpointing,
-    Cosine,
-    Distillation,
-    Evaluation,
-    LoggerName,
-    Optimizer,
-    Schedule,
-    Training,
-    Tuning,
-)
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
@@ -54,21 +43,21 @@ class Recipe(Spec):
     """The tokenizer."""
     data: Data = Data()
     """The training and validation text."""
-    training: Training
+    training: settings.Training
     """Length, batch and device."""
-    tuning: Tuning = Tuning()
+    tuning: settings.Tuning = settings.Tuning()
     """Which weights are fine-tuned, and at which learning rates."""
-    distillation: Distillation = Distillation()
+    distillation: settings.Distillation = settings.Distillation()
     """A teacher, and how its pupil learns from it; none by default."""
-    optimizer: Optimizer = AdamW()
+    optimizer: settings.Optimizer = settings.AdamW()
     """The optimizer."""
-    schedule: Schedule = Cosine()
+    schedule: settings.Schedule = settings.Cosine()
     """The learning rate schedule."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: settings.Evaluation = settings.Evaluation()
     """Validation while training."""
-    checkpoint: Checkpointing = Checkpointing()
+    checkpoint: settings.Checkpointing = settings.Checkpointing()
     """Checkpoints during training."""
-    logging: Annotated[tuple[LoggerName, ...], Field(strict=False)] = ()
+    logging: Annotated[tuple[settings.LoggerName, ...], Field(strict=False)] = ()
     """Other dashboards to log to, besides the run directory; each is an extra, such as lmtool[tensorboard]."""
 
     @property
@@ -194,7 +183,7 @@ def _training_mistakes(recipe: Recipe) -> Iterator[str]:
 def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
     """What cannot be frozen or adapted, or learn from a teacher."""
     model, objective, tuning = recipe.model, recipe.objective, recipe.tuning
-    if isinstance(model, NGram | SkipGram | Glove | Ppmi) and tuning != Tuning():
+    if isinstance(model, NGram | SkipGram | Glove | Ppmi) and tuning != settings.Tuning():
         yield f"tuning is for models with layers, which {model.kind} models do not have"
     elif tuning.lora is not None and not isinstance(model, Transformer):
         yield f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have"

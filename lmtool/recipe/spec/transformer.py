@@ -5,16 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from lmtool.recipe.spec import position as positions
 from lmtool.recipe.spec.base import Fraction, Spec
 from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
-from lmtool.recipe.spec.position import (
-    DisentangledPosition,
-    LearnedPosition,
-    Position,
-    RotaryPosition,
-    SinusoidalPosition,
-    YarnScaling,
-)
 
 ScoreName = Literal["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
 
@@ -156,7 +149,7 @@ class Transformer(ModelSpec):
     mixer: MixerName = "attention"
     """The token mixer of each layer: attention, or plain-attention without maps, whose queries, keys and values are the
     states themselves, each head having its part of them."""
-    position: Position = LearnedPosition()
+    position: positions.Position = positions.LearnedPosition()
     """Positional encoding."""
     pattern: Pattern = FullPattern()
     """Attention pattern, within the mask of the shape."""
@@ -253,9 +246,9 @@ class Transformer(ModelSpec):
         sizes = [*vector_mistakes(self.embeddings, self.freeze_embeddings), *self._size_mistakes()]
         yield from sizes
         full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
-        if isinstance(self.position, RotaryPosition) and not sizes:
+        if isinstance(self.position, positions.RotaryPosition) and not sizes:
             yield from self._rotary_mistakes(self.position, full_layers)
-        if isinstance(self.position, DisentangledPosition):
+        if isinstance(self.position, positions.DisentangledPosition):
             if self.score != "scaled-dot":
                 yield f"score {self.score} has no effect: position disentangled has its own; take scaled-dot"
             if self.n_kv_heads not in (None, self.n_heads):
@@ -284,13 +277,13 @@ class Transformer(ModelSpec):
             yield f"n_heads {self.n_heads} does not divide d_model {self.d_model}"
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             yield f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}"
-        if isinstance(self.position, LearnedPosition) and self.position.size is not None:
+        if isinstance(self.position, positions.LearnedPosition) and self.position.size is not None:
             size, offset = self.position.size, self.position.offset
             if self.context > size - offset:
                 less = f" - position.offset {offset}" if offset else ""
                 yield f"context {self.context} is longer than position.size {size}{less}"
         width = "d_model" if self.embedding_width is None else "embedding_width"
-        if isinstance(self.position, SinusoidalPosition) and getattr(self, width) % 2:
+        if isinstance(self.position, positions.SinusoidalPosition) and getattr(self, width) % 2:
             yield f"{width} {getattr(self, width)} is odd; sinusoidal positions come in pairs"
 
     def _norm_mistakes(self) -> Iterator[str]:
@@ -333,7 +326,7 @@ class Transformer(ModelSpec):
                 if value not in (None, "none"):
                     yield f"{key} {value} is for heads with maps, which mixer plain-attention does not have"
 
-    def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
+    def _rotary_mistakes(self, position: positions.RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
         turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
         if turned % 2 or not turned:
             cause = f"n_heads {self.n_heads}" if self.head_width is None else f"head_width {self.head_width}"
@@ -343,5 +336,5 @@ class Transformer(ModelSpec):
             yield f"score {self.score} transforms rotated queries and keys; take dot or scaled-dot"
         if position.window_theta is not None and not full_layers:
             yield "position.window_theta is for patterns with full_layers; take position.theta"
-        if isinstance(position.scaling, YarnScaling) and position.theta <= 1:
+        if isinstance(position.scaling, positions.YarnScaling) and position.theta <= 1:
             yield f"position.theta {position.theta:g} is not above 1, so wavelengths do not grow as yarn scales them"
