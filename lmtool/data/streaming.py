@@ -8,7 +8,7 @@ would be needed: its survey chooses the recipe, its documents train the tokenize
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +62,7 @@ class StreamedText:
 
     def __init__(self, data: Data, seed: int) -> None:
         """Find the files that `data` names. Raises DataError and ResourceError as the reading of a corpus does."""
-        files = [file for source in data.sources if not source.startswith(PREFIX) for file in find_files(source)]
-        self._shards = [Shards(source, data.column) for source in data.sources if source.startswith(PREFIX)]
+        files, self._shards = _found(data)
         documents = infer_division(files) if data.documents == "auto" else data.documents
         self._seed = seed
         self._states = [_state(file) for file in files]
@@ -182,16 +181,14 @@ def streams(data: Data) -> bool:
     are large together."""
     if data.stream != "auto" or data.split == "slice":
         return data.stream is True
-    return _n_bytes(data.sources, data.column) >= LARGE
+    files, datasets = _found(data)
+    return sum(_state(file)[0] for file in files) + sum(shards.size for shards in datasets) >= LARGE
 
 
-def _n_bytes(sources: Iterable[str], column: str) -> int:
-    return sum(
-        Shards(source, column).size
-        if source.startswith(PREFIX)
-        else sum(_state(path)[0] for path in find_files(source))
-        for source in sources
-    )
+def _found(data: Data) -> tuple[list[Path], list[Shards]]:
+    """The files and the datasets that `data` names. Raises DataError and ResourceError."""
+    files = [file for source in data.sources if not source.startswith(PREFIX) for file in find_files(source)]
+    return files, [Shards(source, data.column) for source in data.sources if source.startswith(PREFIX)]
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -201,11 +201,10 @@ class PpmiModel(WordVectorModel, CountingModel):
         index_V = np.cumsum(total_V != 0) - 1
         ppmi_P = positive_pmi(rows_P, columns_P, sums_P)
         factors = truncated_svd(index_V[rows_P], index_V[columns_P], ppmi_P, len(used_W), self.words_VD.shape[1])
+        rows_W = torch.from_numpy(used_W).to(device)
         for table_VD, factor_WD in zip((self.words_VD, self.contexts_VD), factors, strict=True):
             table_VD.zero_()
-            table_VD[torch.from_numpy(used_W).to(device), : factor_WD.shape[1]] = torch.from_numpy(factor_WD).to(
-                table_VD
-            )
+            table_VD[rows_W, : factor_WD.shape[1]] = torch.from_numpy(factor_WD).to(table_VD)
 
     def forward(self, batch: Batch) -> Output:
         """The context-independent vectors of the tokens (B, T, D)."""

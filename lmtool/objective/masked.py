@@ -175,10 +175,8 @@ class MaskedObjective(Objective):
             masked = Batch(tokens_BT, targets_BT, keep_BT)
             if self.spec.permutation:
                 # the last one of an order: no other position sees it, so that one stream is enough
-                T = tokens_BT.shape[1]
-                masked = replace(
-                    masked, seen_BTT=(torch.arange(T, device=tokens_BT.device) != t).expand(len(rows_B), T, T)
-                )
+                others_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) != t
+                masked = replace(masked, seen_BTT=others_T.expand(len(rows_B), len(others_T), -1))
             total += self._of_chosen(model, masked)[0].total
         return Loss(total.float(), (batch.targets_BT != IGNORE).sum())
 

@@ -115,9 +115,7 @@ def _against(key: str, rows: Sequence[PointResults]) -> Markup:
     metric, lines = validated(rows[0].runs[0])[0], dict[str, list[tuple[float, float, float]]]()
     for row in rows:
         told = row.figures()
-        x, y, deviation = (
-            number(value) or 0.0 for value in (_number(row.choice[key]), told[metric], told["deviation"])
-        )
+        x, y, deviation = _number(row.choice[key]) or 0.0, number(told[metric]) or 0.0, number(told["deviation"]) or 0.0
         others = name_of({other: value for other, value in row.choice.items() if other != key})
         lines.setdefault(others if len(row.choice) > 1 else metric, []).append((x, y, deviation))
     drawn = []

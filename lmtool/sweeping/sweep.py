@@ -184,9 +184,8 @@ class Sweep:
         if name in self.failures or not self.reached(name):
             return self.failures.get(name, ("not begun", 0))[0]
         metric, value = validated(self._begun([name])[name])
-        return (
-            f"{metric} {'-' if value is None else f'{value:.4f}'} after {100 * self.reached(name):.0f} % of its steps"
-        )
+        figure = "-" if value is None else f"{value:.4f}"
+        return f"{metric} {figure} after {100 * self.reached(name):.0f} % of its steps"
 
     def _begun(self, names: Iterable[str]) -> dict[str, History]:
         """Those of the runs that have a checkpoint."""

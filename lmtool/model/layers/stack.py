@@ -5,6 +5,7 @@ Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 whe
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, cast
 
 import torch
@@ -117,12 +118,8 @@ class Stack(nn.Module):
 
     def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
         """The initial cache of every sublayer."""
-        return tuple(
-            mixer.read(source_BSD)
-            if isinstance(mixer, CrossAttention) and source_BSD is not None
-            else mixer.start(n_rows)
-            for mixer in self._mixers()
-        )
+        memories = repeat(None) if source_BSD is None else self.sources(source_BSD)
+        return tuple(memory or mixer.start(n_rows) for mixer, memory in zip(self._mixers(), memories, strict=False))
 
     def sources(self, source_BSD: Tensor) -> tuple[LayerState | None, ...]:
         """The source part of the state, which is all of it in training."""
