@@ -252,15 +252,8 @@ def _guarded(cell: str) -> str:
     return "'" + cell if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
 
 
-def write_table(
-    path: Path,
-    table: Table,
-    added: Sequence[str],
-    rows: Iterable[tuple[Row, Sequence[Value]]],
-    *,
-    guard_formulas: bool = False,
-) -> None:
-    """Write `table_lines` to a new file atomically, in bounded memory.
+def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
+    """Write the lines of `table_lines`, made of a table, to a new file atomically, in bounded memory.
 
     Raises UsageError when `path` exists; ResourceError when it cannot be written.
     """
@@ -272,6 +265,5 @@ def write_table(
             raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
         what, fix = "the file exists already", "choose another name, or remove it"
         raise UsageError(what, where=where, fix=fix, code="output_exists")
-    text = (line.encode() for line in table_lines(table, added, rows, guard_formulas=guard_formulas))
     with writing(path), durable.staged(path) as new:
-        durable.write_new(new, text)
+        durable.write_new(new, map(str.encode, lines))

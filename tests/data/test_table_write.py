@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ def with_length(source: Table) -> Iterator[tuple[Row, list[Any]]]:
     return ((row, [len(row.values[0]), 0.25]) for row in source.rows())
 
 
+def write(path: Path, source: Table, added: list[str], rows: Iterable[tuple[Row, list[Any]]]) -> None:
+    write_table(path, source, table_lines(source, added, rows))
+
+
 def read(path: Path) -> list[list[str]]:
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.reader(file, strict=True))
@@ -31,7 +35,7 @@ def read(path: Path) -> list[list[str]]:
 
 def test_columns_are_kept_and_values_added(tmp_path: Path) -> None:
     source, out = table(tmp_path), tmp_path / "out.csv"
-    write_table(out, source, ["length", "p"], with_length(source))
+    write(out, source, ["length", "p"], with_length(source))
     assert read(out) == [["text", "label", "length", "p"], ["a;b", "x", "3", "0.25"], ['c"d,é', "y", "5", "0.25"]]
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "out.csv"]
 
@@ -45,7 +49,7 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
 def test_values_of_every_format(tmp_path: Path) -> None:
     row = {"text": "a\nb", "n": 3, "f": 0.5, "yes": True, "none": None, "many": ["é", 1], "in": {"a": 1}}
     source = table(tmp_path, json.dumps(row) + "\n", "in.jsonl")
-    write_table(tmp_path / "out.csv", source, [], ((r, []) for r in source.rows()))
+    write(tmp_path / "out.csv", source, [], ((r, []) for r in source.rows()))
     assert read(tmp_path / "out.csv") == [list(row), ["a\nb", "3", "0.5", "true", "", '["é", 1]', '{"a": 1}']]
 
 
@@ -75,7 +79,7 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
     folder = tmp_path_factory.mktemp("again")
     rows = [(a, b.replace("\0", "")) for a, b in rows if a.strip()] or [("a", "b")]
     source = table(folder, "".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows), "in.jsonl")
-    write_table(folder / "out.csv", source, ["n"], ((row, [row.number]) for row in source.rows()))
+    write(folder / "out.csv", source, ["n"], ((row, [row.number]) for row in source.rows()))
     again = open_table(str(folder / "out.csv"), cache=folder, delimiter=",")
     assert [row.values for row in again.rows()] == [(a, b, str(n)) for n, (a, b) in enumerate(rows, 1)]
 
@@ -87,7 +91,7 @@ def test_the_table_is_never_overwritten(tmp_path: Path) -> None:
     os.link(tmp_path / "in.csv", tmp_path / "hard.csv")
     for name in "in.csv", "link.csv", "hard.csv", "../" + tmp_path.name + "/in.csv":
         with pytest.raises(UsageError, match="overwrite the table that is read"):
-            write_table(tmp_path / name, source, ["n", "p"], with_length(source))
+            write(tmp_path / name, source, ["n", "p"], with_length(source))
     assert (tmp_path / "in.csv").read_bytes() == before
 
 
@@ -95,10 +99,10 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     source, out = table(tmp_path), tmp_path / "out.csv"
     out.write_text("mine", encoding="utf-8")
     with pytest.raises(UsageError, match="exists already"):
-        write_table(out, source, ["n", "p"], with_length(source))
+        write(out, source, ["n", "p"], with_length(source))
     assert out.read_text(encoding="utf-8") == "mine"
     with pytest.raises(UsageError, match="not a file"):
-        write_table(tmp_path, source, [], [])
+        write(tmp_path, source, [], [])
 
 
 def test_all_or_nothing(tmp_path: Path) -> None:
@@ -109,16 +113,16 @@ def test_all_or_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_table(out, source, ["n", "p"], stopped())
+        write(out, source, ["n", "p"], stopped())
     assert os.listdir(tmp_path) == ["in.csv"]
     with pytest.raises(ValueError, match="2 values for 1 added"):
-        write_table(out, source, ["n"], with_length(source))
+        write(out, source, ["n"], with_length(source))
     assert os.listdir(tmp_path) == ["in.csv"]
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     source = table(tmp_path)
     with pytest.raises(ResourceError, match="cannot write"):
-        write_table(tmp_path / "no" / "out.csv", source, ["n", "p"], with_length(source))
+        write(tmp_path / "no" / "out.csv", source, ["n", "p"], with_length(source))
     with pytest.raises(ResourceError, match="cannot write"):
-        write_table(tmp_path / "in.csv" / "out.csv", source, ["n", "p"], with_length(source))
+        write(tmp_path / "in.csv" / "out.csv", source, ["n", "p"], with_length(source))

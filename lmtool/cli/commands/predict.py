@@ -56,10 +56,11 @@ def predict(
             for _ in answers.rows:
                 pass
             return
+        lines = table_lines(answers.table, answers.added, answers.rows, guard_formulas=guard_formulas)
         if output is None:
-            for line in table_lines(answers.table, answers.added, answers.rows, guard_formulas=guard_formulas):
+            for line in lines:
                 typer.echo(line, nl=False)
         else:
-            write_table(output, answers.table, answers.added, answers.rows, guard_formulas=guard_formulas)
+            write_table(output, answers.table, lines)
     describe_skipped(answers.skipped)
     describe(loaded, quiet)
