@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.data.prepare import default_cache
 from lmtool.data.table import open_table
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import build_model
@@ -182,7 +181,7 @@ class Plain:
         (table,) = plan.tables
         train = read_labelled(table.table, table.columns, kind="class")
         assert train.labels is not None
-        test = read_labelled(open_table(str(given.test), cache=default_cache()), table.columns, labels=train.labels)
+        test = read_labelled(open_table(str(given.test)), table.columns, labels=train.labels)
         self._classes = train.labels.names
         self._tokenizer = AutoTokenizer.from_pretrained(given.source)
         self._longest = plan.resolved.recipe.model.context

@@ -110,7 +110,7 @@ def read(folder: Path, n_blocks: int) -> None:
     from lmtool.compute.device import choose_compute
     from lmtool.compute.processes import World
     from lmtool.data.blocks import STREAMS
-    from lmtool.data.prepare import default_cache
+    from lmtool.data.cached import cache_folder
     from lmtool.objective import build_objective
     from lmtool.recipe.load import load
     from lmtool.training.data import read_text
@@ -128,7 +128,7 @@ def read(folder: Path, n_blocks: int) -> None:
             now = examples.mark(step * batch).block
             if now > block:
                 block = now
-                size = sum(path.stat().st_size for path in (default_cache() / STREAMS).rglob("*.bin"))
+                size = sum(path.stat().st_size for path in (cache_folder() / STREAMS).rglob("*.bin"))
                 figures = {
                     "block": block,
                     "seconds": time.time() - began,

@@ -74,7 +74,7 @@ def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
 
     split = "slice" if documents == "whole" else "document"
     data = Data.model_validate({"documents": documents, "split": split})
-    encode_files([str(text)], data, Tokenizer.load(tokenizer), cache=out)
+    encode_files([str(text)], data, Tokenizer.load(tokenizer))
 
 
 def datasets_way(text: Path, tokenizer: Path, out: Path) -> None:

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from lmtool.compute.device import choose_compute
 from lmtool.data.files import shown
-from lmtool.data.prepare import default_cache
 from lmtool.data.table import Skipped, Table, as_number, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
@@ -246,7 +245,7 @@ def measure_similarity(
     """
     from scipy.stats import spearmanr
 
-    table = open_table(source, cache=default_cache(), encoding=reading.encoding, delimiter=reading.delimiter)
+    table = open_table(source, encoding=reading.encoding, delimiter=reading.delimiter)
     skipped = Skipped()
     pairs = list(_pairs(table, skipped if reading.skip_bad_rows else None))
     loaded = load_run(reference, choose_compute(device, "float32"))

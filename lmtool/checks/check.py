@@ -9,10 +9,10 @@ from typing import Literal
 from lmtool.checks.runs import verify_run
 from lmtool.checks.text import find_in_text
 from lmtool.compute.device import CPU
-from lmtool.data.cached import verify_cache
+from lmtool.data.cached import cache_folder, verify_cache
 from lmtool.data.files import TABLES, find_files, suffix, unpacked_name
 from lmtool.data.hub import PREFIX
-from lmtool.data.prepare import default_cache, fingerprint_of, open_parts
+from lmtool.data.prepare import fingerprint_of, open_parts
 from lmtool.data.store import MANIFEST, TokenStore
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
@@ -113,7 +113,7 @@ def _is_labelled(source: str, data: Data) -> bool:
     """Whether a file of rows is a table rather than a text: it has no column of text, or one of labels beside it."""
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
-    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    table = open_table(source, encoding=data.encoding, delimiter=data.delimiter)
     return data.column not in table.names or has_usual_label(table)
 
 
@@ -134,17 +134,16 @@ def check_tokens(folder: Path) -> Checked:
     return Checked("tokens", str(folder), tuple(map(str, stores)), tuple(damage), ())
 
 
-def check_cache(cache: Path) -> Checked:
+def check_cache() -> Checked:
     """All entries of the cache."""
-    return Checked("cache", str(cache), (str(cache),), tuple(verify_cache(cache)), ())
+    where = str(cache_folder())
+    return Checked("cache", where, (where,), tuple(verify_cache()), ())
 
 
-def check_text(
-    data: Data, seed: int, tokenizer: Tokenizer | None, usual: float | None, *, cache: Path, report: Report
-) -> Checked:
+def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float | None, report: Report) -> Checked:
     """The text that `data` names, against its validation text or the part that a run with this seed would hold out."""
     whole = data.with_values({"stream": False})
-    ((train, valid),), data = open_parts(whole, cache=cache, seed=seed, report=report)
+    ((train, valid),), data = open_parts(whole, seed=seed, report=report)
     notices = tuple(find_in_text(train, valid, tokenizer, usual, brief=False))
     survey = train.text.survey
     kind = "one text" if data.split == "slice" else f"{survey.documents:,} documents"
@@ -159,7 +158,7 @@ def check_labelled(recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | 
     return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 
-def check_run(name: str, *, cache: Path, report: Report) -> Checked:
+def check_run(name: str, report: Report) -> Checked:
     """Every file of a run: checksums, records, the recipe and the tokenizer against each checkpoint, weights that are
     finite and fit; and whether the training data, if they are still there, are those that it was started with.
 
@@ -192,13 +191,13 @@ def check_run(name: str, *, cache: Path, report: Report) -> Checked:
         except LmtoolError as error:
             damage[Path(error.where) if error.where.startswith(str(path)) else folder, error.what] = None
     if recipe is not None and run.origin is None:
-        changed = list(_changed_data(run, recipe, tokenizer, cache, report))
+        changed = list(_changed_data(run, recipe, tokenizer, report))
         notices += changed
         lines += [] if changed else ["training data: unchanged, or no longer there"]
     return Checked("run", name, tuple(lines), tuple(damage), tuple(dict.fromkeys(notices)))
 
 
-def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, cache: Path, report: Report) -> Iterator[Notice]:
+def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report) -> Iterator[Notice]:
     """A notice where the training data are still there, and are not those that the run was started with."""
     if not _is_there(recipe.data):
         return
@@ -207,7 +206,7 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, cache: Path, r
             tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
             fingerprint = read_tables(recipe, tables, tokenizer, run.saved_split).fingerprint
         else:
-            fingerprint = fingerprint_of(recipe.data, tokenizer, cache=cache, seed=recipe.seed, report=report)
+            fingerprint = fingerprint_of(recipe.data, tokenizer, seed=recipe.seed, report=report)
     except LmtoolError as error:
         yield Notice("training data unusable", 1, f"the training data can no longer be read: {error.what}")
         return

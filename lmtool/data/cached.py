@@ -25,13 +25,20 @@ _ENTRY = ".entry"
 _LOG = logging.getLogger(__name__)
 
 
-def cached(folder: Path, key: str, what: str, make: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
+def cache_folder() -> Path:
+    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
+    if folder := os.environ.get("LMTOOL_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmtool"
+
+
+def cached(folder: str, key: str, what: str, make: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
     """The entry `key` of a folder of the cache, made first where it is missing or damaged.
 
     what: it is, for the line that tells of a damaged one. parse: may raise ValueError. A second process waits.
     Raises ResourceError when it cannot be written.
     """
-    path = folder / f"{key}{_ENTRY}"
+    path = cache_folder() / folder / f"{key}{_ENTRY}"
     with locked(path.with_suffix(".lock")):
         try:
             return parse(_read(path))
@@ -58,8 +65,9 @@ def discard(path: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def verify_cache(cache: Path) -> Iterator[tuple[Path, str]]:
-    """Each entry of a cache that cannot be used, and why."""
+def verify_cache() -> Iterator[tuple[Path, str]]:
+    """Each entry of the cache that cannot be used, and why."""
+    cache = cache_folder()
     for folder in (SURVEYS, TOKENIZERS):
         for path in sorted((cache / folder).glob(f"*{_ENTRY}")):
             try:

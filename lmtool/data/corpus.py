@@ -139,17 +139,15 @@ class Corpus:
                 return _divided(text_blocks(path, extent=extent), _BLANK_LINES.split)
 
 
-def open_corpus(
-    sources: Iterable[str], *, column: str, documents: Literal["auto", "whole", "blank-line", "line"], cache: Path
-) -> Corpus:
+def open_corpus(sources: Iterable[str], column: str, documents: Literal["auto"] | Division) -> Corpus:
     """Find the files of `sources`, and resolve how .txt files are divided into documents when that is "auto".
 
-    `hf:` datasets are downloaded into `cache` first. Raises DataError or ResourceError.
+    `hf:` datasets are downloaded into the cache first. Raises DataError or ResourceError.
     """
     files: list[Path] = []
     named: set[Path] = set()
     for source in sources:
-        matches = [fetch(source, column, cache)] if source.startswith(PREFIX) else find_files(source)
+        matches = [fetch(source, column)] if source.startswith(PREFIX) else find_files(source)
         files += matches
         if len(matches) == 1:
             named.add(matches[0])

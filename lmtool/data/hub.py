@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.checksum import sha256_of_json
+from lmtool.data.cached import cache_folder
 from lmtool.data.files import content_hash, shown
 from lmtool.data.rowfile import missing_column, not_text
 from lmtool.durable import locked, write_file
@@ -27,7 +28,7 @@ def parse(source: str) -> tuple[str, str | None, str]:
     return name, config or None, split or "train"
 
 
-def fetch(source: str, column: str | None, cache: Path) -> Path:
+def fetch(source: str, column: str | None) -> Path:
     """Stream one column of a dataset, or all of them, into a .jsonl file, unless the cache holds it already.
 
     NAME is a name on the Hugging Face Hub or a local folder. The cache key is the revision of remote files and the
@@ -40,7 +41,7 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
         # remote addresses include their revision
         contents = (content_hash([Path(file)]) if os.path.exists(file) else file for file in files)
         key = sha256_of_json([*identity, *contents])
-        path = cache / "datasets" / f"{key}.jsonl"
+        path = cache_folder() / "datasets" / f"{key}.jsonl"
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)

@@ -4,7 +4,6 @@ The cache is content-addressed: its keys are hashes of the text, the tokenizer a
 gets stale tokens, and what two runs share is computed once.
 """
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import n_cores
-from lmtool.data.cached import TOKENIZERS, TOKENS, cached, discard, tell
+from lmtool.data.cached import TOKENIZERS, TOKENS, cache_folder, cached, discard, tell
 from lmtool.data.corpus import Chunk, safe_cut
 from lmtool.data.files import display
 from lmtool.data.split import Everything, Part, choose_documents, cut_characters
 from lmtool.data.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore, discard_progress
 from lmtool.data.streaming import StreamedText, TextHead, streams
-from lmtool.data.survey import Report, SurveyedText, cache_key, divide, read_corpus, size
+from lmtool.data.survey import Report, SurveyedText, cache_key, divide, read_corpus, silent, size
 from lmtool.durable import locked, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
@@ -40,7 +39,7 @@ class TextPart:
     text: SurveyedText
     part: Part
 
-    def chunks(self, stage: str = "", report: Report = lambda stage, done, total: None) -> Iterator[Chunk]:
+    def chunks(self, stage: str = "", report: Report = silent) -> Iterator[Chunk]:
         """Its documents in order; each chunk of the corpus is reported when the next one is requested."""
         return self.part.of(self._reporting(stage, report))
 
@@ -106,20 +105,12 @@ def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
     return n_bytes, len(store) - store.n_documents
 
 
-def default_cache() -> Path:
-    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
-    if folder := os.environ.get("LMTOOL_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmtool"
-
-
 def prepare(
     data: Data,
     tokenizer: TokenizerSpec | TokenizerFile | Tokenizer,
     *,
-    cache: Path,
     seed: int,
-    report: Report = lambda stage, done, total: None,
+    report: Report = silent,
     out: Path | None = None,
 ) -> Prepared:
     """Tokenize the text that `data` names into token stores for training and validation.
@@ -131,17 +122,17 @@ def prepare(
     Raises DataError for unusable text, ResourceError for errors of the system, UsageError when `out` already holds
     something else.
     """
-    texts, data = open_parts(data, cache=cache, seed=seed, report=report)
+    texts, data = open_parts(data, seed=seed, report=report)
     trains, valids = _by_use(texts, data)
     if isinstance(tokenizer, TokenizerSpec):
-        tokenizer = _trained(tokenizer, trains, cache, report)
+        tokenizer = _trained(tokenizer, trains, report)
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
     if out is not None:
         _keep_tokenizer(tokenizer, out)
     started = perf_counter()
-    train_stores = [_store(part, tokenizer, cache, out and out / "train", report) for part in trains]
-    valid_stores = [_store(part, tokenizer, cache, out and out / "valid", report) for part in valids]
+    train_stores = [_store(part, tokenizer, out and out / "train", report) for part in trains]
+    valid_stores = [_store(part, tokenizer, out and out / "valid", report) for part in valids]
     stores = tuple(store for store, _ in train_stores)
     return Prepared(
         train=_joined(stores),
@@ -154,25 +145,23 @@ def prepare(
     )
 
 
-def open_parts(
-    data: Data, *, cache: Path, seed: int, report: Report = lambda stage, done, total: None
-) -> tuple[list[tuple[TextPart, TextPart]], Data]:
+def open_parts(data: Data, *, seed: int, report: Report) -> tuple[list[tuple[TextPart, TextPart]], Data]:
     """The training and the validation part of the text that `data` names, or of each text of a mixture.
 
     Also `data` resolved. Raises as `prepare` does.
     """
     texts, resolved = [], []
     for alone in _alone(data):
-        train, one = divide(alone, cache=cache, seed=seed, report=report)
-        valid, train_part, valid_part = _split(train, one, cache, seed, report)
+        train, one = divide(alone, seed=seed, report=report)
+        valid, train_part, valid_part = _split(train, one, seed, report)
         texts.append((TextPart(train, train_part), TextPart(valid, valid_part)))
         resolved.append(one)
     return texts, _resolved(data, resolved)
 
 
-def fingerprint_of(data: Data, tokenizer: Tokenizer, *, cache: Path, seed: int, report: Report) -> str:
+def fingerprint_of(data: Data, tokenizer: Tokenizer, *, seed: int, report: Report) -> str:
     """The fingerprint that `prepare` would find, without tokenizing anything. Raises as it does."""
-    texts, data = open_parts(data, cache=cache, seed=seed, report=report)
+    texts, data = open_parts(data, seed=seed, report=report)
     keys = ([part.tokens_key(tokenizer) for part in parts] for parts in _by_use(texts, data))
     return cache_key("prepared", *map(_joined_key, keys))
 
@@ -207,23 +196,16 @@ def _joined(stores: Sequence[TokenStore]) -> TokenStore:
     return stores[0] if len(stores) == 1 else TokenStore.joined(stores, _joined_key(keys))
 
 
-def encode_files(
-    sources: Sequence[str],
-    data: Data,
-    tokenizer: Tokenizer,
-    *,
-    cache: Path,
-    report: Report = lambda stage, done, total: None,
-) -> TokenStore:
+def encode_files(sources: Sequence[str], data: Data, tokenizer: Tokenizer, report: Report = silent) -> TokenStore:
     """The token store of all the text in `sources`, read by the resolved `data` of a run. Cached like `prepare`."""
-    opened = read_corpus(sources, data, cache=cache, report=report)
-    return _store(TextPart(opened, Everything()), tokenizer, cache, None, report)[0]
+    opened = read_corpus(sources, data, report)
+    return _store(TextPart(opened, Everything()), tokenizer, None, report)[0]
 
 
-def _split(train: SurveyedText, data: Data, cache: Path, seed: int, report: Report) -> tuple[SurveyedText, Part, Part]:
+def _split(train: SurveyedText, data: Data, seed: int, report: Report) -> tuple[SurveyedText, Part, Part]:
     """The corpus of the validation text, and the parts of both."""
     if data.valid:
-        valid = read_corpus(data.valid, data, cache=cache, report=report)
+        valid = read_corpus(data.valid, data, report)
         return valid, Everything(), Everything()
     where = ", ".join(map(display, train.corpus.files))[:200]
     if data.split == "slice":
@@ -240,7 +222,7 @@ def _split(train: SurveyedText, data: Data, cache: Path, seed: int, report: Repo
     return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
 
 
-def _trained(spec: TokenizerSpec, parts: Sequence[TextPart], cache: Path, report: Report) -> Tokenizer:
+def _trained(spec: TokenizerSpec, parts: Sequence[TextPart], report: Report) -> Tokenizer:
     def train() -> bytes:
         chunks = (chunk for part in parts for chunk in part.chunks("training the tokenizer", report))
         sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
@@ -251,7 +233,7 @@ def _trained(spec: TokenizerSpec, parts: Sequence[TextPart], cache: Path, report
 
     keys = [part.key for part in parts]
     key = cache_key("tokenizer", keys[0] if len(keys) == 1 else keys, spec.model_dump())
-    return cached(cache / TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.of_json)
+    return cached(TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.of_json)
 
 
 def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
@@ -286,13 +268,11 @@ def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
         raise UsageError("the folder holds another tokenizer", where=str(path), fix="choose another folder with -o")
 
 
-def _store(
-    part: TextPart, tokenizer: Tokenizer, cache: Path, out: Path | None, report: Report
-) -> tuple[TokenStore, bool]:
+def _store(part: TextPart, tokenizer: Tokenizer, out: Path | None, report: Report) -> tuple[TokenStore, bool]:
     """The store of one part of a corpus, and whether it had to be created."""
     key = part.tokens_key(tokenizer)
-    path = out or cache / TOKENS / key
-    with locked(cache / "locks" / f"{cache_key(str(path.absolute()))}.lock"):
+    path = out or cache_folder() / TOKENS / key
+    with locked(cache_folder() / "locks" / f"{cache_key(str(path.absolute()))}.lock"):
         if path.exists():
             if out is not None and not (out / MANIFEST).exists():
                 raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -25,6 +24,11 @@ from lmtool.records import FileModel
 
 Report = Callable[[str, int, int], None]
 """Called with the stage, and the amounts done and in total, here in characters; a total of 0 is unknown."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """No report."""
+
 
 _VERSION = 1
 """Part of every cache key: incremented when the same text would give other chunks, parts or tokens."""
@@ -72,7 +76,7 @@ class SurveyedText:
         )
 
 
-def divide(data: Data, *, cache: Path, seed: int, report: Report) -> tuple[SurveyedText, Data]:
+def divide(data: Data, *, seed: int, report: Report) -> tuple[SurveyedText, Data]:
     """The training text, divided into documents, and the data spec with `documents`, `split` and `stream` resolved.
 
     Of a text that is streamed, the head. seed: of its order.
@@ -82,35 +86,35 @@ def divide(data: Data, *, cache: Path, seed: int, report: Report) -> tuple[Surve
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if streams(data):
         whole = StreamedText(data, seed)
-        text = _survey(whole.head, cache, report, whole.read_head())
+        text = _survey(whole.head, report, whole.read_head())
         resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
         return text, data.with_values(resolved)
     data = data.with_values({"stream": False})
     if data.split == "slice" and data.documents == "auto":
         data = data.with_values({"documents": "whole"})
-    text = _survey(_open(data.sources, data, cache), cache, report)
+    text = _survey(open_corpus(data.sources, data.column, data.documents), report)
     is_stream = data.split == "slice" or (data.split == "auto" and text.survey.documents == 1)
     if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
         # one text, however it is laid out
-        return divide(data.with_values({"split": "slice"}), cache=cache, seed=seed, report=report)
-    text = _as_stream(text, cache, report) if is_stream else text
+        return divide(data.with_values({"split": "slice"}), seed=seed, report=report)
+    text = _as_stream(text, report) if is_stream else text
     split = "slice" if is_stream else "document"
     return text, data.with_values({"documents": text.corpus.documents, "split": split})
 
 
-def resolve_for_text(recipe: str | None, settings: Sequence[Setting], *, cache: Path, report: Report) -> Resolved:
+def resolve_for_text(recipe: str | None, settings: Sequence[Setting], report: Report) -> Resolved:
     """`resolve`, with the shape of the text where the recipe is the default one and names one. Raises as `divide`."""
     resolved = resolve(recipe, settings)
     if not is_default(recipe) or not resolved.recipe.data.sources:
         return resolved
-    text, _ = divide(resolved.recipe.text, cache=cache, seed=resolved.recipe.seed, report=report)
+    text, _ = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
     return resolve(recipe, settings, text.shape)
 
 
-def read_corpus(sources: Sequence[str], data: Data, *, cache: Path, report: Report) -> SurveyedText:
+def read_corpus(sources: Sequence[str], data: Data, report: Report) -> SurveyedText:
     """The text in `sources`, divided by resolved data."""
-    text = _survey(_open(sources, data, cache), cache, report)
-    return _as_stream(text, cache, report) if data.split == "slice" else text
+    text = _survey(open_corpus(sources, data.column, data.documents), report)
+    return _as_stream(text, report) if data.split == "slice" else text
 
 
 def cache_key(*parts: object) -> str:
@@ -123,21 +127,17 @@ def size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _open(sources: Sequence[str], data: Data, cache: Path) -> Corpus:
-    return open_corpus(sources, column=data.column, documents=data.documents, cache=cache)
-
-
-def _as_stream(text: SurveyedText, cache: Path, report: Report) -> SurveyedText:
+def _as_stream(text: SurveyedText, report: Report) -> SurveyedText:
     """The same corpus, with its documents concatenated."""
     corpus = replace(text.corpus, stream=True)
-    return _survey(corpus, cache, report, text.content) if corpus.adds_line_ends else replace(text, corpus=corpus)
+    return _survey(corpus, report, text.content) if corpus.adds_line_ends else replace(text, corpus=corpus)
 
 
-def _survey(corpus: Corpus, cache: Path, report: Report, content: str | None = None) -> SurveyedText:
+def _survey(corpus: Corpus, report: Report, content: str | None = None) -> SurveyedText:
     """Read the corpus once. content: its hash, where that is known."""
     content = content or content_hash(corpus.files)
     key = cache_key("counts", content, corpus.column, corpus.documents, corpus.adds_line_ends)
-    entry = cache / SURVEYS, key, "the survey of a text"
+    entry = SURVEYS, key, "the survey of a text"
     survey = cached(*entry, lambda: records.encode(_count(corpus, report).model_dump()), partial(records.read, Survey))
     return SurveyedText(corpus, content, survey)
 

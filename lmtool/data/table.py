@@ -133,7 +133,6 @@ class Table:
 def open_table(
     source: str,
     *,
-    cache: Path,
     encoding: str | None = None,
     usual_encoding: str | None = None,
     delimiter: str | None = None,
@@ -142,14 +141,14 @@ def open_table(
     """Find a table, infer its format, and read its header.
 
     `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
-    each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into
-    `cache` once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`; the encoding
-    of a file, unless given, as `files.infer_encoding` does with the usual one.
+    each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed
+    into the cache once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`; the
+    encoding of a file, unless given, as `files.infer_encoding` does with the usual one.
     Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{shown(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
-    path = fetch(source, None, cache) if source.startswith(PREFIX) else _one_file(source)
+    path = fetch(source, None) if source.startswith(PREFIX) else _one_file(source)
     where = display(path) if not source.startswith(PREFIX) else shown(source)
     ending = _ending(path, source)
     encoding = "UTF-8" if source.startswith(PREFIX) else encoding or infer_encoding(path, usual_encoding)

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from lmtool import durable
 from lmtool.batch import Batch, padded
 from lmtool.data.corpus import open_corpus
-from lmtool.data.prepare import default_cache
 from lmtool.data.stdin import STDIN
 from lmtool.decoding.prompts import read_prompts
 from lmtool.durable import writing
@@ -91,7 +90,7 @@ def read_texts(sources: Sequence[str], column: str, texts: Sequence[str] = ()) -
     sources = [source for source in sources if source != STDIN]
     if not sources:
         return
-    corpus = open_corpus(sources, column=column, documents="line", cache=default_cache())
+    corpus = open_corpus(sources, column, "line")
     begun = ""
     for chunk in corpus.chunks():
         for i, text in enumerate(chunk.texts):

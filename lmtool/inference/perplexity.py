@@ -16,7 +16,7 @@ from lmtool.compute.device import Compute, InferenceName, choose_compute
 from lmtool.data import bundled
 from lmtool.data.files import find_files
 from lmtool.data.hub import PREFIX
-from lmtool.data.prepare import default_cache, encode_files, scored
+from lmtool.data.prepare import encode_files, scored
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
 from lmtool.errors import DataError, UsageError
@@ -299,9 +299,7 @@ def _measure(loaded: Loaded, text: EvaluationText, report: Report) -> Measured:
         raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
     if text.column is not None:
         data = data.with_values({"column": text.column})
-    store = loaded.compute.world.main_first(
-        lambda: encode_files(text.sources, data, loaded.tokenizer, cache=default_cache(), report=report)
-    )
+    store = loaded.compute.world.main_first(lambda: encode_files(text.sources, data, loaded.tokenizer, report))
     tokenized = TokenizedText(store, loaded.tokenizer, context, stride)
     with loaded.computing() as compute:
         result = tokenized.perplexity(lm, objective, compute, report)

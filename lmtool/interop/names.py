@@ -42,9 +42,9 @@ def parse_hub(reference: str) -> tuple[str, str | None]:
 
 def imports_folder() -> Path:
     """The folder of the cache with the runs of published models."""
-    from lmtool.data.prepare import default_cache
+    from lmtool.data.cached import cache_folder
 
-    return default_cache() / "imports"
+    return cache_folder() / "imports"
 
 
 def pointer_of(reference: str) -> Path:

@@ -17,7 +17,9 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import CPU
 from lmtool.cost.planning import Planned
-from lmtool.data.prepare import encode_files
+from lmtool.data.corpus import Chunk
+from lmtool.data.prepare import encode
+from lmtool.data.store import StoreWriter
 from lmtool.data.survey import Report
 from lmtool.inference.load import Initialization, build_for_training
 from lmtool.model.transformer import positions_in_text
@@ -26,7 +28,6 @@ from lmtool.objective.causal import BidirectionalObjective
 from lmtool.objective.skipgram import SkipGramObjective
 from lmtool.recipe.spec.objective import Classification, Masked, ReplacedTokens, Tagging, WindowCounts
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.text import Data
 from lmtool.report.drawing import MaskPicture, mask_lines, mask_pictures, mask_sections
 from lmtool.report.page import Section, TableCell, page, table
 from lmtool.run.order import rank_samples
@@ -91,10 +92,10 @@ def _windows(texts: Sequence[str], data: TextData | TableData, objective: Object
     """Windows of texts, which are not kept: as long as the context, or as the texts where these are shorter."""
     recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "text.txt"
-        file.write_text(without_surrogates("\n\n".join(texts)), encoding="utf-8")
-        division = Data(documents="whole" if len(texts) == 1 else "blank-line", split="document")
-        store = encode_files([str(file)], division, tokenizer, cache=Path(folder))
+        with StoreWriter(Path(folder) / "store", fingerprint="typed", vocab_size=tokenizer.vocab_size) as writer:
+            for chunk in encode(iter([Chunk(list(map(without_surrogates, texts)))]), tokenizer):
+                writer.append(chunk)
+            store = writer.finish()
         cuts = [objective.cut(n) for n in range(min(recipe.model.context, len(store) + 3), 0, -1)]
         cut = next((cut for cut in cuts if 1 < cut.length <= len(store) and cut.step < len(store)), cuts[0])
         marks = tokenizer.bos_id, tokenizer.eos_id

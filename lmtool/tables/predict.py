@@ -8,7 +8,6 @@ from itertools import islice
 from typing import NamedTuple, Self, cast
 
 from lmtool.data.files import shown
-from lmtool.data.prepare import default_cache
 from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Row, Skipped, Table, open_table
 from lmtool.errors import UsageError
@@ -198,9 +197,7 @@ def open_beside(source: str, trained: Data, reading: Data) -> Table:
     Raises the errors of tables.
     """
 
-    opened = partial(
-        open_table, source, cache=default_cache(), encoding=reading.encoding, usual_encoding=trained.encoding
-    )
+    opened = partial(open_table, source, encoding=reading.encoding, usual_encoding=trained.encoding)
     table = opened(delimiter=reading.delimiter or trained.delimiter)
     is_other = reading.delimiter is None and trained.delimiter is not None and len(table.names) == 1
     return opened(delimiter=None) if is_other else table

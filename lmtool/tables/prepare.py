@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 
 from lmtool.data.files import display, shown
-from lmtool.data.prepare import default_cache
 from lmtool.data.table import Skipped, Table, open_table, spelled_number
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.objective import AnyObjective, Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
@@ -101,7 +100,7 @@ def kind_of_rows(objective: AnyObjective) -> RowKind:
 
 
 def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Table, Columns]:
-    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    table = open_table(source, encoding=data.encoding, delimiter=data.delimiter)
     return table, choose_columns(table, data, kind=kind)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from lmtool.data.prepare import Prepared, default_cache, prepare
+from lmtool.data.prepare import Prepared, prepare
 from lmtool.model.ngram import NGramModel
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.recipe.spec.words import NGram
@@ -65,7 +65,7 @@ def to_count(prepared: Prepared, seed: int) -> Prepared:
     kind, data = prepared.tokenizer.kind, prepared.data
     if kind == "bpe" or (kind == "char" and data.documents == "line"):
         return prepared
-    return prepare(data, BpeTokenizer(), cache=default_cache(), seed=seed)
+    return prepare(data, BpeTokenizer(), seed=seed)
 
 
 def counted(windows: Windows, n_entries: int) -> NGramModel:

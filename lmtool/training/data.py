@@ -14,7 +14,7 @@ from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import bundled
 from lmtool.data.blocks import BlockStores
-from lmtool.data.prepare import Prepared, default_cache, prepare, scored
+from lmtool.data.prepare import Prepared, prepare, scored
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
 from lmtool.errors import DataError
@@ -335,9 +335,7 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
     tokenizer: of the run to initialize from; when None, that of the recipe.
     """
     data = world.main_first(
-        lambda: prepare(
-            recipe.text, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=report
-        )
+        lambda: prepare(recipe.text, tokenizer or recipe.tokenizer, seed=recipe.seed, report=report)
     )
     context = recipe.model.context
     for part, store, needed in (("training", data.train, context + 1), ("validation", data.valid, 2)):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lmtool.compute.device import Compute, choose_compute, device_memory
 from lmtool.compute.processes import World, local_size
-from lmtool.data.prepare import default_cache
 from lmtool.data.survey import Report, resolve_for_text
 from lmtool.durable import write_file
 from lmtool.errors import UsageError
@@ -94,8 +93,7 @@ class Pretraining:
     def resolve(self, report: Report) -> Resolved:
         """The recipe, for its text if it names one. Raises as `resolve_for_text` does."""
         if self.base is None:
-            chosen = resolve_for_text(self.recipe, self.settings, cache=default_cache(), report=report)
-            return with_runs(chosen)
+            return with_runs(resolve_for_text(self.recipe, self.settings, report))
         return with_runs(resolve(self.recipe, self.settings, parent=self.base.parent), self.base.recipe)
 
     def data(self, report: Report) -> tuple[Recipe, TextData | None]:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.data.blocks import STREAMS, BlockStores
-from lmtool.data.prepare import Prepared, default_cache
+from lmtool.data.cached import cache_folder
+from lmtool.data.prepare import Prepared
 from lmtool.data.streaming import BlockStart
 from lmtool.durable import scratch_in
 from lmtool.errors import CheckpointError
@@ -35,7 +36,7 @@ def streaming(prepared: Prepared, compute: Compute, marks: Sequence[StreamMark])
         what = f"the run cannot be resumed: its checkpoint marks places in {marked}"
         raise CheckpointError(what, fix="resume from another checkpoint")
     with ExitStack() as stack:
-        folder = stack.enter_context(scratch_in(default_cache() / STREAMS)) if compute.world.is_main else Path()
+        folder = stack.enter_context(scratch_in(cache_folder() / STREAMS)) if compute.world.is_main else Path()
         path = Path(compute.world.from_main(str(folder.absolute())))
         opened = []
         for n, (streamed, head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):

@@ -15,7 +15,6 @@ from lmtool.checks import check as checking
 from lmtool.cli import app
 from lmtool.cost import planning
 from lmtool.data import survey
-from lmtool.data.prepare import default_cache
 from lmtool.data.survey import resolve_for_text
 from lmtool.training.finetuning import FineTuning
 from lmtool.training.start import Pretraining
@@ -205,7 +204,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         raise SystemExit
 
     def tokenized(recipe: Any, settings: Any, **more: Any) -> Any:
-        found.append(resolve_for_text(recipe, settings, cache=default_cache(), report=no_report).recipe)
+        found.append(resolve_for_text(recipe, settings, report=no_report).recipe)
         raise SystemExit
 
     def looked(data: Any, *given: Any, **more: Any) -> Any:

@@ -15,7 +15,7 @@ TAGGED = "-DOCSTART- -X- O\n\nOtto NNP B-PER\nran VBD O\n\n\n# NN O\n"
 
 def opened(path: Path, content: str | bytes) -> Table:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return open_table(str(path), cache=path.parent)
+    return open_table(str(path))
 
 
 @pytest.mark.parametrize("gap", [" ", "\t", "   "])

@@ -15,8 +15,9 @@ from tests.data.texts import prose
 BPE = BpeTokenizer(vocab_size=300)
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -27,8 +28,8 @@ def book(tmp_path: Path) -> Path:
     return path
 
 
-def prepared(book: Path, cache: Path, out: Path | None = None) -> Prepared:
-    return prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1, out=out)
+def prepared(book: Path, out: Path | None = None) -> Prepared:
+    return prepare(Data(train=(str(book),)), BPE, seed=1, out=out)
 
 
 def content(found: Prepared) -> tuple[str, str, list[list[int]]]:
@@ -53,31 +54,31 @@ def damage(path: Path, how: str) -> None:
 def test_whatever_is_damaged_is_made_anew(
     how: str, book: Path, cache: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    before = content(prepared(book, cache))
+    before = content(prepared(book))
     files = [path for path in sorted(cache.rglob("*")) if path.is_file() and path.suffix != ".lock"]
     assert {path.suffix for path in files} == {".entry", ".bin", ".json"}
     assert len(files) == 8
-    assert list(verify_cache(cache)) == []
+    assert list(verify_cache()) == []
     for path in files:
         damage(path, how)
         is_entry_gone = how == "deleted" and path.suffix == ".entry"
-        assert len(list(verify_cache(cache))) == (0 if is_entry_gone else 1)
+        assert len(list(verify_cache())) == (0 if is_entry_gone else 1)
         caplog.clear()
-        assert content(prepared(book, cache)) == before
+        assert content(prepared(book)) == before
         told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(told) == (0 if is_entry_gone else 1)
         assert all("could not be used, and is made anew" in line and "\n" not in line for line in told)
-        assert list(verify_cache(cache)) == []
+        assert list(verify_cache()) == []
     assert not list(cache.rglob(".tmp-*"))
 
 
 def test_a_store_of_a_person_is_left_as_it_is(book: Path, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine"
-    prepared(book, cache, out)
+    prepared(book, out)
     damage(out / "train" / "tokens-00000.bin", "flipped")
     before = {path.name: path.read_bytes() for path in (out / "train").iterdir()}
     with pytest.raises(DataError, match=r"the token store is damaged: tokens-00000\.bin") as caught:
-        prepared(book, cache, out)
+        prepared(book, out)
     assert caught.value.exit_code == 3
     assert "delete this folder" in caught.value.fix
     assert {path.name: path.read_bytes() for path in (out / "train").iterdir()} == before
@@ -86,32 +87,32 @@ def test_a_store_of_a_person_is_left_as_it_is(book: Path, cache: Path, tmp_path:
 def test_damage_of_a_large_store_stops_its_use_and_is_mended_by_the_next(
     book: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = content(prepared(book, cache))
+    before = content(prepared(book))
     train = max(cache.glob("tokens/*"), key=lambda path: (path / "tokens-00000.bin").stat().st_size)
     damage(train / "tokens-00000.bin", "flipped")
     monkeypatch.setattr(store_module, "AT_ONCE", 0)
-    found = prepared(book, cache)
+    found = prepared(book)
     with pytest.raises(DataError, match="damaged") as caught:
         found.train.read(0, len(found.train))
     assert "run the command again" in caught.value.fix
-    assert content(prepared(book, cache)) == before
+    assert content(prepared(book)) == before
     assert len(caplog.records) == 1
 
 
 def test_a_store_of_other_tokens_under_this_name_is_not_used(
     book: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = content(prepared(book, cache))
+    before = content(prepared(book))
     first, second = cache.glob("tokens/*")
     first.rename(cache / "aside")
     second.rename(first)
     (cache / "aside").rename(second)
-    assert content(prepared(book, cache)) == before
+    assert content(prepared(book)) == before
     assert ["that of other tokens" in record.getMessage() for record in caplog.records] == [True, True]
 
 
 def test_content_that_cannot_be_parsed_is_made_anew(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert cached(cache, "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
-    assert cached(cache, "k", "a number", lambda: b"12", int) == 12
-    assert cached(cache, "k", "a number", lambda: b"13", int) == 12
+    assert cached("numbers", "k", "a number", lambda: b"twelve", bytes.decode) == "twelve"
+    assert cached("numbers", "k", "a number", lambda: b"12", int) == 12
+    assert cached("numbers", "k", "a number", lambda: b"13", int) == 12
     assert len(caplog.records) == 1

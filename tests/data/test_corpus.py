@@ -39,12 +39,7 @@ def documents(chunks: list[Chunk]) -> list[str]:
 
 
 def read(*sources: Path | str, documents_are: str = "auto", column: str = "text", stream: bool = False) -> list[str]:
-    corpus = open_corpus(
-        [str(s) for s in sources],
-        column=column,
-        documents=documents_are,  # type: ignore[arg-type]
-        cache=Path(os.environ["LMTOOL_CACHE"]),
-    )
+    corpus = open_corpus([str(s) for s in sources], column, documents_are)  # type: ignore[arg-type]
     if stream:
         corpus = Corpus(corpus.files, corpus.named, corpus.column, corpus.documents, stream=True)
     return documents(list(corpus.chunks()))

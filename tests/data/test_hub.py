@@ -38,7 +38,6 @@ def test_a_dataset_is_a_corpus(folder: Path, tmp_path: Path) -> None:
     prepared = prepare(
         Data(train=(f"hf:{folder}",), valid=(f"hf:{folder}@test",)),
         CharTokenizer(kind="char"),
-        cache=tmp_path / "cache",
         seed=1,
     )
     assert (prepared.train.n_documents, prepared.valid.n_documents) == (20, 3)
@@ -78,7 +77,7 @@ def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_pa
 )
 def test_what_a_dataset_does_not_have(suffix: str, column: str, message: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        fetch(f"hf:{folder}{suffix}", column, tmp_path / "cache")
+        fetch(f"hf:{folder}{suffix}", column)
     assert len(caught.value.lines()) <= 3
     assert all(line.isprintable() for line in caught.value.lines())
 

@@ -10,7 +10,8 @@ import pytest
 
 from lmtool.data import prepare as prepare_module
 from lmtool.data import store as store_module
-from lmtool.data.prepare import default_cache, encode_files, prepare, spread_sample
+from lmtool.data.cached import cache_folder
+from lmtool.data.prepare import encode_files, prepare, spread_sample
 from lmtool.data.store import TokenStore
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordPieceTokenizer
@@ -21,8 +22,9 @@ BPE = BpeTokenizer(vocab_size=500)
 CHAR = CharTokenizer(kind="char")
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -52,7 +54,7 @@ def rows_of(table: Path) -> list[str]:
 
 def test_one_text_is_cut_by_characters(book: Path, cache: Path) -> None:
     text = book.read_bytes().decode()
-    prepared = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    prepared = prepare(Data(train=(str(book),)), BPE, seed=1)
     n = int(len(text) * 0.9)
     assert (prepared.data.split, prepared.data.documents) == ("slice", "whole")
     assert texts_of(prepared.train, prepared.tokenizer) == [text[:n]]
@@ -63,7 +65,7 @@ def test_one_text_is_cut_by_characters(book: Path, cache: Path) -> None:
 
 
 def test_documents_are_framed_and_kept_apart(table: Path, cache: Path) -> None:
-    prepared = prepare(Data(train=(str(table),)), BPE, cache=cache, seed=1)
+    prepared = prepare(Data(train=(str(table),)), BPE, seed=1)
     assert prepared.data.split == "document"
     tokenizer, rows = prepared.tokenizer, rows_of(table)
     for store in prepared.train, prepared.valid:
@@ -80,7 +82,7 @@ def test_documents_are_framed_and_kept_apart(table: Path, cache: Path) -> None:
 @pytest.mark.parametrize("kind", ["wordpiece", "char"])
 def test_other_tokenizers_give_their_own_ids(kind: str, table: Path, cache: Path) -> None:
     spec = CHAR if kind == "char" else WordPieceTokenizer(kind="wordpiece", vocab_size=500)
-    prepared = prepare(Data(train=(str(table),), valid=(str(table),)), spec, cache=cache, seed=1)
+    prepared = prepare(Data(train=(str(table),), valid=(str(table),)), spec, seed=1)
     expected = [[1, *prepared.tokenizer.encode(row), 2] for row in rows_of(table)]
     store = prepared.train
     assert [store.read(*store.document(i)).tolist() for i in range(store.n_documents)] == expected
@@ -91,7 +93,7 @@ def test_a_long_document_is_framed_once(tmp_path: Path, cache: Path) -> None:
     for i, text in enumerate(texts):
         (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer.train(BPE, texts)
-    store = encode_files([str(tmp_path / "*.txt")], Data(split="document", documents="whole"), tokenizer, cache=cache)
+    store = encode_files([str(tmp_path / "*.txt")], Data(split="document", documents="whole"), tokenizer)
     ids = [store.read(*store.document(i)).tolist() for i in range(store.n_documents)]
     assert ids == [[1, *tokenizer.encode(text), 2] for text in texts]
     assert store.n_words.tolist() == [len(text.split()) for text in texts]
@@ -115,9 +117,9 @@ def test_modes(data: Data, split: str, documents: str, tmp_path: Path, monkeypat
     (tmp_path / "one.txt").write_text("Two lines\nof one text.\n", encoding="utf-8")
     (tmp_path / "paragraphs.txt").write_text("One.\n\nTwo.\n\nThree.\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    prepared = prepare(data, CHAR, cache=tmp_path / "cache", seed=1)
+    prepared = prepare(data, CHAR, seed=1)
     assert (prepared.data.split, prepared.data.documents) == (split, documents)
-    settled = prepare(prepared.data, CHAR, cache=tmp_path / "cache", seed=1)
+    settled = prepare(prepared.data, CHAR, seed=1)
     assert settled.fingerprint == prepared.fingerprint
     framed = prepared.tokenizer.bos_id in prepared.train.read(0, len(prepared.train))
     assert framed == (split == "document")
@@ -126,7 +128,7 @@ def test_modes(data: Data, split: str, documents: str, tmp_path: Path, monkeypat
 def test_rows_of_a_stream_are_parted_by_line_ends(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n', encoding="utf-8")
-    prepared = prepare(Data(train=(str(path),), split="slice", valid_fraction=0.5), BPE, cache=cache, seed=1)
+    prepared = prepare(Data(train=(str(path),), split="slice", valid_fraction=0.5), BPE, seed=1)
     train, valid = ("".join(texts_of(s, prepared.tokenizer)) for s in (prepared.train, prepared.valid))
     assert (train, valid) == ("one\ntwo", "\nthree\n")
 
@@ -134,13 +136,13 @@ def test_rows_of_a_stream_are_parted_by_line_ends(tmp_path: Path, cache: Path) -
 def test_tokenizers_see_the_training_part_only(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a" * 90 + "b" * 10, encoding="utf-8")
-    prepared = prepare(Data(train=(str(path),)), CHAR, cache=cache, seed=1)
+    prepared = prepare(Data(train=(str(path),)), CHAR, seed=1)
     assert prepared.tokenizer.vocab_size == 8
     assert set(prepared.valid.read(0, 10)) == {prepared.tokenizer.unk_id}
 
 
 def test_the_cache_answers_the_second_time(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    first = prepare(Data(train=(str(book),)), BPE, seed=1)
     assert first.seconds > 0
 
     def never(*_: object, **__: object) -> None:
@@ -150,18 +152,18 @@ def test_the_cache_answers_the_second_time(book: Path, cache: Path, monkeypatch:
         monkeypatch.setattr(prepare_module, name, never)
     moved = book.rename(book.with_name("renamed.txt"))
     os.utime(moved, (1, 1))
-    second = prepare(Data(train=(str(moved),)), BPE, cache=cache, seed=1)
+    second = prepare(Data(train=(str(moved),)), BPE, seed=1)
     assert (second.fingerprint, second.seconds) == (first.fingerprint, 0)
     assert second.train.path == first.train.path
 
 
 def test_a_changed_file_never_meets_old_tokens(book: Path, cache: Path) -> None:
-    first = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    first = prepare(Data(train=(str(book),)), BPE, seed=1)
     times = book.stat()
     text = book.read_bytes()
     book.write_bytes(text[:500] + b"!" + text[501:])
     os.utime(book, ns=(times.st_atime_ns, times.st_mtime_ns))
-    second = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    second = prepare(Data(train=(str(book),)), BPE, seed=1)
     assert second.train.fingerprint != first.train.fingerprint
     assert second.tokenizer.decode(second.train.read(0, 600).tolist()) != first.tokenizer.decode(
         first.train.read(0, 600).tolist()
@@ -171,11 +173,11 @@ def test_a_changed_file_never_meets_old_tokens(book: Path, cache: Path) -> None:
 def test_options_change_the_fingerprint(table: Path, cache: Path) -> None:
     base = Data(train=(str(table),))
     variants = [
-        prepare(base, BPE, cache=cache, seed=1),
-        prepare(base, BPE, cache=cache, seed=2),
-        prepare(base, CHAR, cache=cache, seed=1),
-        prepare(base.model_copy(update={"split": "slice"}), BPE, cache=cache, seed=1),
-        prepare(base.model_copy(update={"valid_fraction": 0.2}), BPE, cache=cache, seed=1),
+        prepare(base, BPE, seed=1),
+        prepare(base, BPE, seed=2),
+        prepare(base, CHAR, seed=1),
+        prepare(base.model_copy(update={"split": "slice"}), BPE, seed=1),
+        prepare(base.model_copy(update={"valid_fraction": 0.2}), BPE, seed=1),
     ]
     assert len({p.fingerprint for p in variants}) == len(variants)
 
@@ -184,19 +186,19 @@ def test_given_tokenizers_are_used_as_they_are(book: Path, cache: Path, tmp_path
     tokenizer = Tokenizer.train(BPE, [prose(3_000, seed=9)])
     tokenizer.save(tmp_path / "tokenizer.json")
     data = Data(train=(str(book),))
-    by_value = prepare(data, tokenizer, cache=cache, seed=1)
-    by_file = prepare(data, TokenizerFile(kind="file", path=str(tmp_path)), cache=cache, seed=1)
+    by_value = prepare(data, tokenizer, seed=1)
+    by_file = prepare(data, TokenizerFile(kind="file", path=str(tmp_path)), seed=1)
     assert by_value.tokenizer.fingerprint == by_file.tokenizer.fingerprint == tokenizer.fingerprint
     assert by_value.fingerprint == by_file.fingerprint
 
 
 def test_eval_text_is_encoded_as_in_training(book: Path, table: Path, cache: Path) -> None:
     text = book.read_bytes().decode()
-    prepared = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
-    store = encode_files([str(book)], prepared.data, prepared.tokenizer, cache=cache)
+    prepared = prepare(Data(train=(str(book),)), BPE, seed=1)
+    store = encode_files([str(book)], prepared.data, prepared.tokenizer)
     assert store.read(0, len(store)).tolist() == prepared.tokenizer.encode(text)
     assert int(store.n_bytes.sum()) == len(text.encode())
-    documents = encode_files([str(table)], Data(split="document"), prepared.tokenizer, cache=cache)
+    documents = encode_files([str(table)], Data(split="document"), prepared.tokenizer)
     assert documents.n_documents == len(rows_of(table))
     assert documents.read(0, 1).tolist() == [prepared.tokenizer.bos_id]
 
@@ -204,20 +206,20 @@ def test_eval_text_is_encoded_as_in_training(book: Path, table: Path, cache: Pat
 def test_written_to_a_folder(book: Path, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
     data = Data(train=(str(book),))
-    prepared = prepare(data, BPE, cache=cache, seed=1, out=out)
+    prepared = prepare(data, BPE, seed=1, out=out)
     assert sorted(p.name for p in out.iterdir()) == ["tokenizer.json", "train", "valid"]
     assert (prepared.train.path, prepared.valid.path) == (out / "train", out / "valid")
     assert Tokenizer.load(out).fingerprint == prepared.tokenizer.fingerprint
-    again = prepare(data, BPE, cache=cache, seed=1, out=out)
+    again = prepare(data, BPE, seed=1, out=out)
     assert (again.fingerprint, again.seconds) == (prepared.fingerprint, 0)
     with pytest.raises(UsageError, match="another tokenizer"):
-        prepare(data, CHAR, cache=cache, seed=1, out=out)
+        prepare(data, CHAR, seed=1, out=out)
     with pytest.raises(UsageError, match="other tokens"):
-        prepare(data.model_copy(update={"valid_fraction": 0.3}), prepared.tokenizer, cache=cache, seed=1, out=out)
+        prepare(data.model_copy(update={"valid_fraction": 0.3}), prepared.tokenizer, seed=1, out=out)
     assert TokenStore(out / "train").fingerprint == prepared.train.fingerprint
     (tmp_path / "mine" / "train").mkdir(parents=True)
     with pytest.raises(UsageError, match="something else"):
-        prepare(data, BPE, cache=cache, seed=1, out=tmp_path / "mine")
+        prepare(data, BPE, seed=1, out=tmp_path / "mine")
 
 
 def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +240,9 @@ def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pyte
     monkeypatch.setattr(prepare_module, "_encode", interrupted)
     data = Data(split="slice", documents="whole")
     with pytest.raises(KeyboardInterrupt):
-        encode_files([str(book)], data, tokenizer, cache=cache)
+        encode_files([str(book)], data, tokenizer)
     before, encoded = encoded, 100
-    store = encode_files([str(book)], data, tokenizer, cache=cache)
+    store = encode_files([str(book)], data, tokenizer)
     text = book.read_bytes().decode()
     assert store.read(0, len(store)).tolist() == tokenizer.encode(text)
     assert 0 < encoded - 100 < len(text) / 8_000
@@ -273,7 +275,7 @@ def counted(call):
 
 os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
 data = Data(split="slice", documents="whole")
-found = encode_files([sys.argv[1]], data, Tokenizer.load(sys.argv[2]), cache=Path(sys.argv[4]))
+found = encode_files([sys.argv[1]], data, Tokenizer.load(sys.argv[2]))
 print(found.path)
 """
 
@@ -284,7 +286,7 @@ def test_killed_at_any_moment_it_goes_on(book: Path, cache: Path, tmp_path: Path
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     killed = 0
     for moment in (3, 1, 9, 12, 14, 17, 5, 2, 30, 1000):
-        command = [sys.executable, "-c", KILLED, str(book), str(tmp_path), str(moment), str(cache)]
+        command = [sys.executable, "-c", KILLED, str(book), str(tmp_path), str(moment)]
         process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         killed += process.returncode == -9
         if process.returncode == 0:
@@ -297,7 +299,7 @@ def test_killed_at_any_moment_it_goes_on(book: Path, cache: Path, tmp_path: Path
 
 def test_what_an_interrupted_end_has_left_goes_away(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def again() -> Path:
-        return prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1).train.path
+        return prepare(Data(train=(str(book),)), BPE, seed=1).train.path
 
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "discard_progress", lambda _: None)
@@ -312,7 +314,7 @@ import sys
 from pathlib import Path
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from lmtool.data.prepare import prepare
-prepared = prepare(Data(train=(sys.argv[1],)), BpeTokenizer(vocab_size=500), cache=Path(sys.argv[2]), seed=1)
+prepared = prepare(Data(train=(sys.argv[1],)), BpeTokenizer(vocab_size=500), seed=1)
 print(prepared.fingerprint, len(prepared.train))
 """
 
@@ -320,13 +322,13 @@ print(prepared.fingerprint, len(prepared.train))
 @pytest.mark.system
 def test_processes_at_once_share_one_cache_entry(book: Path, cache: Path) -> None:
     root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", PROGRAM, str(book), str(cache)]
+    command = [sys.executable, "-c", PROGRAM, str(book)]
     environment = os.environ | {"PYTHONPATH": root}
     started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = {process.communicate()[0] for process in started}
     assert [process.returncode for process in started] == [0, 0, 0]
     assert len(said) == 1
-    prepared = prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1)
+    prepared = prepare(Data(train=(str(book),)), BPE, seed=1)
     assert (f"{prepared.fingerprint} {len(prepared.train)}\n", prepared.seconds) == (said.pop(), 0)
 
 
@@ -341,7 +343,7 @@ def test_light_to_import() -> None:
 
 def test_progress_is_told(book: Path, cache: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1, report=lambda *args: told.append(args))
+    prepare(Data(train=(str(book),)), BPE, seed=1, report=lambda *args: told.append(args))
     stages = list(dict.fromkeys(stage for stage, _, _ in told))
     assert stages == ["reading", "training the tokenizer", "tokenizing"]
     n_characters = len(book.read_bytes().decode())
@@ -378,22 +380,22 @@ def test_unusable_text_is_refused(case: str, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "b.txt").write_text("", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=message) as caught:
-        prepare(data, CHAR, cache=tmp_path / "cache", seed=1)
+        prepare(data, CHAR, seed=1)
     assert len(caught.value.lines()) <= 3
 
 
-def test_an_unwritable_cache_is_refused(book: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x", encoding="utf-8")
+def test_an_unwritable_cache_is_refused(book: Path, cache: Path) -> None:
+    cache.write_text("x", encoding="utf-8")
     with pytest.raises(ResourceError, match="cannot write"):
-        prepare(Data(train=(str(book),)), CHAR, cache=tmp_path / "file", seed=1)
+        prepare(Data(train=(str(book),)), CHAR, seed=1)
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert default_cache() == Path("/a")
+    assert cache_folder() == Path("/a")
     monkeypatch.delenv("LMTOOL_CACHE")
-    assert default_cache() == Path("/b/lmtool")
+    assert cache_folder() == Path("/b/lmtool")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_cache() == tmp_path / ".cache" / "lmtool"
+    assert cache_folder() == tmp_path / ".cache" / "lmtool"

@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -33,12 +32,11 @@ CELLS = ["First, with a comma", 'second, with "quotes" and é', "third\r\nlines\
 
 
 def corpus_cells(path: Path, column: str = "text") -> list[str]:
-    cache = Path(os.environ["LMTOOL_CACHE"])
-    return documents(list(open_corpus([str(path)], column=column, documents="auto", cache=cache).chunks()))
+    return documents(list(open_corpus([str(path)], column=column, documents="auto").chunks()))
 
 
 def table_cells(path: Path, **options: Any) -> list[Any]:
-    table = open_table(str(path), cache=Path(os.environ["LMTOOL_CACHE"]), **options)
+    table = open_table(str(path), **options)
     at = table.names.index("text")
     return [row.values[at] for row in table.rows()]
 
@@ -153,7 +151,7 @@ def test_a_cell_that_is_not_text(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DataError, match="the column holds int, not text") as of_corpus:
             corpus_cells(path)
-        table = open_table(str(path), cache=tmp_path)
+        table = open_table(str(path))
         with pytest.raises(DataError) as of_table:
             read_labelled(table, choose_columns(table, labelled=False))
         assert of_corpus.value.what == of_table.value.what
@@ -173,11 +171,11 @@ def test_a_missing_column_is_told_in_one_way(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "train.jsonl").write_bytes(FILES["a.jsonl"])
     with pytest.raises(DataError) as caught:
-        fetch(f"hf:{folder}", "Texts", tmp_path / "cache")
+        fetch(f"hf:{folder}", "Texts")
     errors.append((caught.value.what, caught.value.fix))
     assert set(errors) == {("no column 'Texts'; found 'id, text'", "did you mean --column text?")}
     with pytest.raises(DataError) as caught:
-        choose_columns(open_table(str(tmp_path / "a.csv"), cache=tmp_path), Data(text_columns=["Texts"]))
+        choose_columns(open_table(str(tmp_path / "a.csv")), Data(text_columns=["Texts"]))
     assert (caught.value.what, caught.value.fix) == (errors[0][0], "did you mean --text-column text?")
 
 

@@ -60,7 +60,7 @@ def written(folder: Path) -> Path:
 def test_units_are_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
     monkeypatch.setattr(streaming, "UNIT", unit)
     folder = written(tmp_path / "texts")
-    corpus = open_corpus([str(folder)], column="text", documents="blank-line", cache=tmp_path)
+    corpus = open_corpus([str(folder)], column="text", documents="blank-line")
     text = StreamedText(Data(train=(str(folder),), stream=True), 1)
     assert of_units(text) == joined(list(corpus.chunks()))
     assert text.head.documents == "blank-line"

@@ -26,7 +26,7 @@ ROWS = [("Good, very good", "pos"), ('say "no"', "neg"), ("two\nlines é", "pos"
 def open_at(path: Path, content: str | bytes | None = None, **options: Any) -> Table:
     if content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return open_table(str(path), cache=path.parent / "cache", **options)
+    return open_table(str(path), **options)
 
 
 def values(table: Table, skipped: Skipped | None = None) -> list[tuple[Any, ...]]:
@@ -82,7 +82,7 @@ def test_a_dataset_is_a_table(tmp_path: Path) -> None:
     folder = tmp_path / "reviews"
     folder.mkdir()
     (folder / "train.jsonl").write_text('{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n', encoding="utf-8")
-    table = open_table(f"hf:{folder}", cache=tmp_path / "cache")
+    table = open_table(f"hf:{folder}")
     assert table.names == ("id", "text")
     assert values(table) == [(1, "a"), (2, "b")]
 
@@ -105,7 +105,7 @@ def test_a_dataset_names_its_classes_and_flattens_translations(tmp_path: Path) -
         "translation": [{"de": "Haus", "en": "house"}, {"de": "Hund", "en": "dog"}],
     }
     datasets.Dataset.from_dict(rows, features=features).to_parquet(str(folder / "train.parquet"))
-    table = open_table(f"hf:{folder}", cache=tmp_path / "cache")
+    table = open_table(f"hf:{folder}")
     assert table.names == ("label", "tags", "de", "en")
     assert values(table) == [("good", ["x", "y"], "Haus", "house"), (None, [], "Hund", "dog")]
 
@@ -253,7 +253,7 @@ def test_an_encoding_is_inferred_from_all_of_the_text(encoding: str, ending: str
     """The usual one is only that of text which is not valid otherwise, though its first letters may be."""
     content = ("text,label\n" + "plain,x\n" * 30_000 + "naïve café,ä\n").encode(encoding)
     (tmp_path / f"a{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
-    table = open_table(str(tmp_path / f"a{ending}"), cache=tmp_path, usual_encoding="cp1252")
+    table = open_table(str(tmp_path / f"a{ending}"), usual_encoding="cp1252")
     assert table.names == ("text", "label")
     assert values(table)[-1] == ("naïve café", "ä")
     assert ("cp1252" in table.describe()) == (encoding == "cp1252")

@@ -17,7 +17,7 @@ from lmtool.errors import ResourceError, UsageError
 
 def table(folder: Path, content: str = 'text;label\n"a;b";x\nc"d,é;y\n', name: str = "in.csv") -> Table:
     (folder / name).write_text(content, encoding="utf-8")
-    return open_table(str(folder / name), cache=folder)
+    return open_table(str(folder / name))
 
 
 def with_length(source: Table) -> Iterator[tuple[Row, list[Any]]]:
@@ -80,7 +80,7 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
     rows = [(a, b.replace("\0", "")) for a, b in rows if a.strip()] or [("a", "b")]
     source = table(folder, "".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows), "in.jsonl")
     write(folder / "out.csv", source, ["n"], ((row, [row.number]) for row in source.rows()))
-    again = open_table(str(folder / "out.csv"), cache=folder, delimiter=",")
+    again = open_table(str(folder / "out.csv"), delimiter=",")
     assert [row.values for row in again.rows()] == [(a, b, str(n)) for n, (a, b) in enumerate(rows, 1)]
 
 

@@ -128,7 +128,7 @@ def _read_setting(_: Path, content: bytes) -> None:
 
 def _as_table(name: str) -> Callable[[Path, bytes], None]:
     def read(folder: Path, content: bytes) -> None:
-        table = open_table(str(_written(folder, name, content)), cache=folder / "cache")
+        table = open_table(str(_written(folder, name, content)))
         read_labelled(table, choose_columns(table, kind=None), skip_bad_rows=True)
 
     return read
@@ -137,7 +137,7 @@ def _as_table(name: str) -> Callable[[Path, bytes], None]:
 def _as_corpus(name: str) -> Callable[[Path, bytes], None]:
     def read(folder: Path, content: bytes) -> None:
         path = str(_written(folder, name, content))
-        for chunk in open_corpus([path], column="text", documents="auto", cache=folder / "cache").chunks():
+        for chunk in open_corpus([path], column="text", documents="auto").chunks():
             assert chunk.texts
 
     return read

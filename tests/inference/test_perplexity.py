@@ -48,9 +48,9 @@ class Measuring:
             split=split,
             valid_fraction=0.4,
         )
-        trained = prepare(data, CharTokenizer(kind="char"), cache=folder / "cache", seed=1)
+        trained = prepare(data, CharTokenizer(kind="char"), seed=1)
         self.tokenizer: Tokenizer = trained.tokenizer
-        self.store: TokenStore = encode_files(data.train, trained.data, self.tokenizer, cache=folder / "cache")
+        self.store: TokenStore = encode_files(data.train, trained.data, self.tokenizer)
         self.text = "".join(texts)
         self.words = sum(len(text.split()) for text in texts)
         self.model: LanguageModel = tiny.model(vocab_size=self.tokenizer.vocab_size)

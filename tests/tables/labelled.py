@@ -10,7 +10,7 @@ from lmtool.tables.reading import LabelledTexts, read_labelled
 
 def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> LabelledTexts:
     path.write_text(content, encoding="utf-8")
-    table = open_table(str(path), cache=path.parent)
+    table = open_table(str(path))
     return read_labelled(table, choose_columns(table, **(columns or {})), **options)
 
 

@@ -15,7 +15,7 @@ from lmtool.tables.columns import Columns, choose_columns
 def table(path: Path, header: str) -> Table:
     names = header.split(",")
     (path / "a.csv").write_text(f"{header}\n{','.join('x' for _ in names)}\n", encoding="utf-8")
-    return open_table(str(path / "a.csv"), cache=path)
+    return open_table(str(path / "a.csv"))
 
 
 @pytest.mark.parametrize(
@@ -172,15 +172,13 @@ def test_an_instruction_may_have_an_input(
 def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "x", "label": "y", name: [{"role": "user", "content": "a"}]}) + "\n")
-    found = choose_columns(open_table(str(path), cache=tmp_path))
+    found = choose_columns(open_table(str(path)))
     assert found == Columns((), inferred=True, messages=name)
     assert found.writes
     assert found.describe() == f"columns: messages '{name}' (inferred from their names)"
-    named = choose_columns(open_table(str(path), cache=tmp_path), Data(messages_column=name))
+    named = choose_columns(open_table(str(path)), Data(messages_column=name))
     assert named == Columns((), messages=name)
-    labelled = choose_columns(
-        open_table(str(path), cache=tmp_path), Data(source_column="prompt", target_column="label")
-    )
+    labelled = choose_columns(open_table(str(path)), Data(source_column="prompt", target_column="label"))
     assert labelled.messages is None
 
 

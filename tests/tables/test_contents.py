@@ -63,7 +63,7 @@ def columns(path: Path, **cells: str) -> Columns:
         writer = csv.writer(file)
         writer.writerow(cells)
         writer.writerows(zip(*(SAMPLES.get(name, ["x", "y"] * 30) for name in cells.values()), strict=True))
-    return choose_columns(open_table(str(path / "a.csv"), cache=path))
+    return choose_columns(open_table(str(path / "a.csv")))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_column_of_texts_that_is_not_used_is_told_with_options_that_add_it(tmp
         "(inferred from their names); ignored: 'name of it'; to read it too: "
         "--text-column text --text-column 'name of it'"
     )
-    table = open_table(str(tmp_path / "a.csv"), cache=tmp_path)
+    table = open_table(str(tmp_path / "a.csv"))
     named = choose_columns(table, Data(text_columns=["name of it", "text"]))
     assert named.texts == ("name of it", "text")
     assert "ignored" not in named.describe()

@@ -27,7 +27,7 @@ def table(folder: Path, *cells: Any, ending: str = ".jsonl", name: str = "messag
         pq.write_table(pa.table({name: list(cells)}), path)
     else:
         path.write_text("".join(json.dumps({name: cell, "id": i}) + "\n" for i, cell in enumerate(cells)))
-    return open_table(str(path), cache=folder)
+    return open_table(str(path))
 
 
 def read(own: Table, **options: Any) -> tuple[LabelledText, ...]:
@@ -108,7 +108,7 @@ def test_an_input_follows_its_instruction(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [{"instruction": "Sum", "input": "1 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "Ho"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"instruction": "Hi", "output": "Hey"}]))
-    found = read(open_table(str(path), cache=tmp_path))
+    found = read(open_table(str(path)))
     assert [(item.texts, item.target) for item in found] == [
         (("Sum\n\n1 2",), "3"),
         (("Hi",), "Ho"),

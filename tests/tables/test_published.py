@@ -85,7 +85,7 @@ def written(path: Path, columns: list[str], labels: list[str], *, header: bool =
 
 
 def opened(path: Path) -> LabelledTexts:
-    table = open_table(str(path), cache=path.parent)
+    table = open_table(str(path))
     return read_labelled(table, choose_columns(table))
 
 
@@ -146,7 +146,7 @@ def test_cola_has_no_header(tmp_path: Path) -> None:
 
 
 def test_texts_alone_without_a_header(tmp_path: Path) -> None:
-    table = open_table(str(cola(tmp_path / "train.tsv")), cache=tmp_path)
+    table = open_table(str(cola(tmp_path / "train.tsv")))
     assert choose_columns(table, labelled=False).texts == ("column 4",)
     assert choose_columns(table, labelled=False).label is None
 
@@ -154,7 +154,7 @@ def test_texts_alone_without_a_header(tmp_path: Path) -> None:
 def test_the_test_part_of_cola_has_a_header(tmp_path: Path) -> None:
     text = "index\tsentence\n0\tBill whistled past the house.\n1\tThe car honked its way down the road.\n"
     (tmp_path / "test.tsv").write_text(text)
-    table = open_table(str(tmp_path / "test.tsv"), cache=tmp_path)
+    table = open_table(str(tmp_path / "test.tsv"))
     assert choose_columns(table, labelled=False).texts == ("sentence",)
 
 
@@ -206,7 +206,7 @@ def test_superglue(keys: str, texts: tuple[str, ...], tmp_path: Path) -> None:
 )
 def test_names_are_a_header(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text)
-    table = open_table(str(tmp_path / "a.csv"), cache=tmp_path)
+    table = open_table(str(tmp_path / "a.csv"))
     assert table.names == tuple(text.partition("\n")[0].split(","))
 
 

@@ -72,7 +72,7 @@ def test_labels_of_other_formats(tmp_path: Path) -> None:
     assert [item.label for item in found.items] == [("x", "1"), (), ("x",)]
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": list("abcd"), "label": [0.0, 1.0, 0.0, 1.0]}), path)
-    table = open_table(str(path), cache=tmp_path)
+    table = open_table(str(path))
     found = read_labelled(table, choose_columns(table))
     assert found.labels == LabelMap("class", ("0", "1"))
 
@@ -214,7 +214,7 @@ def test_a_label_unseen_in_training(tmp_path: Path) -> None:
 
 def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("id,text,label\n7,t,x\n8,u\n9,v,\n", encoding="utf-8")
-    table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
+    table = open_table(str(tmp_path / "b.csv"))
     columns = choose_columns(table)
     with pytest.raises(RowFault, match="2 fields"):
         list(stream_texts(table, columns))
@@ -227,7 +227,7 @@ def test_streaming_gives_the_texts_and_all_columns(tmp_path: Path) -> None:
 
 def test_without_labels_empty_texts_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("text,id\na,1\n,2\n", encoding="utf-8")
-    table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
+    table = open_table(str(tmp_path / "b.csv"))
     found = [example for _, example in stream_texts(table, choose_columns(table, labelled=False))]
     assert [(example.texts, example.label) for example in found] == [(("a",), None), (("",), None)]
 

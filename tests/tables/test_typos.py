@@ -129,7 +129,7 @@ def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"text": list("abcde"), "label": ["good", "good", "good", "Good", "Good"]}), tmp_path / "a.parquet"
     )
-    table = open_table(str(tmp_path / "a.parquet"), cache=tmp_path)
+    table = open_table(str(tmp_path / "a.parquet"))
     found = reading.read_labelled(table, choose_columns(table))
     assert "(2 rows: row 4, row 5)" in str(notices(found)["similar labels"])
 

@@ -88,7 +88,7 @@ def test_a_store_on_disk(work: Work, tmp_path: Path) -> None:
 
     (tmp_path / "names.txt").write_text("\n".join(f"name{chr(97 + i)}{chr(97 + i)}" for i in range(20)) + "\n")
     data = Data(train=(str(tmp_path / "names.txt"),), documents="line")
-    prepared = prepare(data, CharTokenizer(kind="char"), cache=tmp_path / "cache", seed=1)
+    prepared = prepare(data, CharTokenizer(kind="char"), seed=1)
     assert isinstance(prepared.valid, TokenStore)
     assert prepared.data.split == "document"
     assert beginning(prepared.valid, prepared.tokenizer, False) == "na"

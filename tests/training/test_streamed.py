@@ -20,8 +20,8 @@ from lmtool.compute.device import choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
 from lmtool.data.blocks import AHEAD, STREAMS, BlockStores
+from lmtool.data.cached import cache_folder
 from lmtool.data.corpus import Chunk
-from lmtool.data.prepare import default_cache
 from lmtool.data.streaming import BlockStart
 from lmtool.data.survey import resolve_for_text
 from lmtool.durable import scratch_in
@@ -180,7 +180,7 @@ def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
     most = 0
     with data.streaming(CPU):
         examples = examples_of(data)
-        streams = default_cache() / STREAMS
+        streams = cache_folder() / STREAMS
         (place,) = [path for path in streams.iterdir() if path.is_dir()]
         for step in range(200):
             examples.read(np.arange(8 * step, 8 * step + 8))
@@ -210,7 +210,7 @@ def test_memory_does_not_grow(work: Work, folder: Path) -> None:
 
 
 def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
-    streams = default_cache() / STREAMS
+    streams = cache_folder() / STREAMS
     with scratch_in(streams) as left:
         (left / "000001").mkdir()
         shutil.copytree(left, streams / ".tmp-killed")
@@ -320,7 +320,7 @@ def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeyp
 
 def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
     settings = settings_of([f"data.train={folder}", "data.stream=true"])
-    recipe = resolve_for_text(None, settings, cache=default_cache(), report=no_report).recipe
+    recipe = resolve_for_text(None, settings, report=no_report).recipe
     assert recipe.training.minutes
     assert recipe.training.epochs is None
 

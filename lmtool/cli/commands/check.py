@@ -58,9 +58,8 @@ def check(
         reports.append(_look(names, settings, tokenizer, quiet))
     if with_cache:
         from lmtool.checks.check import check_cache
-        from lmtool.data.prepare import default_cache
 
-        reports.append(check_cache(default_cache()))
+        reports.append(check_cache())
     for checked in reports:
         _show(checked, as_json)
     for checked in reports:
@@ -69,22 +68,21 @@ def check(
 
 def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from lmtool.checks import check as checking
-    from lmtool.data.prepare import default_cache
     from lmtool.recipe.load import load
     from lmtool.training.finetuning import named_kind
 
     recipe = load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe
-    data, seed, cache = recipe.data, recipe.seed, default_cache()
+    data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
         match checking.subject_of(names, data, is_text=is_text):
             case "run":
-                return checking.check_run(names[0], cache=cache, report=display.report)
+                return checking.check_run(names[0], display.report)
             case "tokens":
                 return checking.check_tokens(Path(names[0]))
             case "table":
                 return checking.check_labelled(recipe, named_kind(settings), *_tokenizer(tokenizer))
-        return checking.check_text(data, seed, *_tokenizer(tokenizer), cache=cache, report=display.report)
+        return checking.check_text(data, recipe.seed, *_tokenizer(tokenizer), display.report)
 
 
 def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":

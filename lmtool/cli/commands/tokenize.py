@@ -59,7 +59,7 @@ def tokenize(
     settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     planned = resolve(recipe, settings)
 
-    from lmtool.data.prepare import default_cache, prepare
+    from lmtool.data.prepare import prepare
     from lmtool.data.survey import resolve_for_text
     from lmtool.interop.reference import with_runs
     from lmtool.recipe.spec.text import TokenizerFile
@@ -72,10 +72,10 @@ def tokenize(
         _show(Tokenizer.load(spec.path), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
-        chosen = resolve_for_text(recipe, settings, cache=default_cache(), report=display.report)
+        chosen = resolve_for_text(recipe, settings, display.report)
         resolved = with_runs(chosen).recipe
         data, seed, report = resolved.data.with_values({"stream": False}), resolved.seed, display.report
-        prepared = prepare(data, resolved.tokenizer, cache=default_cache(), seed=seed, report=report, out=output)
+        prepared = prepare(data, resolved.tokenizer, seed=seed, report=report, out=output)
     if show is not None:
         _show(prepared.tokenizer, show, as_json, html)
         return
@@ -102,7 +102,7 @@ def _summarise(
     prepared: "Prepared", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Sizes and speed; no speed when everything was cached."""
-    from lmtool.data.prepare import default_cache
+    from lmtool.data.cached import cache_folder
 
     stores = {"train": prepared.train, "valid": prepared.valid}
     n_bytes = sum(int(store.n_bytes.sum()) for store in stores.values())
@@ -125,7 +125,7 @@ def _summarise(
         put_json(record)
         return
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
-    in_cache = f"in the cache, {default_cache()}; -o DIR writes tokenizer.json and the tokens to a folder"
+    in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
     typer.echo(f"tokenizer  {entries(prepared.tokenizer, requested)}")
     typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")

@@ -199,7 +199,7 @@ def test_questions_about_one_context_stay_on_one_side(tmp_path: Path) -> None:
     def divided(n_contexts: int) -> tuple[set[str], set[str]]:
         rows = [{"question": f"Who {i}?", "context": f"Otto {i % n_contexts}", "answers": []} for i in range(40)]
         (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        table = open_table(str(tmp_path / "a.jsonl"), cache=tmp_path)
+        table = open_table(str(tmp_path / "a.jsonl"))
         split = split_rows(read_labelled(table, choose_columns(table, kind="questions")), 0.25, seed=1)
         assert len(split.test) == 10
         first, second = ({item.texts[1] for item in part.items} for part in (split.train, split.test))
