@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lmtool.compute.device import choose_compute
 from lmtool.data.files import shown
-from lmtool.data.table import Skipped, Table, as_number, open_table
+from lmtool.data.table import AS_INFERRED, Skipped, Table, as_number, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded, load_run
@@ -31,9 +31,6 @@ from lmtool.tokenization.tokenizer import Tokenizer, find_words
 MapName = Literal["pca", "tsne"]
 
 Vectors = NDArray[np.float32]
-
-AS_INFERRED = Data()
-"""A table is read as it seems to be written."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +242,7 @@ def measure_similarity(
     """
     from scipy.stats import spearmanr
 
-    table = open_table(source, encoding=reading.encoding, delimiter=reading.delimiter)
+    table = open_table(source, reading)
     skipped = Skipped()
     pairs = list(_pairs(table, skipped if reading.skip_bad_rows else None))
     loaded = load_run(reference, choose_compute(device, "float32"))

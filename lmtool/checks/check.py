@@ -113,7 +113,7 @@ def _is_labelled(source: str, data: Data) -> bool:
     """Whether a file of rows is a table rather than a text: it has no column of text, or one of labels beside it."""
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
-    table = open_table(source, encoding=data.encoding, delimiter=data.delimiter)
+    table = open_table(source, data)
     return data.column not in table.names or has_usual_label(table)
 
 

@@ -13,14 +13,13 @@ from typing import BinaryIO
 from lmtool.data.delimited import FIELD_LIMIT, line_limit
 from lmtool.data.files import display, infer_encoding, split_lines, text_stretches
 from lmtool.data.rowfile import bare_name
+from lmtool.data.table import AS_INFERRED
 from lmtool.durable import scratch_in, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 
 STDIN = "-"
 """The name of standard input among files."""
-
-_INFERRED = Data()
 
 _HEAD = 1 << 16
 """Bytes from which the format of standard input is inferred."""
@@ -56,8 +55,8 @@ def table_of_texts(
     texts: Sequence[str],
     columns: Sequence[str],
     chats: bool,
-    trained: Data = _INFERRED,
-    reading: Data = _INFERRED,
+    trained: Data = AS_INFERRED,
+    reading: Data = AS_INFERRED,
 ) -> Iterator[str]:
     """A table that is named, is standard input, or is made of texts.
 

@@ -19,6 +19,7 @@ from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
 from lmtool.durable import writing
 from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec.text import Data
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = re.compile(r'[",\r\n]')
@@ -130,28 +131,28 @@ class Table:
         return RowFault(kind, what, where=self.file.where(row, line, column), fix=fix)
 
 
+AS_INFERRED = Data()
+"""A table is read as it seems to be written."""
+
+
 def open_table(
-    source: str,
-    *,
-    encoding: str | None = None,
-    usual_encoding: str | None = None,
-    delimiter: str | None = None,
-    field_limit: int = FIELD_LIMIT,
+    source: str, reading: Data = AS_INFERRED, usual_encoding: str | None = None, field_limit: int = FIELD_LIMIT
 ) -> Table:
     """Find a table, infer its format, and read its header.
 
     `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
     each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed
-    into the cache once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`; the
-    encoding of a file, unless given, as `files.infer_encoding` does with the usual one.
+    into the cache once. Delimiter and quoting, unless `reading` has them, are inferred from the text: see
+    `rowfile.open_rows`; the encoding of a file, unless it has that, as `files.infer_encoding` does with the usual one.
     Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
+    delimiter = reading.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{shown(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
     path = fetch(source, None) if source.startswith(PREFIX) else _one_file(source)
     where = display(path) if not source.startswith(PREFIX) else shown(source)
     ending = _ending(path, source)
-    encoding = "UTF-8" if source.startswith(PREFIX) else encoding or infer_encoding(path, usual_encoding)
+    encoding = "UTF-8" if source.startswith(PREFIX) else reading.encoding or infer_encoding(path, usual_encoding)
     annotated = {CONLL: Conll, SQUAD: Squad}
     if ending in annotated:
         file: RowFile = annotated[ending](path, field_limit, encoding)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import NamedTuple, Self, cast
 
@@ -196,11 +195,10 @@ def open_beside(source: str, trained: Data, reading: Data) -> Table:
 
     Raises the errors of tables.
     """
-
-    opened = partial(open_table, source, encoding=reading.encoding, usual_encoding=trained.encoding)
-    table = opened(delimiter=reading.delimiter or trained.delimiter)
+    delimiter = reading.delimiter or trained.delimiter
+    table = open_table(source, reading.with_values({"delimiter": delimiter}), trained.encoding)
     is_other = reading.delimiter is None and trained.delimiter is not None and len(table.names) == 1
-    return opened(delimiter=None) if is_other else table
+    return open_table(source, reading, trained.encoding) if is_other else table
 
 
 def _laid_over(trained: Data, reading: Data) -> Data:

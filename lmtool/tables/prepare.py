@@ -100,7 +100,7 @@ def kind_of_rows(objective: AnyObjective) -> RowKind:
 
 
 def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Table, Columns]:
-    table = open_table(source, encoding=data.encoding, delimiter=data.delimiter)
+    table = open_table(source, data)
     return table, choose_columns(table, data, kind=kind)
 
 

@@ -36,7 +36,7 @@ def corpus_cells(path: Path, column: str = "text") -> list[str]:
 
 
 def table_cells(path: Path, **options: Any) -> list[Any]:
-    table = open_table(str(path), **options)
+    table = open_table(str(path), Data(**options))
     at = table.names.index("text")
     return [row.values[at] for row in table.rows()]
 

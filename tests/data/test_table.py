@@ -14,19 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.data.delimited import Dialect, records
+from lmtool.data.delimited import FIELD_LIMIT, Dialect, records
 from lmtool.data.files import BLOCK, split_lines, text_stretches
 from lmtool.data.table import RowFault, Skipped, Table, open_table
 from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec.text import Data
 from tests.errors import refuses
 
 ROWS = [("Good, very good", "pos"), ('say "no"', "neg"), ("two\nlines é", "pos")]
 
 
-def open_at(path: Path, content: str | bytes | None = None, **options: Any) -> Table:
+def open_at(path: Path, content: str | bytes | None = None, field_limit: int = FIELD_LIMIT, **reading: Any) -> Table:
     if content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return open_table(str(path), **options)
+    return open_table(str(path), Data(**reading), field_limit=field_limit)
 
 
 def values(table: Table, skipped: Skipped | None = None) -> list[tuple[Any, ...]]:

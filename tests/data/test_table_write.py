@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lmtool.data.table import Row, Table, open_table, table_lines, write_table
 from lmtool.errors import ResourceError, UsageError
+from lmtool.recipe.spec.text import Data
 
 
 def table(folder: Path, content: str = 'text;label\n"a;b";x\nc"d,é;y\n', name: str = "in.csv") -> Table:
@@ -80,7 +81,7 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
     rows = [(a, b.replace("\0", "")) for a, b in rows if a.strip()] or [("a", "b")]
     source = table(folder, "".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows), "in.jsonl")
     write(folder / "out.csv", source, ["n"], ((row, [row.number]) for row in source.rows()))
-    again = open_table(str(folder / "out.csv"), delimiter=",")
+    again = open_table(str(folder / "out.csv"), Data(delimiter=","))
     assert [row.values for row in again.rows()] == [(a, b, str(n)) for n, (a, b) in enumerate(rows, 1)]
 
 
