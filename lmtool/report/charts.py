@@ -1,7 +1,7 @@
 """Charts as SVG that follows the page: its colours in dark and light, its width, its table for the pointer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.numbers import short, span, ticks
-from lmtool.report.page import TableCell, asset, clean, figure, render, table
+from lmtool.report.numbers import span, ticks
+from lmtool.report.page import COLOURS, TableCell, asset, clean, figure, render, table
 
 SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
 """Pixels of a line chart below the legend: where a page is wide, where it is narrow, and by itself."""
@@ -20,9 +20,6 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40
 
 PER_TICK = 80
 """Pixels that a number on the axis below takes."""
-
-COLOURS = 8
-"""Colours that the page has, numbered from 0."""
 
 GREY = 7
 """That of what is of no line alone."""
@@ -42,6 +39,17 @@ class Line(NamedTuple):
     dashed: bool = False
     pale: bool = False
 
+    def parts(self) -> list[list[Point]]:
+        """Those between values that are no numbers."""
+        parts: list[list[Point]] = [[]]
+        for point in self.points:
+            if math.isfinite(point[1]):
+                parts[-1].append(point)
+            else:
+                parts.append([])
+        # A point alone is drawn as a dot: a line of no length with round ends.
+        return [part if len(part) > 1 else part * 2 for part in parts if part]
+
 
 class Level(NamedTuple):
     """A horizontal line across a chart, with its name."""
@@ -57,6 +65,22 @@ class Mark(NamedTuple):
     name: str
     point: Point
     colour: int = 0
+
+
+class Axis(NamedTuple):
+    """Values, when they are scaled from low to high, between two pixels. ticks: those with a number."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    ticks: Sequence[float]
+    scaled: Callable[[float], float] = float
+
+    def place(self, value: float) -> str:
+        """The pixel of a value."""
+        inside = min(max(self.scaled(value), self.low), self.high)
+        return f"{self.start + (inside - self.low) / (self.high - self.low) * (self.stop - self.start):.1f}"
 
 
 def standalone(picture: Markup) -> str:
@@ -113,34 +137,10 @@ class LineChart:
         x_ticks = sorted(set(xs))[:: -(-len(set(xs)) // most)] if self.log else ticks(low_x, high_x, most)
         if not self.log and all(x == int(x) for x in xs):
             x_ticks = [tick for tick in x_ticks if tick == int(tick)]
-
-        def across(x: float) -> str:
-            return f"{LEFT + (scaled(x) - low_x) / (high_x - low_x) * (width - LEFT - RIGHT):.1f}"
-
-        def down(y: float) -> str:
-            return f"{bottom - (min(max(y, low_y), high_y) - low_y) / (high_y - low_y) * (bottom - top):.1f}"
-
-        return render(
-            "lines.svg",
-            chart=self,
-            size=size,
-            width=width,
-            height=bottom + BOTTOM,
-            left=LEFT,
-            right=width - RIGHT,
-            top=top,
-            bottom=bottom,
-            low=low_x,
-            high=high_x,
-            across=across,
-            down=down,
-            x_ticks=x_ticks,
-            y_ticks=ticks(low_y, high_y, 8),
-            short=short,
-            legend=legend,
-            unbroken=_unbroken,
-            colours=COLOURS,
-        )
+        across = Axis(low_x, high_x, LEFT, width - RIGHT, x_ticks, scaled)
+        down = Axis(low_y, high_y, bottom, top, ticks(low_y, high_y, 8))
+        sizes = {"size": size, "width": width, "height": bottom + BOTTOM}
+        return render("lines.svg", chart=self, across=across, down=down, legend=legend, **sizes)
 
 
 @dataclass(frozen=True)
@@ -177,18 +177,7 @@ class HeatMap:
         shown_columns = [_shortened(name, 18) for name in self.columns] if self.labelled else []
         left = 8 + (18 if self.y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
         top = 8 + (18 if self.x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
-        return render(
-            "heat.svg",
-            chart=self,
-            width=left + self.cell * len(self.columns) + 4,
-            height=top + self.cell * len(self.rows) + 4,
-            left=left,
-            top=top,
-            rows=shown_rows,
-            columns=shown_columns,
-            most=most,
-            shade=_shade,
-        )
+        return render("heat.svg", chart=self, left=left, top=top, rows=shown_rows, columns=shown_columns, most=most)
 
     def figure(self, caption: str, corner: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
         """The picture, and its numbers as a table: a row for each row, the names first, below the name `corner`.
@@ -239,22 +228,6 @@ def _legend(chart: LineChart, width: int) -> list[_Entry]:
 def _padded(low: float, high: float) -> tuple[float, float]:
     room = 0.04 * (high - low)
     return (0.0 if 0 <= low < room * 4 else low - room), high + room
-
-
-def _unbroken(points: Sequence[Point]) -> list[list[Point]]:
-    """The parts of a line between values that are no numbers."""
-    parts: list[list[Point]] = [[]]
-    for point in points:
-        if math.isfinite(point[1]):
-            parts[-1].append(point)
-        else:
-            parts.append([])
-    # A point alone is drawn as a dot: a line of no length with round ends.
-    return [part if len(part) > 1 else part * 2 for part in parts if part]
-
-
-def _shade(share: float) -> str:
-    return f"{min(1.0, share):.3f}".rstrip("0").rstrip(".")
 
 
 def _width(text: str) -> float:

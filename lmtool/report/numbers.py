@@ -42,3 +42,8 @@ def shown(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def share(value: float) -> str:
+    """A number as a share of 1, at most all of it."""
+    return f"{min(1.0, value):.3f}".rstrip("0").rstrip(".")

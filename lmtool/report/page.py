@@ -18,7 +18,10 @@ from markupsafe import Markup
 
 from lmtool import __version__, durable
 from lmtool.printable import plain
-from lmtool.report.numbers import shown
+from lmtool.report.numbers import share, short, shown
+
+COLOURS = 8
+"""Colours that pages have, numbered from 0."""
 
 TableCell = str | int | float | None
 """A table cell: text (escaped unless it is Markup), a number, or nothing."""
@@ -142,7 +145,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = shown
+    environment.filters |= {"number": shown, "short": short, "share": share}
+    environment.globals["colours"] = COLOURS
     return environment
 
 

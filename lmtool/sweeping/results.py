@@ -8,8 +8,8 @@ from statistics import mean, stdev
 from markupsafe import Markup
 
 from lmtool.recipe.document import plain
-from lmtool.report.charts import COLOURS, Line, LineChart
-from lmtool.report.page import Section, TableCell, figure, page, table
+from lmtool.report.charts import Line, LineChart
+from lmtool.report.page import COLOURS, Section, TableCell, figure, page, table
 from lmtool.report.training import losses
 from lmtool.run.history import History, number
 from lmtool.run.listing import counting
