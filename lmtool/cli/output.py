@@ -149,8 +149,8 @@ def put_result(result: _Result, as_json: bool) -> None:
 def check_new(path: Path | None, *endings: str) -> None:
     """Raise UsageError early for a file that exists already, or whose name has none of these endings."""
     if path is not None and endings and path.suffix not in endings:
-        either = " or ".join(endings)
-        raise UsageError(f"the output is not {either}", where=str(path), fix=f"end its name with {either}")
+        what = f"the output is {'neither' if len(endings) > 1 else 'not'} {' nor '.join(endings)}"
+        raise UsageError(what, where=str(path), fix=f"end its name with {' or '.join(endings)}")
     if path is not None and path.exists():
         raise UsageError("the file exists already", where=str(path), fix="choose another name, or remove it")
 

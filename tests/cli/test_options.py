@@ -203,7 +203,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         keep(planned)
         raise SystemExit
 
-    def tokenized(recipe: Any, settings: Any, **more: Any) -> Any:
+    def tokenized(recipe: Any, settings: Any, *given: Any) -> Any:
         found.append(resolve_for_text(recipe, settings, report=no_report).recipe)
         raise SystemExit
 

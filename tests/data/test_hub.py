@@ -49,18 +49,18 @@ def test_a_dataset_is_a_corpus(folder: Path, tmp_path: Path) -> None:
 def test_attempts_of_a_connection_are_not_told(folder: Path, tmp_path: Path) -> None:
     """What is wrong is said in three lines, by the error that follows."""
     logging.getLogger("huggingface_hub").setLevel(logging.WARNING)
-    fetch(f"hf:{folder}", "text", tmp_path)
+    fetch(f"hf:{folder}", "text")
     assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
 
 
 def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_path: Path) -> None:
-    first = fetch(f"hf:{folder}", "text", tmp_path)
+    first = fetch(f"hf:{folder}", "text")
     time = first.stat().st_mtime_ns
-    assert fetch(f"hf:{folder}", "text", tmp_path) == first
+    assert fetch(f"hf:{folder}", "text") == first
     assert first.stat().st_mtime_ns == time
     with open(folder / "train.jsonl", "a", encoding="utf-8") as file:
         file.write('{"id": 20, "text": "new"}\n')
-    second = fetch(f"hf:{folder}", "text", tmp_path)
+    second = fetch(f"hf:{folder}", "text")
     assert second != first
     assert len(second.read_text(encoding="utf-8").splitlines()) == 21
 
