@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -85,6 +85,7 @@ def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -
     A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
     After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
     """
+    delimited = partial(csv.reader, delimiter=dialect.delimiter, skipinitialspace=dialect.skip_space, strict=True)
     source = iter(blocks)
     line = 1
     for text in source:
@@ -95,13 +96,7 @@ def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -
             lines, n_done, start = split_lines(text), 0, 0
             if "\0" not in text and len(text) < line_limit(limit):
                 is_long = len(text) > limit
-                reader = csv.reader(
-                    lines,
-                    delimiter=dialect.delimiter,
-                    quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE,
-                    skipinitialspace=dialect.skip_space,
-                    strict=True,
-                )
+                reader = delimited(lines, quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE)
                 with suppress(csv.Error):
                     for fields in reader:
                         if is_long and max(map(len, fields), default=0) > limit:

@@ -134,15 +134,9 @@ def prepare(
     train_stores = [_store(part, tokenizer, out and out / "train", report) for part in trains]
     valid_stores = [_store(part, tokenizer, out and out / "valid", report) for part in valids]
     stores = tuple(store for store, _ in train_stores)
-    return Prepared(
-        train=_joined(stores),
-        valid=_joined([store for store, _ in valid_stores]),
-        texts=tuple(texts),
-        tokenizer=tokenizer,
-        data=data,
-        seconds=perf_counter() - started if any(is_new for _, is_new in train_stores + valid_stores) else 0.0,
-        parts=stores,
-    )
+    seconds = perf_counter() - started if any(is_new for _, is_new in train_stores + valid_stores) else 0.0
+    train, valid = _joined(stores), _joined([store for store, _ in valid_stores])
+    return Prepared(train, valid, tuple(texts), tokenizer, data, seconds, stores)
 
 
 def open_parts(data: Data, *, seed: int, report: Report) -> tuple[list[tuple[TextPart, TextPart]], Data]:

@@ -164,13 +164,14 @@ def _count(corpus: Corpus, report: Report) -> Survey:
     if not documents:
         where = ", ".join(map(display, corpus.files))[:200]
         raise DataError("there is no text", where=where, fix="name files with text")
+    share = _new_share(words_and_new)
     return Survey(
         documents=documents,
         characters=characters,
         bytes=n_bytes,
         longest=longest,
         alphabet=len(alphabet),
-        new_words=_new_share(words_and_new),
+        new_words=share,
     )
 
 

@@ -50,25 +50,15 @@ def page(
     The Content-Security-Policy allows these styles and scripts, by their SHA-256, and nothing else: no request, no
     inline handler, no `style` attribute. So set `class`, SVG's own attributes, or `element.style` from a script.
     """
-    all_styles = [asset("charts.css"), asset("page.css"), *styles]
-    all_scripts = [asset("page.js"), *scripts]
+    all_styles = [Markup(style) for style in (asset("charts.css"), asset("page.css"), *styles)]
+    all_scripts = [Markup(script) for script in (asset("page.js"), *scripts)]
     for source in (*all_styles, *all_scripts):
         if "</" in source:
             raise ValueError("CSS and JavaScript of a page must not contain '</'")
     hashes = " ".join(map(_hash, all_styles)), " ".join(map(_hash, all_scripts))
     sources = "default-src 'none'; style-src {}; script-src {}; base-uri 'none'; form-action 'none'".format(*hashes)
-    html = render(
-        "page.html",
-        title=title,
-        lead=lead,
-        sections=list(sections),
-        policy=Markup(sources),
-        styles=[Markup(style) for style in all_styles],
-        scripts=[Markup(script) for script in all_scripts],
-        refresh=refresh,
-        version=__version__,
-    )
-    return str(html)
+    told = {"title": title, "lead": lead, "sections": list(sections), "refresh": refresh}
+    return str(render("page.html", policy=Markup(sources), styles=all_styles, scripts=all_scripts, **told))
 
 
 def write_page(path: Path, html: str) -> None:
@@ -146,7 +136,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": shown, "short": short, "share": share}
-    environment.globals["colours"] = COLOURS
+    environment.globals |= {"colours": COLOURS, "version": __version__}
     return environment
 
 

@@ -82,9 +82,8 @@ def _values(value: object, text: str) -> Iterator[str]:
         return
     low, high = (parse(end, "").value for end in match.groups()[:2])
     n = int(match[3]) if match[3] else high - low + 1 if isinstance(low, int) and isinstance(high, int) else 0
-    if not isinstance(low, int | float) or not isinstance(high, int | float) or not low < high or not 2 <= n <= 1000:
-        n = 0
-    if not n or (match[3] and low <= 0):
+    are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    if not are_numbers or not low < high or not 2 <= n <= 1000 or (match[3] and low <= 0):
         fix = "2..6 is 2,3,4,5,6; 1e-4..1e-2/3 is 1e-4,1e-3,1e-2: three values by a factor, above 0"
         raise UsageError("this range has no values, or more than 1,000", where=f"-s {text}", fix=fix)
     for i in range(n):

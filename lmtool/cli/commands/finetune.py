@@ -104,14 +104,8 @@ def finetune(
     measured = []
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
-        run, results = follow(
-            partial(_with_form, plan.with_seed(seed).run),
-            quiet,
-            output=folder,
-            retry=start_or_resume,
-            brief=seeds > 1,
-            until=until,
-        )
+        start = partial(_with_form, plan.with_seed(seed).run)
+        run, results = follow(start, quiet, output=folder, retry=start_or_resume, brief=seeds > 1, until=until)
         if run is not None:
             measured.append(results)
             if merge:
