@@ -66,8 +66,8 @@ class StreamedText:
         documents = infer_division(files) if data.documents == "auto" else data.documents
         self._seed = seed
         self._states = [_state(file) for file in files]
-        self._corpus = Corpus(tuple(files), frozenset(), data.column, documents)
-        self._divisible = [self._corpus.is_divisible(file) for file in files]
+        self.head = TextHead(tuple(files), frozenset(), data.column, documents, whole=self)
+        self._divisible = [self.head.is_divisible(file) for file in files]
         n_units = [
             -(-size // UNIT) if divisible else 1
             for (size, _), divisible in zip(self._states, self._divisible, strict=True)
@@ -75,7 +75,6 @@ class StreamedText:
         self._stops = np.cumsum([*n_units, *(shards.n for shards in self._shards)])
         self.n_units = int(self._stops[-1])
         self.n_bytes = sum(size for size, _ in self._states) + sum(shards.size for shards in self._shards)
-        self.head = TextHead(tuple(files), frozenset(), data.column, documents, whole=self)
         self.head_end = BlockStart()
         self.first_numbers: dict[int, int] = {}
 
@@ -112,25 +111,25 @@ class StreamedText:
         if file >= len(self._states):
             yield from coalesce(divide_rows(self._shards[file - len(self._states)].texts(within)))
             return
-        path = self._corpus.files[file]
+        path = self.head.files[file]
         size, _ = self._unchanged(file)
         extent = None
         if self._divisible[file]:
-            blank_lines = suffix(path) == ".txt" and self._corpus.documents == "blank-line"
+            blank_lines = suffix(path) == ".txt" and self.head.documents == "blank-line"
             ends = (next_document(path, n * UNIT, size, blank_lines=blank_lines) for n in (within, within + 1))
             extent = Extent(*ends)
         if extent is None or extent.begin < extent.end:
-            yield from self._corpus.of_extent(path, extent)
+            yield from self.head.of_extent(path, extent)
         self._unchanged(file)
 
     def where(self, begin: BlockStart) -> str:
         """The file or dataset in which a block begins, as shown in messages."""
         file = int(np.searchsorted(self._stops, self.unit(begin.turn, begin.unit), side="right"))
-        return display(self._corpus.files[file]) if file < len(self._states) else "the dataset"
+        return display(self.head.files[file]) if file < len(self._states) else "the dataset"
 
     def _unchanged(self, file: int) -> tuple[int, int]:
         """Size and time of a file. Raises DataError where they are not as they were."""
-        path = self._corpus.files[file]
+        path = self.head.files[file]
         if (state := _state(path)) != self._states[file]:
             fix = "restore it and resume the run, or start a new one"
             raise DataError("the file has changed while it streams", where=display(path), fix=fix)

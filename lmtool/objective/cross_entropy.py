@@ -140,18 +140,8 @@ class _ChunkedLoss(torch.autograd.Function):
         return None, None, None, *grads
 
 
-def training_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> Loss:
-    """The cross-entropy of all targets of a batch, and the auxiliary losses. Raises ValueError when it has none."""
-    loss, output = _read(model, batch, label_smoothing)
-    return with_auxiliary(loss, output.auxiliary_B, batch.targets_BT)
-
-
-def summed_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> Loss:
-    """The cross-entropy of all targets of a batch. Raises ValueError when it has none."""
-    return _read(model, batch, label_smoothing)[0]
-
-
-def _read(model: LanguageModel, batch: Batch, label_smoothing: float) -> tuple[Loss, Output]:
+def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, Output]:
+    """The cross-entropy of all targets of a batch, and what the model gave. Raises ValueError when it has none."""
     if batch.targets_BT is None:
         raise ValueError("a batch without targets has no loss")
     output: Output = model(batch)

@@ -35,18 +35,13 @@ Ints = NDArray[np.int64]
 
 
 class _Detection(NamedTuple):
-    """generator: the summed loss of its targets. scores_BT, is_replaced_BT, keep_BT: of the tokens_BT it has made.
+    """tokens_BT: made by the generator. is_right_BT, is_replaced_BT, keep_BT: of what is told of them."""
 
-    nats_B: mean detection loss of each row.
-    """
-
-    generator: Loss
+    loss: Loss
     tokens_BT: Tensor
-    scores_BT: Tensor
+    is_right_BT: Tensor
     is_replaced_BT: Tensor
     keep_BT: Tensor
-    nats_B: Tensor
-    auxiliary_B: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -89,27 +84,24 @@ class ReplacedTokensObjective(Objective):
         return model.untrained() if isinstance(model, ReplacedTokenDetector) else []
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        detected = self._detect(model, batch)
-        loss = with_auxiliary(detected.generator, detected.auxiliary_B, batch.targets_BT)
-        return with_auxiliary(loss, self.spec.weight * detected.nats_B, batch.targets_BT)
+        return self._detect(model, batch, trains=True).loss
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """The same loss, and how many positions are told rightly."""
         detected = self._detect(model, batch)
-        loss = with_auxiliary(detected.generator, self.spec.weight * detected.nats_B, batch.targets_BT)
-        right_BT = detected.keep_BT & ((detected.scores_BT > 0) == detected.is_replaced_BT)
+        right_BT, is_replaced_BT = detected.is_right_BT, detected.is_replaced_BT
         metrics = {
             ACCURACY: (right_BT.sum(), int(detected.keep_BT.sum())),
-            FOUND: ((right_BT & detected.is_replaced_BT).sum(), int(detected.is_replaced_BT.sum())),
+            FOUND: ((right_BT & is_replaced_BT).sum(), int(is_replaced_BT.sum())),
         }
-        return replace(loss, metrics=metrics)
+        return replace(detected.loss, metrics=metrics)
 
     def as_read(self, model: LanguageModel, batch: Batch) -> Batch:
         """The batch as the discriminator reads it."""
         return replace(batch, tokens_BT=self._detect(model, batch).tokens_BT)
 
-    @staticmethod
-    def _detect(model: LanguageModel, batch: Batch) -> _Detection:
+    def _detect(self, model: LanguageModel, batch: Batch, trains: bool = False) -> _Detection:
+        """trains: with the auxiliary losses of both models."""
         if not isinstance(model, ReplacedTokenDetector):
             raise ValueError("only a generator and its discriminator have replaced tokens")
         if batch.targets_BT is None or batch.draws_BT is None:
@@ -131,8 +123,11 @@ class ReplacedTokensObjective(Objective):
         keep_BT = torch.ones_like(chosen_BT) if batch.keep_BT is None else batch.keep_BT
         nats_BT = F.binary_cross_entropy_with_logits(scores_BT, is_replaced_BT.to(scores_BT.dtype), reduction="none")
         nats_B = (nats_BT * keep_BT).sum(1) / keep_BT.sum(1)
-        auxiliary_B = summed((filled.auxiliary_B, auxiliary_B))
-        return _Detection(generator, tokens_BT, scores_BT, is_replaced_BT, keep_BT, nats_B, auxiliary_B)
+        auxiliary_B = summed((filled.auxiliary_B, auxiliary_B)) if trains else None
+        loss = with_auxiliary(generator, auxiliary_B, batch.targets_BT)
+        loss = with_auxiliary(loss, self.spec.weight * nats_B, batch.targets_BT)
+        is_right_BT = keep_BT & ((scores_BT > 0) == is_replaced_BT)
+        return _Detection(loss, tokens_BT, is_right_BT, is_replaced_BT, keep_BT)
 
 
 def _with_draws(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:

@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import evaluating
 from lmtool.objective.base import Example, Loss, Objective
-from lmtool.objective.cross_entropy import chunk_rows, summed_loss, training_loss
+from lmtool.objective.cross_entropy import chunk_rows, token_loss, with_auxiliary
 from lmtool.recipe.spec.objective import Causal, Prefix, ScheduledSampling, Seq2Seq, SpanCorruption
 
 
@@ -138,7 +138,8 @@ class TokenObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         smoothing = 0.0 if isinstance(self.spec, SpanCorruption) else self.spec.label_smoothing
-        return training_loss(model, mixed(model, batch), smoothing)
+        loss, output = token_loss(model, mixed(model, batch), smoothing)
+        return with_auxiliary(loss, output.auxiliary_B, batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
+        return token_loss(model, batch)[0]

@@ -6,11 +6,12 @@ keys, N heads, H head width, D model width.
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from lmtool.model.layers.scores import Disentangled, Score
+from lmtool.model.layers.scores import Disentangled, DisentangledAt, Score
 from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -218,7 +219,7 @@ class DisentangledPositions(AttentionPositions):
 
     def placed(self, score: Score, positions_PS: Tensor) -> Score:
         assert isinstance(score, Disentangled)
-        return score.placed(self.table.weight, positions_PS)
+        return cast(Score, DisentangledAt(score, self.table.weight, positions_PS))
 
 
 def build_position(spec: Transformer) -> nn.Module | None:

@@ -102,33 +102,12 @@ class Disentangled(Score):
         self.query_NDH = _normal(n_heads, d_model, width)
         self.key_NDH = _normal(n_heads, d_model, width)
 
-    def placed(self, table_RD: Tensor, positions_PS: Tensor) -> Score:
-        """The same for keys at these positions, and queries at the last of them."""
-        # no copy of the module, at which torch.compile would stop
-        return cast(Score, _Placed(self, table_RD, positions_PS))
 
-    def between(self, queries_BNTH: Tensor, keys_BNSH: Tensor, table_RD: Tensor, positions_PS: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of keys at the first of these positions, and queries at the last of those."""
-        B, N, T, H = queries_BNTH.shape
-        S, last = keys_BNSH.shape[2], self.n_embeddings - 1
-        key_PS = positions_PS[:, :S]
-        away_P1TS = (key_PS[:, S - T :, None] - key_PS[:, None])[:, None]
-        by_key, by_query = (
-            (away_P1TS * sign + self.n_embeddings // 2).clamp(0, last).expand(B, N, T, S) for sign in (1, -1)
-        )
-        # matmul rounds in another order where nothing is trained
-        r_k_NHR, r_q_NHR = (
-            torch.einsum("rd,ndh->nhr", table_RD, weight_NDH).to(queries_BNTH.dtype)
-            for weight_NDH in (self.key_NDH, self.query_NDH)
-        )
-        score_BNTS = queries_BNTH @ keys_BNSH.mT
-        score_BNTS = score_BNTS + (queries_BNTH @ r_k_NHR).gather(3, by_key)
-        score_BNTS = score_BNTS + (keys_BNSH @ r_q_NHR).mT.gather(2, by_query)
-        return cast(Tensor, score_BNTS * (3 * H) ** -0.5)
+class DisentangledAt(NamedTuple):
+    """What kernels need of a disentangled score: keys are at these positions, and queries at the last of them.
 
-
-class _Placed(NamedTuple):
-    """What kernels need of a score."""
+    It is no copy of the module, at which torch.compile would stop. table_RD: P.
+    """
 
     score: Disentangled
     table_RD: Tensor
@@ -136,7 +115,21 @@ class _Placed(NamedTuple):
     scale: None = None
 
     def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        return self.score.between(queries_BNTH, keys_BNSH, self.table_RD, self.positions_PS)
+        """Scores (B, N, T, S) of keys at the first of the positions, and queries at the last of those."""
+        B, N, T, H = queries_BNTH.shape
+        S, R = keys_BNSH.shape[2], self.score.n_embeddings
+        key_PS = self.positions_PS[:, :S]
+        away_P1TS = (key_PS[:, S - T :, None] - key_PS[:, None])[:, None]
+        by_key, by_query = ((away_P1TS * sign + R // 2).clamp(0, R - 1).expand(B, N, T, S) for sign in (1, -1))
+        # matmul rounds in another order where nothing is trained
+        r_k_NHR, r_q_NHR = (
+            torch.einsum("rd,ndh->nhr", self.table_RD, weight_NDH).to(queries_BNTH.dtype)
+            for weight_NDH in (self.score.key_NDH, self.score.query_NDH)
+        )
+        score_BNTS = queries_BNTH @ keys_BNSH.mT
+        score_BNTS = score_BNTS + (queries_BNTH @ r_k_NHR).gather(3, by_key)
+        score_BNTS = score_BNTS + (keys_BNSH @ r_q_NHR).mT.gather(2, by_query)
+        return cast(Tensor, score_BNTS * (3 * H) ** -0.5)
 
 
 def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: int) -> Score:
