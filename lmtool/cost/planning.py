@@ -36,9 +36,6 @@ from lmtool.training.length import MOST_STEPS, SECONDS, VALIDATIONS, steps_of_ep
 from lmtool.training.start import Pretraining, is_for_tables
 from lmtool.training.windows import ExampleSource, Windows
 
-UTILISATION = 0.4
-"""Share of a GPU's peak that training is taken to reach, unless another one is stated."""
-
 TOKENS_PER_PARAMETER = 20
 """Training tokens at which a given compute is best spent, for each parameter (Hoffmann et al. 2022)."""
 
@@ -105,10 +102,13 @@ Planned = Pretraining | FineTuning
 """What `lmtool pretrain` or `lmtool finetune` would train."""
 
 
-def forecast_of(planned: Planned, *, n_devices: int, kind: str | None, utilisation: float, report: Report) -> Forecast:
-    """What a training takes; the data that it names, if any, are read as for training.
+def forecast(planned: Planned, *, n_devices: int, kind: str | None, utilisation: float, report: Report) -> Forecast:
+    """What a training takes, on this machine or on `n_devices` of a named kind.
 
-    Raises UsageError for what cannot be planned, and the errors of reading data.
+    The data that it names, if any, are read as for training. Here, some steps are measured; elsewhere, time follows
+    from peak and utilisation.
+    Raises UsageError for what cannot be planned, a recipe without gradients, and a batch that the devices cannot share,
+    RecipeError for a model that no machine holds, and the errors of reading data.
     """
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
@@ -116,43 +116,22 @@ def forecast_of(planned: Planned, *, n_devices: int, kind: str | None, utilisati
         raise UsageError(f"a utilization of {utilisation:g} is no share of a peak", fix="for example 0.4")
     recipe, data = planned.data(report)
     report("measuring", 0, 0)
-    plan = forecast(recipe, data, planned.base, n_devices=n_devices, kind=kind, utilisation=utilisation)
-    choice = planned.choice if isinstance(planned, FineTuning) else ""
-    return replace(plan, notes=(*plan.notes, choice)) if choice else plan
-
-
-def forecast(
-    recipe: Recipe,
-    data: TextData | TableData | None,
-    base: Base | None = None,
-    *,
-    n_devices: int = 1,
-    kind: str | None = None,
-    utilisation: float = UTILISATION,
-) -> Forecast:
-    """What training a recipe takes, on this machine or on `n_devices` of a named kind.
-
-    data: their recipe is then used. base: the run that it is on. Here, some steps are measured; elsewhere, time
-    follows from peak and utilisation.
-    Raises UsageError for a recipe without gradients and a batch that the devices cannot share, RecipeError for a model
-    that no machine holds.
-    """
-    recipe = recipe if data is None else data.recipe
-    spec, training = recipe.model, recipe.training
+    spec, batch_size = recipe.model, recipe.training.batch_size
     if spec.counts:
         what = f"a model of kind {spec.kind} is a table of counts: the text decides on its size"
         raise UsageError(what, fix="train it: it is one pass over the text")
-    if training.batch_size % n_devices:
-        what = f"a batch of {training.batch_size} rows cannot be shared by {n_devices} devices"
+    if batch_size % n_devices:
+        what = f"a batch of {batch_size} rows cannot be shared by {n_devices} devices"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {n_devices}")
     vocab_size = spec.vocab_size or vocabulary_of(recipe)
     if size_of(spec, vocab_size or CHARACTERS) == BEYOND:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
-    work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, base)
+    work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, planned.base)
+    choices = [planned.choice] if isinstance(planned, FineTuning) and planned.choice else []
     rows, memory, fits = work.largest_rows()
     seconds, basis = work.step_seconds(utilisation, fits)
     steps = work.steps(seconds)
-    n_examples = steps * training.batch_size
+    n_examples = steps * batch_size
     parameters = work.n_parameters or work.held.parameters
     return Forecast(
         spec.title,
@@ -175,7 +154,7 @@ def forecast(
         basis,
         None if seconds is None else steps * seconds + work.validation_seconds(seconds, steps),
         None if work.is_for_tables else TOKENS_PER_PARAMETER * parameters,
-        tuple(_notes(work, seconds, is_assumed=vocab_size is None)),
+        (*_notes(work, seconds, is_assumed=vocab_size is None), *choices),
     )
 
 

@@ -146,8 +146,7 @@ def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) 
             of_text = (model.pooler, model.next_sentence) if isinstance(model, TransformerEncoder) else ()
             for name, module in model.named_children():
                 if isinstance(module, Stack):
-                    causal = spec.shape != "encoder" and name != "encoder" and spec.causal_mask
-                    yield _stack(name, module, spec, S if name == "encoder" else T, S, causal=causal)
+                    yield _stack(name, module, spec, S if name == "encoder" else T, S)
                 elif module is not model.head:
                     yield from _parts(name, module, text if module in of_text else row, n_layers)
             yield from _parts("head", model.head, row, n_layers)
@@ -179,7 +178,7 @@ def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
     return ModelPart("head", shape, parameters, times * 2 * model.width * model.vocab_size * T)
 
 
-def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int, *, causal: bool) -> ModelPart:
+def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int) -> ModelPart:
     """A stack; all layers from the second on are as that one, but for their masks. Shared weights are the first's."""
     full = spec.pattern.full_layers if isinstance(spec.pattern, WindowPattern) else ()
     changes = chain((0, 1, spec.n_layers), full, (layer + 1 for layer in full))
@@ -187,7 +186,7 @@ def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int, *, causal
     layers = []
     for first, stop in pairwise(sorted({layer for layer in changes if layer <= spec.n_layers})):
         if (first in full) not in pairs:
-            pairs[first in full] = n_pairs(layer_mask(spec, T, causal=causal, layer=first), T)
+            pairs[first in full] = n_pairs(layer_mask(spec, T, causal=stack.mask.causal, layer=first), T)
         reach = _Reach(T, pairs[first in full], S, T * S)
         built = 0 if spec.share_layers else min(first, 1) * stack.per_layer
         sublayers = stack.sublayers[built : built + stack.per_layer]

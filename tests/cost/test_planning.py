@@ -1,7 +1,7 @@
 """What a recipe takes: operations as torch counts them, and arithmetic on figures that are known."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from lmtool.compute.processes import World
 from lmtool.cost import planning
 from lmtool.cost.devices import KINDS, DeviceKind
 from lmtool.cost.planning import Forecast, forecast
+from lmtool.data.survey import Report, silent
 from lmtool.errors import UsageError
 from lmtool.model import build
 from lmtool.objective import Objective, Vocabulary
@@ -19,8 +20,9 @@ from lmtool.objective import build as build_objective
 from lmtool.objective.base import Example
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.tables.data import TableData
 from lmtool.training import length
-from lmtool.training.data import read_text
+from lmtool.training.data import TextData, read_text
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.windows import Windows
 
@@ -33,8 +35,23 @@ def tiny(name: str, *overrides: str) -> Recipe:
     return load(name, [*TINY, *overrides]).recipe
 
 
+class Known(NamedTuple):
+    """A session whose recipe and data are there already."""
+
+    recipe: Recipe
+    known: TextData | TableData | None = None
+    base: None = None
+
+    def data(self, report: Report) -> tuple[Recipe, TextData | TableData | None]:
+        return self.recipe, self.known
+
+
+def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> Forecast:
+    return forecast(session, n_devices=n_devices, kind=kind, utilisation=utilisation, report=silent)
+
+
 def planned(recipe: Recipe, **options: Any) -> Forecast:
-    return forecast(recipe, None, kind="h100", **options)
+    return found_for(Known(recipe), kind="h100", **options)
 
 
 def objective_of(recipe: Recipe) -> Objective:
@@ -133,7 +150,7 @@ def test_what_only_a_text_knows_is_said() -> None:
 
 def test_steps_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "SECONDS", 0.01)
-    found = forecast(tiny("tiny", "training.device=cpu"), None)
+    found = found_for(Known(tiny("tiny", "training.device=cpu")))
     assert found.basis.startswith("measured")
     assert found.step_seconds is not None
     assert 0 < found.step_seconds < 60
@@ -155,7 +172,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
         return fit(trainable, examples, *rest)
 
     monkeypatch.setattr(length, "fit", recorded)
-    assert forecast(data.recipe, data).basis == "measured"
+    assert found_for(Known(data.recipe, data)).basis == "measured"
     assert max(widths) < T
     assert len(widths) == 20
 

@@ -47,19 +47,18 @@ def plan(
         raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
     settings = settings_in(options, OF_TEXT, ("data.train", sources, "TEXT"), overrides=overrides)
 
-    from lmtool.cost.planning import forecast_of
+    from lmtool.cost.planning import forecast
     from lmtool.training.finetuning import plan_training
 
     planned = plan_training(source, recipes[0] if recipes else None, settings)
 
     with Display(shown=True, quiet=quiet) as display:
-        forecast = forecast_of(
-            planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=display.report
-        )
+        report = display.report
+        found = forecast(planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=report)
     if as_json:
-        put_json(forecast.record())
+        put_json(found.record())
     else:
-        put(*_lines(forecast))
+        put(*_lines(found))
 
 
 def _lines(forecast: "Forecast") -> list[str]:
