@@ -75,17 +75,17 @@ class Batch:
 
     def row(self, number: int) -> Self:
         """One row of it."""
-        return self._mapped(lambda t: t[number : number + 1])
+        return self.mapped(lambda t: t[number : number + 1])
 
     def to(self, device: torch.device) -> Self:
         """The same batch on `device`; from pinned memory the copy does not block."""
-        return self._mapped(lambda t: t.to(device, non_blocking=True))
+        return self.mapped(lambda t: t.to(device, non_blocking=True))
 
     def pin(self) -> Self:
         """The same batch in pinned memory, from which copies to a GPU are asynchronous."""
-        return self._mapped(Tensor.pin_memory)
+        return self.mapped(Tensor.pin_memory)
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
         """With each of its tensors changed."""
         return replace(self, **{f.name: change(t) for f in fields(self) if (t := getattr(self, f.name)) is not None})
 

@@ -5,9 +5,9 @@ and a lifetime, but no bytes. So the peak is that of the code, for every family,
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -117,10 +117,11 @@ def _trace(spec: Model, vocab_size: int, rows: Rows, devices: Devices) -> tuple[
         lm = build(spec, vocab_size).train()
         if (part := find_features(lm)) is not None:
             part.attach(cast(LanguageModel, _States(spec)))
-        batch = rows.batch if fake is None else _without_storage(rows.batch, fake)
+        batch = rows.batch if fake is None else rows.batch.mapped(fake.from_tensor)
         if devices.on_gpu:
             stack.enter_context(_of_gpu())
-        ledger = stack.enter_context(Ledger([*lm.parameters(), *lm.buffers(), *_tensors(batch).values()]))
+        read = filter(torch.is_tensor, vars(batch).values())
+        ledger = stack.enter_context(Ledger([*lm.parameters(), *lm.buffers(), *read]))
         for _ in range(1 + rows.accumulates):
             ledger.restart()
             is_narrow = devices.precision != "float32"
@@ -141,16 +142,6 @@ def _loss(lm: LanguageModel, hidden_MD: Tensor, n_scored: int) -> Tensor:
     scored_MD = hidden_MD if n_scored == len(hidden_MD) else hidden_MD[:n_scored]
     targets_M = torch.zeros(n_scored, dtype=torch.int64)
     return chunked_cross_entropy(lm, scored_MD, targets_M)
-
-
-def _tensors(batch: Batch) -> dict[str, Tensor]:
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def _without_storage(batch: Batch, fake: FakeTensorMode) -> Batch:
-    changes: Mapping[str, Any] = {name: fake.from_tensor(value) for name, value in _tensors(batch).items()}
-    return replace(batch, **changes)
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -86,9 +86,9 @@ class Masked(Spec):
     (ALBERT, Lan et al. 2020)."""
 
     @property
-    def has_pairs(self) -> bool:
-        """Whether rows are of two texts."""
-        return self.next_sentence or self.sentence_order
+    def of_pairs(self) -> str:
+        """The key by which rows are of two texts; empty where they are of one."""
+        return "next_sentence" if self.next_sentence else "sentence_order" if self.sentence_order else ""
 
     def mistakes(self) -> Iterator[str]:
         if self.next_sentence and self.sentence_order:

@@ -91,11 +91,10 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"objective.kind {objective.kind} is not for a {model.title}, which learns {' or '.join(learns)}"
     match model, objective:
         case Transformer(), Masked():
-            key = _pairs_key(objective)
-            if objective.has_pairs and not model.next_sentence_head:
-                yield f"model.next_sentence_head false leaves {key} without a head"
-            if objective.has_pairs and model.n_segments < 2:
-                yield f"model.n_segments is below 2, but {key} makes rows of two texts"
+            if objective.of_pairs and not model.next_sentence_head:
+                yield f"model.next_sentence_head false leaves objective.{objective.of_pairs} without a head"
+            if objective.of_pairs and model.n_segments < 2:
+                yield f"model.n_segments is below 2, but objective.{objective.of_pairs} makes rows of two texts"
             if objective.span_boundary and not model.span_boundary_head:
                 yield "model.span_boundary_head false leaves objective.span_boundary without a head"
             if objective.permutation and model.pattern.kind != "full":
@@ -121,11 +120,6 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
         yield "tokenizer.sentinels 0 is too few for span corruption, which needs one for each span; take 100"
 
 
-def _pairs_key(objective: Masked) -> str:
-    """The key that makes rows of two texts."""
-    return f"objective.{'next_sentence' if objective.next_sentence else 'sentence_order'}"
-
-
 def _data_mistakes(recipe: Recipe) -> Iterator[str]:
     """Data that the model or the objective does not read."""
     model, objective, data = recipe.model, recipe.objective, recipe.data
@@ -146,8 +140,8 @@ def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"data.stream is for text, and objective {objective.kind} for tables"
     elif recipe.model.counts or isinstance(objective, WeightedCounts):
         yield f"data.stream is for windows of text, and a model of kind {recipe.model.kind} counts all of it"
-    if isinstance(objective, Masked) and objective.has_pairs:
-        yield f"data.stream is for windows of text, and {_pairs_key(objective)} draws from all documents"
+    if isinstance(objective, Masked) and objective.of_pairs:
+        yield f"data.stream is for windows of text, and objective.{objective.of_pairs} draws from all documents"
     if recipe.training.carry_state:
         yield "data.stream shuffles windows, and training.carry_state reads them in order"
     if recipe.training.epochs is not None:
