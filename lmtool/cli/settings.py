@@ -85,11 +85,10 @@ def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[CommandFun
 
     def decorated(command: CommandFunction) -> CommandFunction:
         *parameters, _ = inspect.signature(command).parameters.values()
-        first = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
-        made = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=type_)
-            for name, (type_, default) in options.items()
-        ]
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        first = [parameter for parameter in parameters if parameter.kind is not by_name]
+        given = options.items()
+        made = [inspect.Parameter(name, by_name, default=default, annotation=kind) for name, (kind, default) in given]
         signature = inspect.Signature([*first, *made, *parameters[len(first) :]])
         command.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads it in place of the function's own
         return command

@@ -4,23 +4,21 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import lmtool
 from lmtool.checksum import sha256_of_file
+from lmtool.recipe.load import bundled
 
 LIMITS = "limits.json"
 
 
 def folder() -> Path:
-    """Where the bundled texts are: inside an installed package, or in the checkout."""
-    package = Path(lmtool.__file__).parent
-    installed = package / "_bundled" / "data"
-    return installed if installed.is_dir() else package.parent / "data"
+    """Where the bundled texts are."""
+    return bundled("data")
 
 
 def find(path: Path) -> Path | None:
     """The bundled file that `data/NAME` refers to where there is no such file."""
-    bundled = folder() / path.name
-    return bundled if path.parent == Path("data") and bundled.is_file() else None
+    file = folder() / path.name
+    return file if path.parent == Path("data") and file.is_file() else None
 
 
 def limit(files: Sequence[Path]) -> float | None:

@@ -168,23 +168,16 @@ class DecodeState:
         same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
         lines_G = torch.tensor(lines, dtype=torch.int64, device=device)
 
-        def of_row(t: Tensor) -> Tensor:
-            return t[rows_B]
-
         of_line = None if same_lines else lambda t: t[lines_G]
-        picked = replace(
-            self,
-            padding_B=None if self.padding_B is None else self.padding_B[rows_B],
-            layers=self._changed(of_line, of_line, of_row, of_row),
-            source_keep_BS=None if self.source_keep_BS is None else self.source_keep_BS[lines_G],
-        )
+        layers = self._changed(of_line, of_line, lambda t: t[rows_B], lambda t: t[rows_B])
+        padding_B = None if self.padding_B is None else self.padding_B[rows_B]
+        keep_BS = None if self.source_keep_BS is None else self.source_keep_BS[lines_G]
+        picked = replace(self, padding_B=padding_B, layers=layers, source_keep_BS=keep_BS)
         if self.branches is None and width == 1:
             return picked
         if self.branches is None:
             positions_1S = torch.arange(self.length, device=device)[None]
-            seen_BS = positions_1S.expand(len(rows), -1) >= (
-                0 if picked.padding_B is None else picked.padding_B[:, None]
-            )
+            seen_BS = positions_1S.expand(len(rows), -1) >= (0 if padding_B is None else padding_B[:, None])
         else:
             seen_BS, positions_1S = self.branches.seen_BS[rows_B], self.branches.positions_PS
             positions_1S = positions_1S if len(positions_1S) == 1 else positions_1S[lines_G]

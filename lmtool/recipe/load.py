@@ -60,12 +60,16 @@ class Resolved:
     inferred: tuple[str, ...] = ()
 
 
+def bundled(name: str) -> Path:
+    """A folder of what comes with lmtool: inside an installed package, or in the checkout."""
+    package = Path(lmtool.__file__).parent
+    installed = package / "_bundled" / name
+    return installed if installed.is_dir() else package.parent / name
+
+
 def shipped() -> dict[str, Path]:
     """The files of the recipes that come with lmtool, by name."""
-    package = Path(lmtool.__file__).parent
-    installed = package / "_bundled" / "recipes"
-    folder = installed if installed.is_dir() else package.parent / "recipes"
-    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    return {file.stem: file for file in sorted(bundled("recipes").glob("*.yaml"))}
 
 
 def near(name: str | Path) -> list[str]:

@@ -39,6 +39,11 @@ class Line(NamedTuple):
     dashed: bool = False
     pale: bool = False
 
+    @property
+    def drawn(self) -> str:
+        """The classes of its path."""
+        return "path" + " dash" * self.dashed + " pale" * self.pale
+
     def parts(self) -> list[list[Point]]:
         """Those between values that are no numbers."""
         parts: list[list[Point]] = [[]]
@@ -201,11 +206,7 @@ class _Entry(NamedTuple):
 
 def _legend(chart: LineChart, width: int) -> list[_Entry]:
     """The names of lines, levels and marks, in as many rows as they need; none for one line alone."""
-    named = [
-        (line.name, line.colour, "path" + " dash" * line.dashed + " pale" * line.pale)
-        for line in chart.lines
-        if line.points
-    ]
+    named = [(line.name, line.colour, line.drawn) for line in chart.lines if line.points]
     named += [(level.name, level.colour, "level") for level in chart.levels]
     rings: dict[str, set[int]] = {}
     for mark in chart.marks:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf, nan
 from statistics import mean, stdev
 
@@ -87,9 +88,7 @@ def rows_of(runs: Sequence[tuple[GridPoint, History | None, str]]) -> list[Point
 def tabulated(rows: Sequence[PointResults]) -> tuple[list[str], list[list[TableCell]]]:
     """The rows as a table: its columns, and its cells."""
     cells: list[Mapping[str, TableCell]] = [{**row.choice, **row.figures()} for row in rows]
-    columns = list(
-        dict.fromkeys([*(key for row in rows for key in row.choice), *(key for row in cells for key in row)])
-    )
+    columns = list(dict.fromkeys(chain(*(row.choice for row in rows), *cells)))
     return columns, [[row.get(column) for column in columns] for row in cells]
 
 

@@ -52,8 +52,9 @@ class Texts:
         B, T = tokens_BT.shape
         keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if keep_BT is None else keep_BT
         flat_M = keep_BT.flatten().nonzero()[:, 0]
+        row_M = flat_M // T
         # a text begins where the row or document differs from that of the previous kept position
-        marks = [flat_M // T] if documents_BT is None else [flat_M // T, documents_BT.flatten()[flat_M]]
+        marks = [row_M] if documents_BT is None else [row_M, documents_BT.flatten()[flat_M]]
         begins_M = torch.ones_like(flat_M, dtype=torch.bool)
         begins_M[1:] = torch.stack([mark[1:] != mark[:-1] for mark in marks]).any(0)
         text_M = begins_M.cumsum(0) - 1
@@ -63,12 +64,8 @@ class Texts:
         rank_R = lengths_R.argsort(descending=True, stable=True).argsort()
         # texts are first numbered in row order
         none_B = torch.full((B,), n_texts, device=flat_M.device)
-        first_B, last_B = (
-            F.pad(rank_R, (0, 1), value=n_texts)[
-                none_B.scatter_reduce(0, flat_M // T, text_M, which, include_self=False)
-            ]
-            for which in ("amin", "amax")
-        )
+        ends = [none_B.scatter_reduce(0, row_M, text_M, which, include_self=False) for which in ("amin", "amax")]
+        first_B, last_B = F.pad(rank_R, (0, 1), value=n_texts)[torch.stack(ends)]
         place_M = torch.arange(len(flat_M), device=flat_M.device) - starts_R[text_M]
         return cls(flat_M, rank_R[text_M], place_M, first_B, last_B, n_texts, T)
 

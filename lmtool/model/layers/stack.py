@@ -85,10 +85,9 @@ class Stack(nn.Module):
         self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
         # in a tuple, so that a position of all layers is not registered twice
         self._window_position = (build_window_position(spec, self.position),)
+        of_sublayers = spec.norm.place, spec.dropout, spec.residual
         self.sublayers = nn.ModuleList(
-            Sublayer(
-                mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout, spec.residual
-            )
+            Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), *of_sublayers)
             for _ in range(1 if spec.share_layers else spec.n_layers)
             for mixer in _mixers(spec, source)
         )
