@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
@@ -182,14 +182,12 @@ def _step(lm: LanguageModel, token: int, states_BS: Tensor) -> Tensor:
 @contextmanager
 def _all_trainable(lm: LanguageModel) -> Iterator[None]:
     """Parameters that are frozen have gradients, so that there is a graph below frozen layers too."""
-    frozen = [parameter for parameter in lm.parameters() if not parameter.requires_grad]
+    frozen = nn.ParameterList(parameter for parameter in lm.parameters() if not parameter.requires_grad)
     try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
+        frozen.requires_grad_(True)
         yield
     finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+        frozen.requires_grad_(False)
 
 
 def _of_states(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str, list[float | None]]:

@@ -44,14 +44,10 @@ class Conll(TextRows):
     def records(self, only: str | None = None) -> Iterator[RowRecord]:
         width, columns = len(self.header), self.columns(only)
         for sentence in self._sentences():
-            first, fault = sentence[0][0], None
-            for line, fields in sentence:
-                if len(fields) != width:
-                    fault = _uneven(line, len(fields), width)
-                    break
-                fault = misfit(fields, line, self.limit)
+            faults = (_uneven(line, fields, width) or misfit(fields, line, self.limit) for line, fields in sentence)
+            fault = next(filter(None, faults), None)
             words = [] if fault else [fields for _, fields in sentence]
-            yield first, tuple(map(list, zip(*words, strict=True)))[columns], fault
+            yield sentence[0][0], tuple(map(list, zip(*words, strict=True)))[columns], fault
 
     def _sentences(self) -> Iterator[list[tuple[int, list[str]]]]:
         """Line numbers and fields of each sentence."""
@@ -70,7 +66,10 @@ class Conll(TextRows):
         return f"CoNLL columns, {self.encoding or 'UTF-8'}"
 
 
-def _uneven(line: int, width: int, expected: int) -> Fault:
+def _uneven(line: int, fields: Sequence[str], expected: int) -> Fault | None:
+    """The fault of a line of another number of columns."""
+    if (width := len(fields)) == expected:
+        return None
     what = f"the line has {width} {'column' if width == 1 else 'columns'}, the first one of the file {expected}"
     return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
 

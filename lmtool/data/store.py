@@ -207,10 +207,8 @@ class TokenStore:
     def counts(self) -> NDArray[np.int64]:
         """The count of each id of the vocabulary in the store."""
         self.verify()
-        counts = np.zeros(self.vocab_size, dtype=np.int64)
-        for shard in self._shards:
-            counts += np.bincount(shard.tokens, minlength=self.vocab_size)
-        return counts
+        counts = (np.bincount(shard.tokens, minlength=self.vocab_size) for shard in self._shards)
+        return sum(counts, np.zeros(self.vocab_size, dtype=np.int64))
 
     def document(self, i: int) -> tuple[int, int]:
         """Start and stop of document i's tokens."""

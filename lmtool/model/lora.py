@@ -74,8 +74,7 @@ def adapt(model: nn.Module, spec: Lora) -> None:
 
     Raises UsageError when no matrix is of the targeted kinds.
     """
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     for mixer in mixers_of(model):
         for name, parts in mixer.adaptable():
             adapted = tuple(part in spec.targets for part in parts)

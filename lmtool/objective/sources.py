@@ -104,10 +104,10 @@ class SpanCorruptionObjective(TokenObjective):
     def cut(self, context: int) -> Cut:
         """Windows whose source fills the context."""
         length = context
-        while self._source_length(length + 1) <= context:
+        while self._lengths(length + 1)[0] <= context:
             length += 1
         if self.shares_row:
-            while length > 2 and self._source_length(length) + self._target_length(length) > context:
+            while length > 2 and sum(self._lengths(length)) > context:
                 length -= 1
         return Cut("stream", length, length)
 
@@ -121,13 +121,10 @@ class SpanCorruptionObjective(TokenObjective):
         n_spans = max(1, round(n_noise / self.spec.mean_length))
         return n_noise, min(n_spans, n_noise, max(1, n - n_noise), max(1, len(self.vocabulary.sentinels) - 1))
 
-    def _source_length(self, n: int) -> int:
+    def _lengths(self, n: int) -> tuple[int, int]:
+        """Tokens of source and target of n tokens."""
         n_noise, n_spans = self._sizes(n)
-        return n - n_noise + n_spans
-
-    def _target_length(self, n: int) -> int:
-        n_noise, n_spans = self._sizes(n)
-        return n_noise + n_spans + (2 if self.spec.end == "both" else 1)
+        return n - n_noise + n_spans, n_noise + n_spans + (2 if self.spec.end == "both" else 1)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         corrupted = (self.corrupt(example.tokens, example.rng) for example in examples)

@@ -12,8 +12,7 @@ from lmtool.tokenization.tokenizer import Tokenizer
 def as_page(tokenizer: Tokenizer, text: str) -> str:
     """A text as its tokenizer divides it, as an HTML page that stands alone."""
     ids = tokenizer.encode(text)
-    rows: list[list[str | int]]
-    rows = [[number, token, repr(tokenizer.piece(token))] for number, token in enumerate(ids, 1)]
+    rows: list[list[str | int]] = [[number, token, repr(tokenizer.piece(token))] for number, token in enumerate(ids, 1)]
     pieces = _coloured(tokenizer, ids) + table(["place", "id", "piece"], rows)
     sections = [Section("Pieces", pieces)]
     words = merged_words(tokenizer, text)

@@ -170,16 +170,16 @@ def _metrics(histories: Sequence[History]) -> list[Section]:
         return any(number(record.get(name)) is not None for name in names)
 
     drawn = [_Drawn(history, list(filter(measured, history.records)), i) for i, history in enumerate(histories)]
-    charts = {name: (name, name, f"Validation {name} over steps") for name in names}
-    return [_over_steps("Metrics", "metric", drawn, charts, {name: name for name in names}, "Of the validation rows.")]
+    charts = {name: (name, name, name, f"Validation {name} over steps") for name in names}
+    return [_over_steps("Metrics", "metric", drawn, charts, "Of the validation rows.")]
 
 
 PACE = {
-    "lr": ("Learning rate", "learning rate"),
-    "grad_norm": ("Gradient norm", "norm before clipping"),
-    "tokens_per_second": ("Speed", "tokens per second, padding included"),
+    "lr": ("rate", "Learning rate", "learning rate"),
+    "grad_norm": ("norm", "Gradient norm", "norm before clipping"),
+    "tokens_per_second": ("speed", "Speed", "tokens per second, padding included"),
 }
-"""Numbers of the records that tell how training goes: title of their chart, name of its axis."""
+"""Numbers of the records that tell how training goes: column of their table, title of their chart, name of its axis."""
 
 
 def _pace(histories: Sequence[History]) -> list[Section]:
@@ -187,27 +187,25 @@ def _pace(histories: Sequence[History]) -> list[Section]:
     drawn = _drawn(histories)
     if not any(part.records for part in drawn):
         return []
-    charts = {name: (title, axis, f"{title} over steps") for name, (title, axis) in PACE.items()}
-    columns = dict(zip(("rate", "norm", "speed"), PACE, strict=True))
+    charts = {name: (column, title, axis, f"{title} over steps") for name, (column, title, axis) in PACE.items()}
     caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
-    return [_over_steps("Rate, gradient and speed", "pace", drawn, charts, columns, caption)]
+    return [_over_steps("Rate, gradient and speed", "pace", drawn, charts, caption)]
 
 
 def _over_steps(
-    title: str,
-    name: str,
-    drawn: Sequence[_Drawn],
-    charts: Mapping[str, tuple[str, str, str]],
-    columns: Mapping[str, str],
-    caption: str,
+    title: str, name: str, drawn: Sequence[_Drawn], charts: Mapping[str, tuple[str, str, str, str]], caption: str
 ) -> Section:
-    """A chart for each of several numbers of the records. charts: title, name of the axis and label of each."""
-    panels = {}
-    for key, (shown, axis, label) in charts.items():
+    """A chart for each of several numbers of the records.
+
+    charts: by number the column of the table, and title, name of the axis and label of its chart.
+    """
+    panels, columns = {}, {"step": "step"}
+    for key, (column_name, shown, axis, label) in charts.items():
+        columns[column_name] = key
         lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
         marks, column = _marks(drawn, "step", key), int(len(drawn) > 1)
         panels[shown] = LineChart(lines, "steps", axis, label, marks=marks, column=column).for_page()
-    return Section(title, figure(views(name, panels), caption, _numbers(drawn, {"step": "step", **columns})))
+    return Section(title, figure(views(name, panels), caption, _numbers(drawn, columns)))
 
 
 def _beside(histories: Sequence[History]) -> Markup:

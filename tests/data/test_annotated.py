@@ -50,6 +50,14 @@ def test_uneven_columns_are_a_fault_of_the_sentence(tmp_path: Path) -> None:
     assert skipped.kinds == {"uneven columns": 1}
 
 
+def test_a_long_word_is_a_fault_wherever_it_is_in_its_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("abcdef O\nb O\n\nc O\n")
+    skipped = Skipped()
+    rows = open_table(str(tmp_path / "a.conll"), field_limit=5).rows(skipped)
+    assert [row.values for row in rows] == [(["c"], ["O"])]
+    assert skipped.kinds == {"field too long": 1}
+
+
 def test_predicted_tags_are_a_further_column(tmp_path: Path) -> None:
     table = opened(tmp_path / "a.conll", TAGGED)
     rows = ((row, (["B-PER", "O"][: len(row.values[0])],)) for row in table.rows())

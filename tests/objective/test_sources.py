@@ -65,7 +65,7 @@ def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
     length = own.cut(40).length
     rows = [own.corrupt(text(length, seed), np.random.default_rng(seed)) for seed in range(5)]
     assert all(len(source) <= 40 for source, _ in rows)
-    assert {len(target) for _, target in rows} == {own._target_length(length)}
+    assert {len(target) for _, target in rows} == {own._lengths(length)[1]}
 
 
 def test_lengths_are_t5s() -> None:
