@@ -158,11 +158,8 @@ class Classifier(HeadedModel):
             what = f"one score is for two classes, not for {len(spec.labels) or 'numbers'}"
             raise UsageError(what, where="objective.single_score", fix="take -s objective.single_score=false")
         n_scores = 1 if spec.task == "number" or self.single else len(spec.labels)
-        if (
-            isinstance(body, AveragingModel)
-            and body.spec.log_ratios
-            and (spec.task != "number" or not body.spec.tf_idf)
-        ):
+        averaging = body.spec if isinstance(body, AveragingModel) else None
+        if averaging is not None and averaging.log_ratios and (spec.task != "number" or not averaging.tf_idf):
             if spec.task == "number":
                 fix = "take -s model.log_ratios=false, or --labels class"
                 raise UsageError("log ratios need classes or labels, not numbers", where="model.log_ratios", fix=fix)

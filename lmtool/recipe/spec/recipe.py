@@ -108,10 +108,9 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
         case NGram(), Causal() if objective.scheduled_sampling:
             yield "objective.scheduled_sampling is for models trained by gradients, not for ngram models"
     match model:
-        case Transformer(embedding_width=int(), tie_embeddings=True, head_transform=False) if predicts_tokens(
-            objective
-        ):
-            yield "model.tie_embeddings needs model.head_transform, from d_model to embedding_width"
+        case Transformer(embedding_width=int(), tie_embeddings=True, head_transform=False):
+            if predicts_tokens(objective):
+                yield "model.tie_embeddings needs model.head_transform, from d_model to embedding_width"
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.dropout and objective.kind != "seq2seq":
         yield f"tokenizer.dropout is for objective seq2seq, not for objective {objective.kind}"
     if isinstance(objective, Masked) and objective.whole_words and isinstance(tokenizer, WordTokenizer):
