@@ -74,6 +74,7 @@ def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
 
     split = "slice" if documents == "whole" else "document"
     data = Data.model_validate({"documents": documents, "split": split})
+    os.environ["LMTOOL_CACHE"] = str(out)
     encode_files([str(text)], data, Tokenizer.load(tokenizer))
 
 
