@@ -45,7 +45,7 @@ class Line(NamedTuple):
         return "path" + " dash" * self.dashed + " pale" * self.pale
 
     def parts(self) -> list[list[Point]]:
-        """Those between values that are no numbers."""
+        """The runs of its points between values that are no numbers."""
         parts: list[list[Point]] = [[]]
         for point in self.points:
             if math.isfinite(point[1]):
