@@ -177,7 +177,7 @@ def usage(form: Form) -> list[str]:
         f"from transformers import {auto}, AutoTokenizer",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
-        f'model = {auto}.from_pretrained("DIRECTORY")  # {form.published.architecture}',
+        f'model = {auto}.from_pretrained("DIRECTORY")  # {form.architecture}',
         *([f'head = load_file("DIRECTORY/{HEAD}")'] if form.beside else []),
     ]
     match form.recipe.objective:

@@ -176,7 +176,7 @@ def test_exports(case: str, tmp_path: Path, told: list[str]) -> None:
     architecture, recipe, kind = CASES[case]
     run = made(tmp_path / "run", recipe, tokenizer_of(kind))
     exported = export(str(run), tmp_path / "out")
-    assert exported.published.architecture == architecture
+    assert exported.architecture == architecture
     loaded = load_run(str(run))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=False)
     peer = opened(tmp_path / "out", recipe)
