@@ -32,7 +32,9 @@ from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.creation import NewRun, check_folder, create_run, unused_folder
+from lmtool.run.creation import check_folder, create_run, unused_folder
+from lmtool.run.directory import RECIPE
+from lmtool.run.files import RunInfo
 from lmtool.run.paths import INFO, remember
 from lmtool.run.saving import Snapshot
 from lmtool.run.tensors import Deferred
@@ -132,20 +134,15 @@ def _write(
     tokenizer = _tokenizer(source, described)
     recipe = _recipe(source, described, tokenizer, reference)
     weights = _deferred(source, _weights(source, family, described, recipe), family, recipe, report)
-    with filling(folder) as new:
-        run = create_run(
-            new,
-            NewRun(
-                name=_name(reference),
-                summary=_summary(recipe),
-                recipe=dump(recipe),
-                tokenizer=tokenizer.files(),
-                fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
-                origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
-            ),
-        )
-        with run:
-            run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+    info = RunInfo.new(
+        recipe=_name(reference),
+        summary=_summary(recipe),
+        fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
+        origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
+    )
+    files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
+    with filling(folder) as new, create_run(new, info, files) as run:
+        run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
 def describe(source: Source) -> tuple[Family, Described]:

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
 
@@ -98,7 +98,11 @@ class Session(FileModel):
 class RunInfo(SealedModel):
     """The content of run.json.
 
-    recipe: its name. base, teacher: what it is initialised and distilled from, if anything.
+    recipe: its name.
+    summary: one line on the model, for `lmtool runs ls`.
+    fingerprints: compared on resume.
+    base, teacher: what it is initialised and distilled from, if anything.
+    origin: where it was imported from, if it was.
     """
 
     format: Literal[1]
@@ -111,6 +115,12 @@ class RunInfo(SealedModel):
     origin: Imported | None = None
     data: ToldData | None = None
     sessions: list[Session]
+
+    @classmethod
+    def new(cls, **content: object) -> Self:
+        """Of a run that is created now, without sessions. content: all other fields that it has."""
+        fixed = {"format": FORMAT, "created": now(), "sessions": []}
+        return cls.model_validate({**dict.fromkeys(cls.model_fields), **fixed, **content})
 
 
 class Validated(SealedModel):
