@@ -242,7 +242,14 @@ class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
 
 
 class BaselineFigures(FileModel):
-    """Results of simple models, as in `lmtool.tables.baseline.Baseline`."""
+    """Results of two simple models on the rows of a table that a run is measured on; see `lmtool.tables.baseline`.
+
+    metric: its name among the figures of a run; micro_f1 for several labels, mse for numbers.
+    constant: of the most frequent class or label, or the mean, for every row.
+    linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
+    part: of the rows, as in `tables.tasks.results.Results`.
+    fitted: rows that the linear model was fitted to, of `rows` training rows.
+    """
 
     kind: Literal["class", "multi", "number", "tags"]
     part: str

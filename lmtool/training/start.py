@@ -211,13 +211,12 @@ def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
         return
     kept = run.saved_baselines
     if kept is not None:
-        data.baselines = {name: Baseline(**figures.model_dump()) for name, figures in kept.root.items()}
+        data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
         data.measure_baselines()
         if data.baselines:
-            write_file(
-                run.path / BASELINE, encode({name: baseline.record() for name, baseline in data.baselines.items()})
-            )
+            figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
+            write_file(run.path / BASELINE, encode(figures))
     for name, baseline in data.baselines.items():
         yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
 
