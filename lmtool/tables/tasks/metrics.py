@@ -157,6 +157,13 @@ def word_accuracy(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
 
 
+def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Type, first word and word after the last of each entity of BIO tags, by seqeval as conlleval reads them."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    return {(of, first, last + 1) for of, first, last in get_entities(list(tags))}
+
+
 def entity_metrics(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> MetricValues:
     """Metrics of BIO tags of sentences, by seqeval as conlleval has them (Tjong Kim Sang and De Meulder 2003).
 
@@ -166,10 +173,10 @@ def entity_metrics(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     accuracy: the share of words whose tags agree.
     entities: precision, recall, F1 and number of true entities (support) of each type.
     """
-    from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
     tags = [[list(row) for row in rows] for rows in (true, predicted)]
-    types = sorted({of for rows in tags for of, _, _ in get_entities(rows)})
+    types = sorted({of for rows in tags for row in rows for of, _, _ in find_entities(row)})
     whole, parts = (0.0, 0.0, 0.0), []
     if types:
         whole = precision_recall_fscore_support(*tags, average="micro", zero_division=0)
