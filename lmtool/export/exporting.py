@@ -109,13 +109,13 @@ def express(reference: str) -> Exportable:
 
     Raises UsageError, with the keys that stand in the way, when none can.
     """
-    base = open_base(reference)
-    return expressed(base, base.run.origin.model_type if base.run.origin else None)
+    return expressed(open_base(reference))
 
 
-def expressed(base: Base, preferred: str | None) -> Exportable:
-    """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
-    form = form_of(_decided(base), base.tokenizer, preferred)
+def expressed(base: Base, preferred: str | None = None) -> Exportable:
+    """The same of an open checkpoint. preferred: the `model_type` to try first, by default of an imported model its."""
+    origin = base.run.info.origin
+    form = form_of(_decided(base), base.tokenizer, preferred or (origin.model_type if origin else None))
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.config, CONFIG), names)
     config = form.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)

@@ -102,7 +102,7 @@ class RunInfo(SealedModel):
     summary: one line on the model, for `lmtool runs ls`.
     fingerprints: compared on resume.
     base, teacher: what it is initialised and distilled from, if anything.
-    origin: where it was imported from, if it was.
+    origin: where it was imported from; None for a run that was trained here.
     """
 
     format: Literal[1]

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -495,13 +496,13 @@ def test_shipped_recipes(name: str) -> None:
             update={"model": Transformer.model_validate({**recipe.model.model_dump(), **small}, strict=False)}
         )
     expected = SHIPPED.get(name, "model.kind")
-    open_run: Any = None
+    open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None))
     base = Base(open_run, open_run, recipe, tokenizer_of(), ())
     if "." not in expected:
-        assert exporting.expressed(base, None).family.model_type == expected
+        assert exporting.expressed(base).family.model_type == expected
         return
     with pytest.raises(UsageError) as refusal:
-        exporting.expressed(base, None)
+        exporting.expressed(base)
     assert expected in str(refusal.value.where)
 
 
