@@ -190,7 +190,7 @@ def check_run(name: str, report: Report) -> Checked:
             lines.append(f"step {step}: recipe, tokenizer and weights fit")
         except LmtoolError as error:
             damage[Path(error.where) if error.where.startswith(str(path)) else folder, error.what] = None
-    if recipe is not None and run.origin is None:
+    if recipe is not None and run.info.origin is None:
         changed = list(_changed_data(run, recipe, tokenizer, report))
         notices += changed
         lines += [] if changed else ["training data: unchanged, or no longer there"]

@@ -83,7 +83,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
 
 def _expressed_alike(adapted: Base, base: Base) -> Exportable:
     """The adapted model in the terms of the family that its base is exported as."""
-    family = expressed(base, base.run.origin.model_type if base.run.origin else None).family.model_type
+    family = expressed(base).family.model_type
     exportable = expressed(adapted, family)
     if exportable.family.model_type != family:
         what = f"the base is exported as {family}, which cannot express the adapted model"
@@ -128,11 +128,11 @@ def _head(exportable: Exportable) -> Iterator[tuple[str, Tensor]]:
 
 def _published(base: Base) -> tuple[str | None, str | None]:
     """The name and revision of the base on the Hub, if it is an imported model that was never trained here."""
-    reference = base.run.origin.reference if base.run.origin else ""
-    if not reference.startswith(HUB):
+    origin = base.run.info.origin
+    if origin is None or not origin.reference.startswith(HUB):
         return None, None
-    name, revision = parse_hub(reference)
-    return name, (base.run.origin and base.run.origin.revision) or revision
+    name, revision = parse_hub(origin.reference)
+    return name, origin.revision or revision
 
 
 def _task(exportable: Exportable) -> str | None:

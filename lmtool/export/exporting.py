@@ -49,13 +49,9 @@ ROLES = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "bos", "eos", 
 
 @dataclass(frozen=True, kw_only=True)
 class Exportable(Form):
-    """A run in the terms of a published family.
-
-    config: of config.json, with the ids of special tokens.
-    """
+    """A run in the terms of a published family, with the ids of special tokens among its `config`."""
 
     base: Base
-    config: dict[str, Any]
 
     @cached_property
     def _weights(self) -> Mapping[str, Tensor]:
@@ -113,19 +109,19 @@ def express(reference: str) -> Exportable:
 
     Raises UsageError, with the keys that stand in the way, when none can.
     """
-    base = open_base(reference)
-    return expressed(base, base.run.origin.model_type if base.run.origin else None)
+    return expressed(open_base(reference))
 
 
-def expressed(base: Base, preferred: str | None) -> Exportable:
-    """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
-    form = form_of(_decided(base), base.tokenizer, preferred)
+def expressed(base: Base, preferred: str | None = None) -> Exportable:
+    """The same of an open checkpoint. preferred: the `model_type` to try first, by default of an imported model its."""
+    origin = base.run.info.origin
+    form = form_of(_decided(base), base.tokenizer, preferred or (origin.model_type if origin else None))
     names = {name for weight in form.weights() for name in weight.theirs}
-    described = form.family.describe(Config(form.published.config, CONFIG), names)
-    config = form.published.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)
+    described = form.family.describe(Config(form.config, CONFIG), names)
+    config = form.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)
     if form.beside and (labels := getattr(form.recipe.objective, "labels", ())):
         config |= write_labels(labels)
-    return Exportable(form.recipe, form.family, form.published, form.beside, base=base, config=config)
+    return Exportable(form.recipe, form.family, config, form.beside, base=base)
 
 
 def _decided(base: Base) -> Recipe:

@@ -3,13 +3,14 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from lmtool.errors import UsageError
 from lmtool.interop.families import EVERY
 from lmtool.interop.families.config import Inexpressible
-from lmtool.interop.families.family import BODY, Family, Published
+from lmtool.interop.families.family import BODY, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.names import HEAD
 from lmtool.recipe.spec.objective import AnyObjective, HeadSpec
@@ -25,13 +26,13 @@ LONGEST = 400
 class Form:
     """A recipe in the terms of a published family.
 
-    recipe: without adapters, and with the rows of its embedding. beside: the keys by which no class of Transformers has
-    its head, which then lies beside the body; empty where one has.
+    recipe: without adapters, and with the rows of its embedding. config: of config.json. beside: the keys by which no
+    class of Transformers has its head, which then lies beside the body; empty where one has.
     """
 
     recipe: Recipe
     family: Family
-    published: Published
+    config: dict[str, Any]
     beside: str = ""
 
     @property
@@ -57,10 +58,15 @@ class Form:
     def _objective(self) -> AnyObjective:
         return BODY if self.beside else self.recipe.objective
 
+    @property
+    def architecture(self) -> str:
+        """The class of Transformers."""
+        return str(self.config["architectures"][0])
+
     def describe(self) -> str:
         """The class of Transformers, and a head beside it, in a line."""
         apart = f", with its head in {HEAD}, which no class has: {self.beside}" if self.beside else ""
-        return self.published.architecture + apart
+        return self.architecture + apart
 
 
 def form_of(recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None) -> Form:
@@ -102,14 +108,14 @@ def _first(
     objective: AnyObjective,
     tokenizer: Tokenizer,
     obstacles: dict[str, dict[str, str]],
-) -> tuple[Family, Published] | None:
+) -> tuple[Family, dict[str, Any]] | None:
     """The first family that can express a model; what stands in the way of the others is added to `obstacles`."""
     for family in families:
         try:
-            published = family.publish(model, objective)
-            if published.config.get("pad_token_id") not in (None, tokenizer.pad_id):
+            config = family.publish(model, objective)
+            if config.get("pad_token_id") not in (None, tokenizer.pad_id):
                 raise Inexpressible({"model.position.offset": "it follows from the id of the padding token there"})
-            return family, published
+            return family, config
         except Inexpressible as error:
             if error.key != "model.shape":
                 obstacles[family.model_type] = error.obstacles

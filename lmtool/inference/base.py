@@ -45,7 +45,7 @@ class Base:
     @property
     def is_published(self) -> bool:
         """Whether the weights are those of a published model, or were trained further from these."""
-        return self.run.origin is not None or (self.run.info.base is not None and self.run.info.base.is_published)
+        return self.run.info.origin is not None or (self.run.info.base is not None and self.run.info.base.is_published)
 
     @property
     def parent(self) -> Parent:

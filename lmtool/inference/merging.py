@@ -11,9 +11,9 @@ from lmtool.inference.base import open_base
 from lmtool.inference.load import weights_of
 from lmtool.recipe.dump import dump
 from lmtool.records import encode
-from lmtool.run.creation import NewRun, create_run, unused_folder
-from lmtool.run.directory import BASELINE, EVALUATIONS, LINES, SPLIT, Run
-from lmtool.run.files import describe_environment, saved_state
+from lmtool.run.creation import create_run, unused_folder
+from lmtool.run.directory import BASELINE, EVALUATIONS, LINES, RECIPE, SPLIT, Run
+from lmtool.run.files import RunInfo, describe_environment, saved_state
 from lmtool.run.listing import SavedEvaluations, evaluations_of
 from lmtool.run.paths import remember
 from lmtool.run.saving import Snapshot
@@ -41,10 +41,10 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     plain = recipe.with_values({"tuning.lora": None})
     weights, state = weights_of(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
     state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best(old, step)}
-    kept = {**old.info.model_dump(include={"teacher", "data"}), "base": adapted.record()}
-    prints = old.info.fingerprints.model_dump()
-    new = NewRun(name, old.info.summary, dump(plain), adapted.tokenizer.files(), prints, **kept)
-    with filling(folder) as path, create_run(path, new) as run:
+    kept = {key: getattr(old.info, key) for key in ("summary", "fingerprints", "teacher", "data")}
+    info = RunInfo.new(recipe=name, **kept, base=adapted.record())
+    files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.files()}
+    with filling(folder) as path, create_run(path, info, files) as run:
         _keep(old, run, step)
         run.start(step=step, command=command, environment=describe_environment("cpu"))
         _keep_figures(old, run, step)

@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,10 +31,12 @@ from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.creation import NewRun, check_folder, create_run, unused_folder
+from lmtool.run.creation import check_folder, create_run, unused_folder
+from lmtool.run.directory import RECIPE
+from lmtool.run.files import RunInfo
 from lmtool.run.paths import INFO, remember
 from lmtool.run.saving import Snapshot
-from lmtool.run.tensors import Deferred
+from lmtool.run.tensors import MadeTensors
 from lmtool.tokenization.tokenizer import Tokenizer
 
 COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
@@ -131,21 +132,16 @@ def _write(
     family, described = describe(source)
     tokenizer = _tokenizer(source, described)
     recipe = _recipe(source, described, tokenizer, reference)
-    weights = _deferred(source, _weights(source, family, described, recipe), family, recipe, report)
-    with filling(folder) as new:
-        run = create_run(
-            new,
-            NewRun(
-                name=_name(reference),
-                summary=_summary(recipe),
-                recipe=dump(recipe),
-                tokenizer=tokenizer.files(),
-                fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
-                origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
-            ),
-        )
-        with run:
-            run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
+    weights = _made(source, _weights(source, family, described, recipe), family, recipe, report)
+    info = RunInfo.new(
+        recipe=_name(reference),
+        summary=_summary(recipe),
+        fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
+        origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
+    )
+    files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
+    with filling(folder) as new, create_run(new, info, files) as run:
+        run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
 def describe(source: Source) -> tuple[Family, Described]:
@@ -258,10 +254,8 @@ def _weights(source: Source, family: Family, described: Described, recipe: Recip
     return [*body, *(Weight(name, (name,)) for name in source.head_names)]
 
 
-def _deferred(
-    source: Source, weights: Sequence[Weight], family: Family, recipe: Recipe, report: Report
-) -> dict[str, Deferred]:
-    """The weights of the run, each read when it is written.
+def _made(source: Source, weights: Sequence[Weight], family: Family, recipe: Recipe, report: Report) -> MadeTensors:
+    """The weights of the run, each made when it is written.
 
     Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
@@ -282,17 +276,19 @@ def _deferred(
         if not source.head_names:
             raise AssertionError(f"{family.model_type}: {odd}")
         raise _unfit(source, f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
-    total = sum(4 * outlines[weight.ours].numel() for weight in weights)
-    done = 0
+    total, done = sum(4 * outline.numel() for outline in outlines.values()), 0
 
-    def read(weight: Weight) -> Tensor:
+    by_name = {weight.ours: weight for weight in weights}
+
+    def make(name: str) -> Tensor:
         nonlocal done
+        weight = by_name[name]
         tensors = [source.read(stored[name]) for name in weight.theirs]
         try:
             made = weight.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
             raise _unfit(source, f"{plain(weight.theirs[0])[:100]}: {plain(str(error))[:80]}") from error
-        shape, wanted = tuple(made.shape), tuple(outlines[weight.ours].shape)
+        shape, wanted = tuple(made.shape), tuple(outlines[name].shape)
         if shape != wanted:
             named = plain(", ".join(weight.theirs))[:100]
             raise _unfit(source, f"{named} is {_by(shape)}, not {_by(wanted)}")
@@ -302,10 +298,7 @@ def _deferred(
         report("importing", done, total)
         return made.float().contiguous()
 
-    return {
-        weight.ours: Deferred(torch.float32, tuple(outlines[weight.ours].shape), partial(read, weight))
-        for weight in weights
-    }
+    return MadeTensors(outlines, make)
 
 
 def _outline(recipe: Recipe) -> dict[str, Tensor]:

@@ -5,58 +5,26 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from lmtool import durable
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.directory import CHECKPOINTS, FILES, RECIPE, Run, writing
-from lmtool.run.files import FORMAT, RunInfo, now
+from lmtool.run.directory import CHECKPOINTS, FILES, Run, writing
+from lmtool.run.files import RunInfo
 from lmtool.run.lock import LOCK_FILE, RunLock, is_held
 from lmtool.run.paths import INFO, runs_root
 
 
-@dataclass(frozen=True)
-class NewRun:
-    """What describes a new run.
-
-    name: the recipe's.
-    summary: one line on the model, for `lmtool runs ls`.
-    recipe: the resolved recipe as YAML.
-    tokenizer: the content of its files by name, tokenizer.json first.
-    fingerprints: of "data" and "tokenizer", compared on resume.
-    base, teacher: the runs and checkpoints that it is initialised and distilled from, if any.
-    origin: where it was imported from, if it was.
-    data: what is told of the training data.
-    """
-
-    name: str
-    summary: str
-    recipe: str
-    tokenizer: Mapping[str, bytes]
-    fingerprints: Mapping[str, str]
-    base: Mapping[str, object] | None = None
-    teacher: Mapping[str, object] | None = None
-    origin: Mapping[str, object] | None = None
-    data: Mapping[str, object] | None = None
-
-    def info(self) -> RunInfo:
-        """The content of run.json."""
-        same = {key: getattr(self, key) for key in ("summary", "base", "teacher", "origin", "data")}
-        fixed = {"format": FORMAT, "recipe": self.name, "created": now(), "sessions": []}
-        return RunInfo.model_validate({**fixed, **same, "fingerprints": dict(self.fingerprints)})
-
-
-def create_run(folder: Path | None, new: NewRun, retry: bool = False) -> Run:
+def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], retry: bool = False) -> Run:
     """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
+    info: as of `RunInfo.new`. files: what else it begins with, by name: recipe.yaml, and the files of its tokenizer.
     retry: see `check_folder`, which says what is raised.
     """
     check_folder(folder, retry)
-    path = folder or unused_folder(new.name)
-    info = new.info()
+    path = folder or unused_folder(info.recipe)
     with writing(path):
         path.mkdir(parents=True, exist_ok=folder is not None)
         lock = RunLock(path)
@@ -65,8 +33,7 @@ def create_run(folder: Path | None, new: NewRun, retry: bool = False) -> Run:
             if retry and _is_aborted(path):
                 _clear(path)
             _refuse_used(path, retry, locked=True)
-            durable.write_new(path / RECIPE, new.recipe.encode())
-            for file, content in new.tokenizer.items():
+            for file, content in files.items():
                 durable.write_new(path / file, content)
             (path / CHECKPOINTS).mkdir()
             durable.replace(path / INFO, info.sealed())

@@ -114,11 +114,6 @@ class Run:
         return self.path / RECIPE
 
     @property
-    def origin(self) -> files.Imported | None:
-        """Where it was imported from; None for a run that was trained here."""
-        return self.info.origin
-
-    @property
     def last_started(self) -> str:
         """When it was last started or resumed, ISO 8601 in UTC."""
         sessions = self.info.sessions
@@ -132,7 +127,7 @@ class Run:
         """
         if is_held(self.path):
             return "running"
-        if self.origin is not None:
+        if self.info.origin is not None:
             return "imported"
         sessions = self.info.sessions
         return "finished" if sessions and sessions[-1].outcome == "finished" else "stopped"

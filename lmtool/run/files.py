@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
 
@@ -98,7 +98,11 @@ class Session(FileModel):
 class RunInfo(SealedModel):
     """The content of run.json.
 
-    recipe: its name. base, teacher: what it is initialised and distilled from, if anything.
+    recipe: its name.
+    summary: one line on the model, for `lmtool runs ls`.
+    fingerprints: compared on resume.
+    base, teacher: what it is initialised and distilled from, if anything.
+    origin: where it was imported from; None for a run that was trained here.
     """
 
     format: Literal[1]
@@ -111,6 +115,12 @@ class RunInfo(SealedModel):
     origin: Imported | None = None
     data: ToldData | None = None
     sessions: list[Session]
+
+    @classmethod
+    def new(cls, **content: object) -> Self:
+        """Of a run that is created now, without sessions. content: all other fields that it has."""
+        fixed = {"format": FORMAT, "created": now(), "sessions": []}
+        return cls.model_validate({**dict.fromkeys(cls.model_fields), **fixed, **content})
 
 
 class Validated(SealedModel):
@@ -232,7 +242,14 @@ class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
 
 
 class BaselineFigures(FileModel):
-    """Results of simple models, as in `lmtool.tables.baseline.Baseline`."""
+    """Results of two simple models on the rows of a table that a run is measured on; see `lmtool.tables.baseline`.
+
+    metric: its name among the figures of a run; micro_f1 for several labels, mse for numbers.
+    constant: of the most frequent class or label, or the mean, for every row.
+    linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
+    part: of the rows, as in `tables.tasks.results.Results`.
+    fitted: rows that the linear model was fitted to, of `rows` training rows.
+    """
 
     kind: Literal["class", "multi", "number", "tags"]
     part: str

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     # torch takes seconds to import
     from torch import Tensor
 
-    from lmtool.run.tensors import Deferred
-
-    Tensors = Mapping[str, Tensor | Deferred]
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -40,8 +36,8 @@ class Snapshot:
     """
 
     step: int
-    model: "Tensors"
-    optimizer: "Tensors"
+    model: "Mapping[str, Tensor]"
+    optimizer: "Mapping[str, Tensor]"
     state: Mapping[str, object]
     best_step: int | None = None
 

@@ -5,10 +5,8 @@ JSON header and then the bytes (https://github.com/huggingface/safetensors#forma
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -35,32 +33,40 @@ _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True)
-class Deferred:
-    """A tensor of known type and shape that is read when it is written."""
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for.
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    read: Callable[[], Tensor]
+    outlines: their types and shapes, as tensors without storage.
+    """
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return self.dtype.itemsize
+    def __init__(self, outlines: Mapping[str, Tensor]) -> None:
+        self.outlines = outlines
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return math.prod(self.shape) * self.itemsize
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.outlines)
+
+    def __len__(self) -> int:
+        return len(self.outlines)
 
 
-def check(tensors: Mapping[str, Tensor | Deferred]) -> None:
+class MadeTensors(LazyTensors):
+    """Those that `make` makes, of these outlines."""
+
+    def __init__(self, outlines: Mapping[str, Tensor], make: Callable[[str], Tensor]) -> None:
+        super().__init__(outlines)
+        self._make = make
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._make(name)
+
+
+def check(tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError when these tensors cannot be saved: tied to each other, or of a type the format lacks."""
     owners: dict[tuple[torch.device, int], str] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in outlines(tensors).items():
         if tensor.dtype not in _NAMES:
             raise ValueError(f"tensor {name!r} has the type {tensor.dtype}, which checkpoints do not support")
-        if isinstance(tensor, Deferred):
+        if tensor.is_meta:
             continue
         owner = owners.setdefault((tensor.device, tensor.data_ptr()), name)
         if owner != name and tensor.numel():
@@ -72,41 +78,35 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def serialise(
-    tensors: Mapping[str, Tensor | Deferred], metadata: Mapping[str, str] | None = None
-) -> Iterator[bytes | memoryview]:
+def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, one tensor at a time in CPU memory."""
     # Wide dtypes first, as in the library, so that every tensor is aligned.
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    of = outlines(tensors)
+    names = sorted(of, key=lambda name: (-of[name].itemsize, name))
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
-        start, end = end, end + tensors[name].nbytes
-        header[name] = {
-            "dtype": _NAMES[tensors[name].dtype],
-            "shape": list(tensors[name].shape),
-            "data_offsets": [start, end],
-        }
+        start, end = end, end + of[name].nbytes
+        header[name] = {"dtype": _NAMES[of[name].dtype], "shape": list(of[name].shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
-        tensor = tensors[name]
-        whole = tensor.read() if isinstance(tensor, Deferred) else tensor
-        flat = whole.detach().to("cpu").contiguous().reshape(-1)
+        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
         if flat.numel():
             yield flat.view(torch.uint8).numpy().data
 
 
-class SavedTensors(Mapping[str, Tensor]):
-    """The tensors of safetensors files by name, each read when it is asked for, in CPU memory.
+class SavedTensors(LazyTensors):
+    """The tensors of safetensors files, in CPU memory.
 
     Of a tensor that several files have, each holds rows, one file after the other.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises CheckpointError when a file is not one, or has not the rows of the others' tensors."""
-        self._outlines: dict[str, Tensor] = {}
+        whole: dict[str, Tensor] = {}
+        super().__init__(whole)
         # files, the name in them, and where in the tensor their rows end
         self._held: dict[str, list[tuple[Any, str, int]]] = {}
         for path in paths:
@@ -117,11 +117,11 @@ class SavedTensors(Mapping[str, Tensor]):
                 raise _unreadable(path, f"cannot be read: {str(error).splitlines()[0]}") from error
             for name, outline in outlines.items():
                 if name in self._held:
-                    before = self._outlines[name]
+                    before = whole[name]
                     if not outline.ndim or (before.shape[1:], before.dtype) != (outline.shape[1:], outline.dtype):
                         raise _unreadable(path, f"has no rows of {name!r:.80} as other files have")
                     outline = outline.new_empty(len(before) + len(outline), *outline.shape[1:])
-                self._outlines[name] = outline
+                whole[name] = outline
                 self._held.setdefault(name, []).append((file, name, len(outline) if outline.ndim else 0))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -132,32 +132,21 @@ class SavedTensors(Mapping[str, Tensor]):
             return whole
         return self.rows(name, slice(None))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    @property
-    def outlines(self) -> Mapping[str, Tensor]:
-        """Types and shapes of the tensors, as such without storage."""
-        return self._outlines
-
     def rows(self, name: str, rows: slice) -> Tensor:
         """Consecutive rows of a tensor, from those files only that have some of them."""
-        start, stop, _ = rows.indices(len(self._outlines[name]))
+        outline = self.outlines[name]
+        start, stop, _ = rows.indices(len(outline))
         parts, first = [], 0
         for file, key, end in self._held[name]:
             if start < end and stop > first:
                 parts.append(file.get_slice(key)[max(start, first) - first : min(stop, end) - first])
             first = end
-        no_rows = self._outlines[name].new_empty(0, *self._outlines[name].shape[1:], device="cpu")
-        return torch.cat(parts) if parts else no_rows
+        return torch.cat(parts) if parts else outline.new_empty(0, *outline.shape[1:], device="cpu")
 
     def below(self, prefix: str) -> Self:
         """Those whose names begin so, without this beginning."""
         part = copy(self)
-        part._outlines, part._held = _below(self._outlines, prefix), _below(self._held, prefix)
+        part.outlines, part._held = _below(self.outlines, prefix), _below(self._held, prefix)
         return part
 
 
@@ -172,7 +161,7 @@ def _below(values: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:
 
 def outlines(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Tensors of the same types and shapes, without storage where these are still to be read."""
-    return tensors.outlines if isinstance(tensors, SavedTensors) else tensors
+    return tensors.outlines if isinstance(tensors, LazyTensors) else tensors
 
 
 def rows_of(tensors: Mapping[str, Tensor], name: str, rows: slice) -> Tensor:

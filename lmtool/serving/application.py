@@ -23,7 +23,7 @@ from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import POLICY, as_page
 from lmtool.serving.protocol import Body, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, parse
 from lmtool.serving.scheduler import Progress
-from lmtool.serving.service import ApiRequest, ClientAnswer, Service
+from lmtool.serving.service import ClientAnswer, Service
 
 MAX_BODY = 4 << 20
 """Maximum bytes of a body."""
@@ -74,15 +74,14 @@ class Application:
         errors = (HTTPException, ClientDisconnect, ApiError, LmtoolError, Exception)
         self.app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _explained))
 
-    async def _text(self, kind: type[Body], read: Callable[[Any], ApiRequest], request: Request) -> Response:
-        """Generated texts, as a stream or whole. read: makes the request of a body."""
+    async def _text(self, kind: type[Body], read: Callable[[Any], ClientAnswer], request: Request) -> Response:
+        """Generated texts, as a stream or whole. read: makes the answer to a body, without a text yet."""
         body = await self._body(request, kind)
-        api_request = await self._prepared(request, read, body)
+        answer = await self._prepared(request, read, body)
         if self._logs_prompts:
             log.info("asked: %s", body.model_dump_json(exclude_none=True))
-        answer = ClientAnswer(self._service, api_request)
         async with AsyncExitStack() as stack:
-            updates = await stack.enter_async_context(self._service.scheduler.generate(api_request.generation))
+            updates = await stack.enter_async_context(self._service.scheduler.generate(answer.generation))
             if body.stream:
                 return Events(_lines(answer, updates), stack.pop_all())
 

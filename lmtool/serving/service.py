@@ -45,35 +45,6 @@ Tokenized = TypeVar("Tokenized", TextRow, EncodedRow)
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class ApiRequest:
-    """A request for text.
-
-    body: as the client sent it.
-    generation: what is generated for it.
-    echoed: the texts of the prompts, where they are part of the answer.
-    """
-
-    body: CompletionBody | ChatBody
-    generation: GenerationRequest
-    echoed: tuple[str, ...] | None = None
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether it is answered by messages."""
-        return isinstance(self.body, ChatBody)
-
-    @property
-    def echo_only(self) -> bool:
-        """Whether nothing but the prompt is told."""
-        return self.body.max_tokens == 0
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the log-probabilities of tokens are told."""
-        return bool(self.body.logprobs) if self.is_chat else self.body.logprobs is not None
-
-
 class Service:
     """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text."""
 
@@ -113,8 +84,8 @@ class Service:
         if name is not None and name != self.name:
             raise BadRequest(404, f"the model served here is {self.name}", param="model", code="model_not_found")
 
-    def completion(self, body: CompletionBody) -> ApiRequest:
-        """A request for completions. Raises BadRequest, and UsageError for a prompt that cannot be read."""
+    def completion(self, body: CompletionBody) -> "ClientAnswer":
+        """The answer to come, of completions. Raises BadRequest, and UsageError for a prompt that cannot be read."""
         self._check_generates()
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         inputs = cast(list[str | list[int]], [body.prompt] if is_one else body.prompt)
@@ -131,10 +102,10 @@ class Service:
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
         most = 1 if echo_only else self._most(body.max_tokens, SHORT)
         generation = self._generation(body, self.loaded.prompt_format, prompts, most, body.logprobs or 0)
-        return ApiRequest(body, replace(generation, wants_prompt=wants_prompt), echoed)
+        return ClientAnswer(self, body, replace(generation, wants_prompt=wants_prompt), echoed)
 
-    def conversation(self, body: ChatBody) -> ApiRequest:
-        """A request for an answer. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
+    def conversation(self, body: ChatBody) -> "ClientAnswer":
+        """The answer to come, of messages. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
         self._check_generates()
         if self.chat is None:
             format_of(self.loaded)
@@ -155,7 +126,7 @@ class Service:
         most = self._most(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
         most = most if context is None else min(most, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
-        return ApiRequest(body, self._generation(body, prompt_format, prompts, most, body.top_logprobs or 0))
+        return ClientAnswer(self, body, self._generation(body, prompt_format, prompts, most, body.top_logprobs or 0))
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
@@ -285,20 +256,33 @@ class _Choice:
 
 
 class ClientAnswer:
-    """The answer to a request for text, as its tokens come: events of a stream, or all at the end."""
+    """The answer to a request for text, as its tokens come: events of a stream, or all at the end.
 
-    def __init__(self, service: Service, request: ApiRequest) -> None:
-        self._request, self._generation = request, request.generation
+    generation: what is generated for it. wants_usage: a last event of a stream counts the tokens.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        body: CompletionBody | ChatBody,
+        generation: GenerationRequest,
+        echoed: tuple[str, ...] | None = None,
+    ) -> None:
+        """echoed: the texts of the prompts, where they are part of it."""
+        self.generation, self._echoed = generation, echoed
         self._tokenizer = service.loaded.tokenizer
-        self.wants_usage = request.body.wants_usage
+        self.wants_usage = body.wants_usage
+        self._is_chat = isinstance(body, ChatBody)
+        self._is_echo = body.max_tokens == 0  # nothing but the prompt is told
+        self._wants_logprobs = bool(body.logprobs) if self._is_chat else body.logprobs is not None
         self._head = {
-            "id": f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": service.name,
             "system_fingerprint": service.fingerprint,
-            "seed": self._generation.settings.seed,
+            "seed": self.generation.settings.seed,
         }
-        self._choices = [_Choice() for _ in range(len(self._generation.prompts) * self._generation.n)]
+        self._choices = [_Choice() for _ in range(len(self.generation.prompts) * self.generation.n)]
         self._n_generated = 0
 
     def events(self, progress: Progress) -> Iterator[dict[str, Any]]:
@@ -309,7 +293,7 @@ class ClientAnswer:
         if not (choice.text or choice.tokens or choice.finish or is_first):
             return
         delta = {"role": "assistant", "content": choice.text} if is_first else {"content": choice.text}
-        event = self._choice(progress.index, {"delta": delta} if self._request.is_chat else {"text": choice.text})
+        event = self._choice(progress.index, {"delta": delta} if self._is_chat else {"text": choice.text})
         choice.text, choice.tokens = "", []
         yield self._object(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
 
@@ -324,42 +308,42 @@ class ClientAnswer:
     def _whole(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return self._choice(index, {"message": message} if self._request.is_chat else {"text": choice.text})
+        return self._choice(index, {"message": message} if self._is_chat else {"text": choice.text})
 
     def _choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
         choice = self._choices[index]
         return {"index": index, **content, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
 
     def _object(self, part: str, **more: Any) -> dict[str, Any]:
-        kind = f"chat.completion{part}" if self._request.is_chat else "text_completion"
+        kind = f"chat.completion{part}" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, **more}
 
     def _usage(self) -> dict[str, int]:
-        n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self._generation.prompts)
+        n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self.generation.prompts)
         n_generated = self._n_generated
         return {"prompt_tokens": n_read, "completion_tokens": n_generated, "total_tokens": n_read + n_generated}
 
     def add(self, progress: Progress) -> None:
         """Take one more token: its text, and what is told of it; with the first one also of those of the prompt."""
-        request, event, choice = self._request, progress.event, self._choices[progress.index]
-        prompt, echoed = progress.index // self._generation.n, ""
+        event, choice = progress.event, self._choices[progress.index]
+        prompt, echoed = progress.index // self.generation.n, ""
         if not choice.begun:
-            echoed = "" if request.echoed is None else request.echoed[prompt]
-            if self._generation.wants_prompt:
-                choice.tokens = self._of_prompt(self._generation.prompts[prompt].tokens[0], progress.read)
-        text = "" if request.echo_only else progress.text
-        if request.is_chat and not choice.length:
+            echoed = "" if self._echoed is None else self._echoed[prompt]
+            if self.generation.wants_prompt:
+                choice.tokens = self._of_prompt(self.generation.prompts[prompt].tokens[0], progress.read)
+        text = "" if self._is_echo else progress.text
+        if self._is_chat and not choice.length:
             text = text.lstrip()
-        if not request.echo_only:
+        if not self._is_echo:
             self._n_generated += 1
-            if request.wants_logprobs and event.finish != "end":
+            if self._wants_logprobs and event.finish != "end":
                 offset = choice.length + len(echoed)
                 choice.tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset))
         choice.begun = True
         choice.text += echoed + text
         choice.length += len(echoed) + len(text)
         if progress.completion is not None:
-            choice.finish = "length" if request.echo_only else _FINISH[progress.completion.finish_reason]
+            choice.finish = "length" if self._is_echo else _FINISH[progress.completion.finish_reason]
 
     def _of_prompt(self, first: int, read: Sequence[Choice]) -> list[_Token]:
         """The tokens of a prompt; the first one has no probability."""
@@ -372,9 +356,9 @@ class ClientAnswer:
 
     def _logprobs(self, tokens: Sequence[_Token]) -> dict[str, Any] | None:
         """Log-probabilities as the API has them."""
-        if not self._request.wants_logprobs:
+        if not self._wants_logprobs:
             return None
-        if self._request.is_chat:
+        if self._is_chat:
             return {"content": [self._of_chat(one) for one in tokens], "refusal": None}
         piece = self._tokenizer.piece
         best = [{piece(other.token): other.logprob for other in one.alternatives} or None for one in tokens]

@@ -139,19 +139,6 @@ def complete_tags(names: Iterable[str]) -> set[str]:
     return {OUTSIDE, *(f"{begin}{of}" for of in types for begin in "BI")}
 
 
-def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Type, first word and word after the last of each entity, as conlleval reads tags."""
-    starts, _ = as_entities(tags)
-    entities: set[tuple[str, int, int]] = set()
-    first = 0
-    for i, tag in enumerate((*starts, OUTSIDE)):
-        if not tag.startswith("I-"):
-            if i and starts[i - 1] != OUTSIDE:
-                entities.add((starts[i - 1][2:], first, i))
-            first = i
-    return entities
-
-
 def as_answers(cell: Any, context: str) -> tuple[AnswerSpan, ...]:
     """The answers of a cell, none for a question without one. Raises CellFault.
 

@@ -5,7 +5,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.grammar import either
+from lmtool.run.files import BaselineFigures
 from lmtool.run.uncertainty import are_alike
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.labels import LabelKind, LabelMap
@@ -37,29 +37,8 @@ METRICS: Mapping[LabelKind, str] = {"class": "accuracy", "multi": "micro_f1", "n
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """Results of two simple models, on the rows that a run is measured on.
-
-    metric: its name in `Results`; micro_f1 for several labels, mse for numbers.
-    constant: of the most frequent class or label, or the mean, for every row.
-    linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
-    part: as in `Results`.
-    fitted: rows that the linear model was fitted to, of `rows` training rows.
-    """
-
-    kind: LabelKind
-    part: str
-    metric: str
-    constant: float
-    linear: float
-    features: str
-    fitted: int
-    rows: int
-
-    def record(self) -> dict[str, Any]:
-        """All fields by name, for JSON."""
-        return asdict(self)
+class Baseline(BaselineFigures):
+    """Results of two simple models, as lines for people."""
 
     def line(self) -> str:
         """The baseline as one line."""
@@ -98,7 +77,7 @@ def mean_line(baselines: Sequence[Baseline]) -> str:
     """One line for the baselines of several runs on one table, whose held-out rows differ: their means."""
     figures = np.array([(one.constant, one.linear) for one in baselines])
     constant, linear = figures.mean(0).tolist()
-    return replace(baselines[0], constant=constant, linear=linear).line()
+    return baselines[0].model_copy(update={"constant": constant, "linear": linear}).line()
 
 
 def measure_baseline(train: LabelledTexts, rows: LabelledTexts, part: str) -> Baseline:
@@ -106,9 +85,14 @@ def measure_baseline(train: LabelledTexts, rows: LabelledTexts, part: str) -> Ba
 
     Both have labels. Raises nothing for texts or labels that cannot be learned: there the constant is the baseline.
     """
+    kind = cast(LabelMap, train.labels).kind
+    measured = _of_tags(train, rows) if kind == "tags" else _of_texts(train, rows)
+    return Baseline.model_validate({"kind": kind, "part": part, "rows": len(train), **measured})
+
+
+def _of_texts(train: LabelledTexts, rows: LabelledTexts) -> dict[str, Any]:
+    """What the most frequent label reaches, or the mean of numbers, and a linear model."""
     labels = cast(LabelMap, train.labels)
-    if labels.kind == "tags":
-        return _of_tags(train, rows, part)
     fitted = random.Random(0).sample(train.items, min(MOST_ROWS, len(train)))
     truth_RC, fitted_RC = _targets(rows.items, labels), _targets(fitted, labels)
     mean_C = _targets(train.items, labels).mean(0)
@@ -119,11 +103,11 @@ def measure_baseline(train: LabelledTexts, rows: LabelledTexts, part: str) -> Ba
     constant = _metric(truth_RC, np.tile(constant_C, (len(truth_RC), 1)), labels.kind)
     scores_RC = _linear(texts, fitted_RC, others, labels.kind, words)
     linear = constant if scores_RC is None else _metric(truth_RC, scores_RC, labels.kind)
-    features = "words and pairs" if words else "character n-grams"
-    return Baseline(labels.kind, part, METRICS[labels.kind], constant, linear, features, len(fitted), len(train))
+    features, metric = "words and pairs" if words else "character n-grams", METRICS[labels.kind]
+    return {"metric": metric, "constant": constant, "linear": linear, "features": features, "fitted": len(fitted)}
 
 
-def _of_tags(train: LabelledTexts, rows: LabelledTexts, part: str) -> Baseline:
+def _of_tags(train: LabelledTexts, rows: LabelledTexts) -> dict[str, Any]:
     """What the most frequent tag of all words reaches, and that of each word, where the training rows have it."""
     counts: dict[str, Counter[str]] = {}
     for item in train.items:
@@ -144,7 +128,7 @@ def _of_tags(train: LabelledTexts, rows: LabelledTexts, part: str) -> Baseline:
         for tags in (one_tag, by_word)
     )
     features = "the most frequent tag of each word"
-    return Baseline("tags", part, metric, constant, lexical, features, len(train), len(train))
+    return {"metric": metric, "constant": constant, "linear": lexical, "features": features, "fitted": len(train)}
 
 
 def _tags(item: LabelledText) -> tuple[str, ...]:

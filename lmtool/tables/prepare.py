@@ -24,7 +24,7 @@ from lmtool.tables.findings import find_in_tables
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.notices import Notice
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
-from lmtool.tables.split import restore_split, split_rows
+from lmtool.tables.split import divide, hold_out
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.task import Task
 from lmtool.tables.tasks.text_to_text import as_answer, as_source
@@ -291,8 +291,8 @@ def _read(
     if task.valid:
         parts["validation"] = read_beside(task.valid)
     elif data.valid_fraction:
-        divided = restore_split(texts, split) if split else split_rows(texts, data.valid_fraction, recipe.seed)
-        parts, kept = {"train": divided.train, "validation": divided.test}, divided.held_rows()
+        kept = split or hold_out(texts, data.valid_fraction, recipe.seed)
+        parts["train"], parts["validation"] = divide(texts, kept)
     if task.test:
         parts["test"] = read_beside(task.test)
     return _Read(task, parts, notices, kept)

@@ -1,6 +1,5 @@
 """Holding out a part of a table: stratified, seeded, and restored from what a run saved."""
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -12,20 +11,7 @@ from lmtool.run.files import HeldRows
 from lmtool.tables.reading import LabelledTexts, count_labels
 
 
-@dataclass(frozen=True)
-class Split:
-    """The two parts of a table."""
-
-    train: LabelledTexts
-    test: LabelledTexts
-
-    def held_rows(self) -> HeldRows:
-        """The row numbers of both parts, to be saved with a run."""
-        train, test = ([item.row for item in part.items] for part in (self.train, self.test))
-        return HeldRows(table=self.train.table.source, train=train, test=test)
-
-
-def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
+def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> HeldRows:
     """Hold out a part for testing, stratified and seeded; the same rows whenever table, fraction and seed are the same.
 
     About `fraction` of the rows of each stratum are held out: at least one row of each stratum with two or more texts,
@@ -59,22 +45,20 @@ def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
         what = "no row can be held out for testing: all have the same text"
         fix = "add rows, or name a test table with --test"
         raise DataError(what, where=display(examples.table.path), fix=fix)
-    return _parts(examples, held)
+    train = [item.row for i, item in enumerate(examples.items) if i not in held]
+    test = [examples.items[i].row for i in sorted(held)]
+    return HeldRows(table=examples.table.source, train=train, test=test)
 
 
-def restore_split(examples: LabelledTexts, saved: HeldRows) -> Split:
-    """The parts of `Split.held_rows`, of the same table. Raises CheckpointError when the rows are not the same."""
+def divide(examples: LabelledTexts, held: HeldRows) -> tuple[LabelledTexts, LabelledTexts]:
+    """The rows for training and those held out. Raises CheckpointError when they are not all rows of the table."""
     rows = {item.row: i for i, item in enumerate(examples.items)}
-    if len(saved.train) + len(saved.test) == len(rows) and {*saved.train, *saved.test} == rows.keys():
-        return _parts(examples, {rows[row] for row in saved.test})
+    if len(held.train) + len(held.test) == len(rows) and {*held.train, *held.test} == rows.keys():
+        train, test = (examples.take(sorted(rows[row] for row in part)) for part in (held.train, held.test))
+        return train, test
     what = "the saved split does not fit the table"
     fix = "put the table back as it was, or start a new run"
     raise CheckpointError(what, where=display(examples.table.path), fix=fix)
-
-
-def _parts(examples: LabelledTexts, held: set[int]) -> Split:
-    train = examples.take([i for i in range(len(examples)) if i not in held])
-    return Split(train, examples.take(sorted(held)))
 
 
 def _strata(examples: LabelledTexts) -> list[Any]:

@@ -51,7 +51,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         reference = str(run.path)
     named = find(reference)
     run = named.run
-    if run.origin is not None:
+    if run.info.origin is not None:
         fix = "train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN"
         raise CheckpointError("an imported model has no training to resume", where=str(run.path), fix=fix)
     written, doubts = written_recipe(named)

@@ -26,9 +26,9 @@ from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.records import encode
-from lmtool.run.creation import NewRun, check_folder, create_run
-from lmtool.run.directory import BASELINE, LINES, SPLIT, Run
-from lmtool.run.files import describe_environment
+from lmtool.run.creation import check_folder, create_run
+from lmtool.run.directory import BASELINE, LINES, RECIPE, SPLIT, Run
+from lmtool.run.files import RunInfo, describe_environment
 from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import TableData
 from lmtool.training.data import TextData, TrainingData, read_text
@@ -190,24 +190,17 @@ def _created(
 ) -> Run:
     """A new run directory."""
     tokenizer = data.prompt_format.tokenizer
-    return create_run(
-        invocation.output,
-        NewRun(
-            name=resolved.name,
-            summary=summary(data.recipe),
-            recipe=dump(data.recipe),
-            tokenizer=tokenizer.files(),
-            fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
-            base=None if sources.base is None else sources.base.record(),
-            teacher=None if sources.teacher is None else sources.teacher.record(),
-            data={
-                "lines": list(lines),
-                "bytes_per_token": data.bytes_per_token,
-                "valid_rows": data.n_valid if isinstance(data, TableData) else None,
-            },
-        ),
-        retry=invocation.retry,
+    valid_rows = data.n_valid if isinstance(data, TableData) else None
+    info = RunInfo.new(
+        recipe=resolved.name,
+        summary=summary(data.recipe),
+        fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
+        base=sources.base and sources.base.record(),
+        teacher=sources.teacher and sources.teacher.record(),
+        data={"lines": list(lines), "bytes_per_token": data.bytes_per_token, "valid_rows": valid_rows},
     )
+    files = {RECIPE: dump(data.recipe).encode(), **tokenizer.files()}
+    return create_run(invocation.output, info, files, invocation.retry)
 
 
 def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
@@ -216,13 +209,12 @@ def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
         return
     kept = run.saved_baselines
     if kept is not None:
-        data.baselines = {name: Baseline(**figures.model_dump()) for name, figures in kept.root.items()}
+        data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
         data.measure_baselines()
         if data.baselines:
-            write_file(
-                run.path / BASELINE, encode({name: baseline.record() for name, baseline in data.baselines.items()})
-            )
+            figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
+            write_file(run.path / BASELINE, encode(figures))
     for name, baseline in data.baselines.items():
         yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
 

@@ -8,9 +8,9 @@ import torch
 
 from lmtool.checks.runs import verify_run
 from lmtool.records import encode, sealed
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
-from lmtool.run.files import Validated
+from lmtool.run.files import RunInfo, Validated
 from lmtool.run.lines import KnownLines
 from lmtool.run.saving import Snapshot
 
@@ -45,7 +45,8 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prints = {"data": "d0", "tokenizer": "t0"}
     with create_run(
         tmp_path / "run",
-        NewRun(name="tiny", summary="", recipe="", tokenizer={"tokenizer.json": b"{}"}, fingerprints=prints),
+        RunInfo.new(recipe="tiny", summary="", fingerprints=prints),
+        {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     ) as run:
         run.start(step=0, command=["lmtool"], environment={})
         for step in (1, 2):

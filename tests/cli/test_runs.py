@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 import lmtool
 from lmtool.cli.commands.runs import app
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
+from lmtool.run.files import RunInfo
 from lmtool.run.saving import Snapshot
 
 
@@ -29,13 +30,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(runs: Path) -> Run:
     with create_run(
         runs / "first",
-        NewRun(
-            name="[red]tiny[/red]",
+        RunInfo.new(
+            recipe="[red]tiny[/red]",
             summary="decoder\t\x1b[31m",
-            recipe="seed: 1\n",
-            tokenizer={"tokenizer.json": b"{}"},
             fingerprints={"data": "d0", "tokenizer": "t0"},
         ),
+        {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"},
     ) as run:
         run.start(step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None})
         run.metrics.append({"step": 1500, "valid_loss": 1.25})
@@ -183,13 +183,12 @@ def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.
 def test_old_runs_are_removed(run: Run, runs: Path) -> None:
     other = create_run(
         runs / "other",
-        NewRun(
-            name="tiny",
+        RunInfo.new(
+            recipe="tiny",
             summary="",
-            recipe="",
-            tokenizer={"tokenizer.json": b"{}"},
             fingerprints={"data": "", "tokenizer": ""},
         ),
+        {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     )
     other.release()
     assert removing("--older-than", "1h", "--yes") == ("", "no runs older than 1h\n")

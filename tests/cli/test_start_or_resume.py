@@ -9,8 +9,9 @@ import pytest
 
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run.checkpoint import listed
-from lmtool.run.creation import NewRun, check_folder, create_run, is_begun
+from lmtool.run.creation import check_folder, create_run, is_begun
 from lmtool.run.directory import Run
+from lmtool.run.files import RunInfo
 from tests.cli.conftest import CommandLine, contents
 from tests.errors import refuses
 from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
@@ -132,9 +133,8 @@ def test_the_run_of_another_process_that_began_meanwhile(work: Work, is_held: bo
 
 def create(folder: Path) -> Run:
     fingerprints = {"data": "", "tokenizer": ""}
-    return create_run(
-        folder, NewRun(name="r", summary="", recipe="", tokenizer={}, fingerprints=fingerprints), retry=True
-    )
+    info = RunInfo.new(recipe="r", summary="", fingerprints=fingerprints)
+    return create_run(folder, info, {"recipe.yaml": b""}, retry=True)
 
 
 @pytest.mark.system

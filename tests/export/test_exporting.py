@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,7 @@ def test_exports(case: str, tmp_path: Path, told: list[str]) -> None:
     architecture, recipe, kind = CASES[case]
     run = made(tmp_path / "run", recipe, tokenizer_of(kind))
     exported = export(str(run), tmp_path / "out")
-    assert exported.published.architecture == architecture
+    assert exported.architecture == architecture
     loaded = load_run(str(run))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=False)
     peer = opened(tmp_path / "out", recipe)
@@ -495,13 +496,13 @@ def test_shipped_recipes(name: str) -> None:
             update={"model": Transformer.model_validate({**recipe.model.model_dump(), **small}, strict=False)}
         )
     expected = SHIPPED.get(name, "model.kind")
-    open_run: Any = None
+    open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None))
     base = Base(open_run, open_run, recipe, tokenizer_of(), ())
     if "." not in expected:
-        assert exporting.expressed(base, None).family.model_type == expected
+        assert exporting.expressed(base).family.model_type == expected
         return
     with pytest.raises(UsageError) as refusal:
-        exporting.expressed(base, None)
+        exporting.expressed(base)
     assert expected in str(refusal.value.where)
 
 

@@ -186,7 +186,7 @@ OWN = {
 def test_what_a_class_expresses_is_of_that_class(body: str, tmp_path: Path, bases: Bases) -> None:
     dense, architecture = OWN[body]
     run = tuned(tmp_path, body, bases, head(**THREE, dense=dense))
-    assert export(str(run), tmp_path / "out").published.architecture == architecture
+    assert export(str(run), tmp_path / "out").architecture == architecture
     assert not (tmp_path / "out" / "head.safetensors").exists()
 
 
@@ -194,7 +194,7 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> 
     """Also in another type, and in several files."""
     run = tuned(tmp_path, "bert", bases, head(**MEAN))
     exported = export(str(run), tmp_path / "out", dtype="bfloat16", shard=8_000)
-    assert exported.published.architecture == "BertModel"
+    assert exported.architecture == "BertModel"
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     assert config.id2label == {0: "bad", 1: "so so", 2: "good"}
     again, wanted = back(tmp_path / "out"), load_run(str(run), CPU)
@@ -283,7 +283,7 @@ def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
     run = tuned(tmp_path, body, bases, head("tagging", **TAGS, crf=crf))
     exported = export(str(run), tmp_path / "out")
     own = body in OWN and not crf
-    assert exported.published.architecture.endswith("ForTokenClassification") == own
+    assert exported.architecture.endswith("ForTokenClassification") == own
     table = tmp_path / "words.jsonl"
     table.write_text("\n".join(json.dumps({"tokens": words, "tags": ["O"] * len(words)}) for words in WORDS))
     wanted = [cells[0] for _, cells in predict(load_run(str(run), CPU), str(table)).rows]
@@ -302,7 +302,7 @@ def test_answers(body: str, threshold: float | None, tmp_path: Path, bases: Base
     spec = {"max_answer": 4, "stride": 5, "null_threshold": threshold}
     run = tuned(tmp_path, body, bases, head("question-answering", **spec))
     exported = export(str(run), tmp_path / "out")
-    assert exported.published.architecture.endswith("ForQuestionAnswering") == (body in OWN)
+    assert exported.architecture.endswith("ForQuestionAnswering") == (body in OWN)
     table = tmp_path / "asked.jsonl"
     table.write_text("\n".join(json.dumps({"question": q, "context": c, "answers": []}) for q, c in ASKED))
     wanted = list(predict(load_run(str(run), CPU), str(table)).rows)

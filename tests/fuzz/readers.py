@@ -32,9 +32,9 @@ from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, 
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import tensors
 from lmtool.run.checkpoint import FileEntry
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.files import Validated, saved_state
+from lmtool.run.files import RunInfo, Validated, saved_state
 from lmtool.run.saving import Snapshot
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled
@@ -351,13 +351,12 @@ def _run(folder: Path) -> Path:
     recipe = load("default", ["data.train=[a.txt]"]).recipe
     with create_run(
         folder / "run",
-        NewRun(
-            name="default",
+        RunInfo.new(
+            recipe="default",
             summary="decoder",
-            recipe=dump(recipe),
-            tokenizer={"tokenizer.json": b"{}"},
             fingerprints={"data": "d", "tokenizer": "t"},
         ),
+        {"recipe.yaml": dump(recipe).encode(), "tokenizer.json": b"{}"},
     ) as run:
         run.start(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
         for step in (1, 2):

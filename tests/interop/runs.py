@@ -15,7 +15,8 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokenizer
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
+from lmtool.run.files import RunInfo
 from lmtool.run.saving import Snapshot
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -69,14 +70,13 @@ def made(
             nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)
     with create_run(
         folder,
-        NewRun(
-            name="small",
+        RunInfo.new(
+            recipe="small",
             summary="a small model",
-            recipe=dump(recipe),
-            tokenizer=tokenizer.files(),
             fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
             base=None if found is None else found.record(),
         ),
+        {"recipe.yaml": dump(recipe).encode(), **tokenizer.files()},
     ) as run:
         run.save(Snapshot(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
     return folder

@@ -316,9 +316,9 @@ def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     peer_in(tmp_path / "model", "t5")
     run = Run.open(import_run(str(tmp_path / "model"), tmp_path / "mine", lambda *_: None))
     assert run.state == "imported"
-    assert run.origin is not None
-    assert run.origin.model_type == "t5"
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= run.origin.sha256.keys()
+    assert run.info.origin is not None
+    assert run.info.origin.model_type == "t5"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= run.info.origin.sha256.keys()
     assert load_run("last").run_path == run.path
 
 
@@ -470,7 +470,7 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
     first = imported("hf:some/model")
     assert imported("hf:some/model") == first
     assert asked == ["hf:some/model"]
-    origin = Run.open(first).origin
+    origin = Run.open(first).info.origin
     assert origin is not None
     assert (origin.reference, origin.revision) == ("hf:some/model", "c0ffee")
     assert imported("hf:some/model@v2") == first

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmtool.report.training import training_page, write_report
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
-from lmtool.run.files import Validated
+from lmtool.run.files import RunInfo, Validated
 from lmtool.run.history import History, differences, thinned
 from tests.report.test_page import HOSTILE, Elements
 
@@ -23,14 +23,13 @@ def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps
     """A run with losses 5 - step / 10, a validation every ten steps, and a sample beside it."""
     with create_run(
         folder / name,
-        NewRun(
-            name=text,
+        RunInfo.new(
+            recipe=text,
             summary=text,
-            recipe=RECIPE.format(kind=kind, seed=seed, train=json.dumps(text)),
-            tokenizer={"tokenizer.json": b"{}"},
             fingerprints={"data": text, "tokenizer": "t"},
             **info,
         ),
+        {"recipe.yaml": RECIPE.format(kind=kind, seed=seed, train=json.dumps(text)).encode(), "tokenizer.json": b"{}"},
     ) as run:
         run.start(step=0, command=["lmtool", text], environment={"torch": text, "gpu": None})
         for step in range(1, steps + 1):

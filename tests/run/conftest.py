@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
+from lmtool.run.files import RunInfo
 from lmtool.run.saving import Snapshot
 
 MakeRun = Callable[..., Run]
@@ -27,13 +28,12 @@ def make(runs: Path) -> MakeRun:
     ) -> Run:
         with create_run(
             folder,
-            NewRun(
-                name=name,
+            RunInfo.new(
+                recipe=name,
                 summary="decoder, 4 x 128",
-                recipe="seed: 1\n",
-                tokenizer={"tokenizer.json": b'{"kind": "char"}'},
                 fingerprints={"data": "d0", "tokenizer": "t0"},
             ),
+            {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b'{"kind": "char"}'},
         ) as run:
             run.start(step=0, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None})
             for step in steps:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from lmtool.run import checkpoint, tensors
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.files import RunInfo
 from lmtool.run.lock import is_held
 from lmtool.run.saving import Snapshot
 
@@ -33,13 +34,12 @@ def save(run: Run, step: int) -> None:
 def new_run(folder: Path) -> Run:
     run = create_run(
         folder,
-        NewRun(
-            name="r",
+        RunInfo.new(
+            recipe="r",
             summary="",
-            recipe="",
-            tokenizer={"tokenizer.json": b"{}"},
             fingerprints={"data": "", "tokenizer": ""},
         ),
+        {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     )
     run.start(step=0, command=[], environment={})
     return run

@@ -13,21 +13,19 @@ import torch
 
 from lmtool import __version__
 from lmtool.errors import CheckpointError, ResourceError, UsageError
-from lmtool.run.creation import NewRun, check_folder, create_run
+from lmtool.run.creation import check_folder, create_run
 from lmtool.run.directory import Run
-from lmtool.run.files import Validated, describe_environment
+from lmtool.run.files import RunInfo, Validated, describe_environment
 from lmtool.run.lock import RunLock
 from lmtool.run.saving import Snapshot
 from tests.errors import refuses
 from tests.run.conftest import MakeRun
 
-GIVEN: dict[str, Any] = {
-    "name": "tiny",
-    "summary": "",
-    "recipe": "seed: 1\n",
-    "tokenizer": {"tokenizer.json": b"{}"},
-    "fingerprints": {"data": "d0", "tokenizer": "t0"},
-}
+FILES = {"recipe.yaml": b"seed: 1\n", "tokenizer.json": b"{}"}
+
+
+def info(name: str = "tiny") -> RunInfo:
+    return RunInfo.new(recipe=name, summary="", fingerprints={"data": "d0", "tokenizer": "t0"})
 
 
 def validated(step: int, best_step: int | None) -> Validated:
@@ -43,25 +41,23 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_run_is_named_after_day_and_recipe(runs: Path) -> None:
-    with create_run(None, NewRun(**GIVEN | {"name": "../my recipe (é)"})) as run:
+    with create_run(None, info("../my recipe (é)"), FILES) as run:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d-my-recipe-[0-9a-f]{4}", run.name)
         assert run.path.parent == runs
-    with create_run(None, NewRun(**GIVEN | {"name": "é"})) as other:
+    with create_run(None, info("é"), FILES) as other:
         assert "-run-" in other.name
 
 
 def test_names_do_not_collide(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(["7f3a", "7f3a", "7f3a", "01bc"])
     monkeypatch.setattr("secrets.token_hex", lambda n: next(tokens))
-    with create_run(None, NewRun(**GIVEN)) as first, create_run(None, NewRun(**GIVEN)) as second:
+    with create_run(None, info(), FILES) as first, create_run(None, info(), FILES) as second:
         assert first.name.endswith("-tiny-7f3a")
         assert second.name.endswith("-tiny-01bc")
 
 
 def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
-    with create_run(
-        tmp_path / "deep" / "er", NewRun(**GIVEN | {"tokenizer": {"tokenizer.json": b'{"kind": "word"}'}})
-    ) as run:
+    with create_run(tmp_path / "deep" / "er", info(), FILES | {"tokenizer.json": b'{"kind": "word"}'}) as run:
         run.start(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
     assert names(run.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
     assert run.recipe_path.read_text() == "seed: 1\n"
@@ -88,7 +84,7 @@ def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / used).write_text("mine")
-    for attempt in (lambda: check_folder(tmp_path / "out"), lambda: create_run(tmp_path / "out", NewRun(**GIVEN))):
+    for attempt in (lambda: check_folder(tmp_path / "out"), lambda: create_run(tmp_path / "out", info(), FILES)):
         with pytest.raises(UsageError, match=f"already holds {used}") as caught:
             attempt()
         assert caught.value.where == str(tmp_path / "out")
@@ -98,7 +94,7 @@ def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: 
 
 def test_other_files_in_the_folder_stay(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    create_run(tmp_path, NewRun(**GIVEN)).release()
+    create_run(tmp_path, info(), FILES).release()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -110,7 +106,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
     blocked = tmp_path / "file" / "out"
     monkeypatch.setenv("LMTOOL_RUNS", str(blocked))
     folder = blocked if explicit else None
-    for attempt in (lambda: check_folder(folder), lambda: create_run(folder, NewRun(**GIVEN))):
+    for attempt in (lambda: check_folder(folder), lambda: create_run(folder, info(), FILES)):
         with pytest.raises(ResourceError) as caught:
             attempt()
         assert caught.value.exit_code == 5
@@ -149,11 +145,11 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(ResourceError, match="No space left"):
-            create_run(tmp_path / "out", NewRun(**GIVEN))
+            create_run(tmp_path / "out", info(), FILES)
     RunLock(tmp_path / "out").release()
     # Either there is no run, or a complete one.
     if (tmp_path / "out" / "run.json").exists():
-        assert Run.open(tmp_path / "out").info.fingerprints.model_dump() == GIVEN["fingerprints"]
+        assert Run.open(tmp_path / "out").info.fingerprints.model_dump() == info().fingerprints.model_dump()
 
 
 def test_only_one_process_writes(make: MakeRun) -> None:
@@ -323,7 +319,7 @@ def test_a_damaged_note_is_refused(make: MakeRun, content: bytes) -> None:
 
 
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
-    with create_run(None, NewRun(**GIVEN)) as run:
+    with create_run(None, info(), FILES) as run:
         with refuses("no_checkpoint"):
             run.best()
         for step in (1, 2):

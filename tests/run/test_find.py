@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
+from lmtool.run.files import RunInfo
 from lmtool.run.find import find, find_resumable
 from tests.run.conftest import MakeRun
 
@@ -125,13 +126,12 @@ def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
     for name in ("gpt-tiny", "gpt-small", "lstm"):
         create_run(
             runs / name,
-            NewRun(
-                name=name,
+            RunInfo.new(
+                recipe=name,
                 summary="",
-                recipe="",
-                tokenizer={"tokenizer.json": b""},
                 fingerprints={"data": "", "tokenizer": ""},
             ),
+            {"recipe.yaml": b"", "tokenizer.json": b""},
         ).release()
     with pytest.raises(CheckpointError) as caught:
         find("gpt-tyni")
@@ -150,13 +150,12 @@ def test_dates_make_no_names_similar(runs: Path) -> None:
     for name in ("2026-11-20-lstm-7f3a", "2026-11-21-tiny-01bc"):
         create_run(
             runs / name,
-            NewRun(
-                name=name,
+            RunInfo.new(
+                recipe=name,
                 summary="",
-                recipe="",
-                tokenizer={"tokenizer.json": b""},
                 fingerprints={"data": "", "tokenizer": ""},
             ),
+            {"recipe.yaml": b"", "tokenizer.json": b""},
         ).release()
     with pytest.raises(CheckpointError, match="none with a similar name"):
         find("2026-11-20-names-7f3b")

@@ -20,7 +20,8 @@ from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.run import checkpoint, saving
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.creation import NewRun, create_run
+from lmtool.run.creation import create_run
+from lmtool.run.files import RunInfo
 from lmtool.run.saving import Snapshot
 from tests.errors import refuses
 
@@ -245,13 +246,12 @@ def test_nobody_waits_where_the_checkpoint_is_there_already(tmp_path: Path) -> N
 def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = create_run(
         tmp_path / "run",
-        NewRun(
-            name="r",
+        RunInfo.new(
+            recipe="r",
             summary="",
-            recipe="",
-            tokenizer={"tokenizer.json": b"{}"},
             fingerprints={"data": "", "tokenizer": ""},
         ),
+        {"recipe.yaml": b"", "tokenizer.json": b"{}"},
     )
 
     def fail() -> None:

@@ -15,10 +15,9 @@ from lmtool.tables.annotations import (
     as_tags,
     as_words,
     complete_tags,
-    find_entities,
     has_entities,
 )
-from lmtool.tables.tasks.metrics import entity_metrics
+from lmtool.tables.tasks.metrics import entity_metrics, find_entities
 from tests.reference import annotated
 
 TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-1", "I-Y-1"]), min_size=1, max_size=8)

@@ -121,8 +121,9 @@ def test_words_recur_in_half_of_the_texts() -> None:
 
 
 def test_a_baseline_is_read_back_and_compared() -> None:
-    found = Baseline("class", "test", "accuracy", 0.223, 0.881, "words and pairs", 10, 10)
-    assert Baseline(**BaselineFigures.model_validate(found.record()).model_dump()) == found
+    figures = {"kind": "class", "part": "test", "metric": "accuracy", "constant": 0.223, "linear": 0.881}
+    found = Baseline.model_validate({**figures, "features": "words and pairs", "fitted": 10, "rows": 10})
+    assert Baseline(**dict(BaselineFigures.model_validate(found.model_dump()))) == found
     assert found.line() == "baseline: majority 22.3 %, words and pairs 88.1 %"
     assert found.beside({"accuracy": 0.9}, 10_000) == f"{found.line()}; this model 90.0 %"
     below = f"{found.line()}; this model 70.0 % is below it"
@@ -134,5 +135,5 @@ def test_a_baseline_is_read_back_and_compared() -> None:
         few = found.beside({"accuracy": accuracy}, 12, ["--recipe linear"])
         assert few == f"{found.line()}; this model {100 * accuracy:.1f} %; 12 rows are too few to tell which is better"
     assert found.beside({"bleu": 3.0}, 1000) == found.line()
-    other = Baseline("class", "test", "accuracy", 0.225, 0.861, "words and pairs", 10, 10)
+    other = found.model_copy(update={"constant": 0.225, "linear": 0.861})
     assert mean_line([found, other]) == "baseline: majority 22.4 %, words and pairs 87.1 %"

@@ -76,7 +76,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("size", decimal(summary.bytes)),
     ]
     facts += lineage(shown)
-    if origin := shown.origin:
+    if origin := shown.info.origin:
         revision = f", revision {origin.revision}" if origin.revision else ""
         facts.append(("imported from", f"{origin.reference} ({origin.model_type}{revision})"))
         facts += [("", f"{file} SHA-256 {sha}") for file, sha in origin.sha256.items()]

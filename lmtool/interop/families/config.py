@@ -102,13 +102,6 @@ class Config:
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
             raise self.inexpressible(name)
 
-    def pick(self, name: str, choices: Mapping[str, T]) -> T:
-        """What a table has for the value of a key. Raises CheckpointError when it has nothing."""
-        value = self.take(name, str)
-        if value not in choices:
-            raise self.inexpressible(name)
-        return choices[value]
-
     def architecture(self) -> str:
         """Name of the class that it was saved from; empty when it is not given."""
         listed = self.optional("architectures", list) or [""]
@@ -176,10 +169,9 @@ def read_task(config: Config) -> dict[str, Any]:
     Raises CheckpointError when labels lack a name of their own, or when several numbers are predicted.
     """
     labels = read_labels(config)
-    if config.optional("problem_type", str) is None:
-        task = "class" if len(labels) > 1 else "number"
-    else:
-        task = config.pick("problem_type", TASKS)
+    config.expect("problem_type", *TASKS)
+    usual = "class" if len(labels) > 1 else "number"
+    task = TASKS.get(config.optional("problem_type", str) or "", usual)
     if task != "number":
         return {"task": task, "labels": labels}
     if len(labels) != 1:

@@ -27,6 +27,7 @@ class Decoder(Family):
     eps: ClassVar[str] = "layer_norm_epsilon"
     output: ClassVar[str] = "lm_head.weight"
     of_shape = SINGLE_STACK
+    redundant: ClassVar[tuple[str, ...]] = (r"lm_head\.weight",)
     dropouts: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, Any]] = {}
     norm: ClassVar[Mapping[str, Any]] = {"kind": "layer"}

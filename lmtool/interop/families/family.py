@@ -48,17 +48,6 @@ class Described:
     beside: bool = False
 
 
-@dataclass(frozen=True)
-class Published:
-    """The configuration of an exported model.
-
-    architecture: name of Transformers' class. config: content of config.json, without special tokens.
-    """
-
-    architecture: str
-    config: dict[str, Any]
-
-
 class Family(ABC):
     """One `model_type` of Transformers.
 
@@ -122,8 +111,8 @@ class Family(ABC):
         Reads every key that changes the logits. Raises CheckpointError, as `Config` does, for what no recipe expresses.
         """
 
-    def publish(self, model: Transformer, objective: AnyObjective) -> Published:
-        """The inverse of `describe`, for a model with a `vocab_size`.
+    def publish(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        """The inverse of `describe`, for a model with a `vocab_size`: config.json, without special tokens.
 
         What is published is described again, and compared in all keys that change the outputs: nothing is exported as
         something else. An `Embedding` asks for the body alone. Raises Inexpressible with all keys that stand in the
@@ -132,7 +121,7 @@ class Family(ABC):
         obstacles: Obstacles = {}
         try:
             published = self._published(model, objective, obstacles)
-            described = self._again(published.config, model, objective)
+            described = self._again(published, model, objective)
         except Inexpressible as error:
             raise Inexpressible(obstacles | error.obstacles) from error
         for key, why in self._differences(model, objective, *described):
@@ -144,7 +133,7 @@ class Family(ABC):
             raise Inexpressible(obstacles)
         return published
 
-    def _published(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> Published:
+    def _published(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
         """Of the nearest recipe, where the configuration has no value for something, which is added to `obstacles`."""
         if model.shape != self.shape:
             raise Inexpressible({"model.shape": f"{model.shape}, where {self.model_type} has {self.shape}"})
@@ -153,15 +142,13 @@ class Family(ABC):
         if not model.inner_width:
             obstacles["model.d_ff"] = f"0, where {self.model_type} has feed-forward networks"
             model = model.with_values({"d_ff": 4 * model.d_model})
-        architecture = self._architecture(model, objective)
-        config = {
-            "architectures": [architecture],
+        return {
+            "architectures": [self._architecture(model, objective)],
             "model_type": self.model_type,
             "vocab_size": model.vocab_size,
             **write_task(objective),
             **self._config(model, objective, obstacles),
         }
-        return Published(architecture, config)
 
     def _differences(
         self, model: Transformer, objective: AnyObjective, described: Transformer, head: AnyObjective

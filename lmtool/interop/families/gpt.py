@@ -141,7 +141,6 @@ class Bloom(ByHeads):
 
     model_type = "bloom"
     prefix = "transformer."
-    redundant = (r"lm_head\.weight",)
     name = "Bloom"
     sizes: ClassVar = layers.size_keys("n_layer", "hidden_size", "n_head", "seq_length")
     defaults: ClassVar = {"layer_norm_epsilon": 1e-5, "seq_length": 2048}
@@ -175,7 +174,6 @@ class Mpt(Decoder):
 
     model_type = "mpt"
     prefix = "transformer."
-    redundant = (r"lm_head\.weight",)
     name = "Mpt"
     sizes: ClassVar = layers.size_keys("n_layers", "d_model", "n_heads", "max_seq_len")
     defaults: ClassVar = {"layer_norm_epsilon": 1e-5}

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from lmtool.interop.families.config import Config
 from lmtool.interop.gguf.configs import inexpressible
 from lmtool.interop.gguf.container import Container
-from lmtool.interop.tokenization.converting import SPACE
+from lmtool.interop.tokenization.converting import SPACE, sentencepiece_decoder
 from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import plain
 
@@ -74,8 +74,6 @@ _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 """Where a file does not say."""
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _PREFIX = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, _REPLACE]}
-_BACK = ({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"})
-_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _GEMMA_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
@@ -191,9 +189,8 @@ def _sentencepiece(
     merges = recovered_merges(tokens, kinds, scores, architecture)
     model = _bpe(tokens, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     prefixed = keys.take("tokenizer.ggml.add_space_prefix", bool, True)
-    decoder = {"type": "Sequence", "decoders": [*_BACK, *([_STRIP] if prefixed else [])]}
     cut = _GEMMA_CUT if architecture == "gemma" else None
-    return _document(_PREFIX if prefixed else _REPLACE, cut, decoder, model), True
+    return _document(_PREFIX if prefixed else _REPLACE, cut, sentencepiece_decoder(prefixed=prefixed), model), True
 
 
 def recovered_merges(

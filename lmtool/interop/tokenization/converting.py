@@ -25,6 +25,9 @@ from lmtool.tokenization.inner import ROLE_KEYS
 SPACE = "\u2581"
 """What stands for a space in the pieces of SentencePiece."""
 
+_BACK = ({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"})
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
 LARGEST_MODEL = 32 << 20
 """Bytes of a SentencePiece model; the largest published ones have 5 million."""
 
@@ -58,6 +61,11 @@ _SETTINGS = (
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6
 """`trainer_spec.model_type` and `type` of a piece in sentencepiece_model.proto."""
+
+
+def sentencepiece_decoder(*, prefixed: bool) -> dict[str, Any]:
+    """The decoder of a tokenizer.json of BPE of SentencePiece. prefixed: a space is put in front of every text."""
+    return {"type": "Sequence", "decoders": [*_BACK, *([_STRIP] if prefixed else [])]}
 
 
 def convert(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[str, str]]:

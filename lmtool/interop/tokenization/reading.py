@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from lmtool.errors import LmtoolError
-from lmtool.interop.tokenization.converting import SPACE, check_charsmap, convert
+from lmtool.interop.tokenization.converting import SPACE, check_charsmap, convert, sentencepiece_decoder
 from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_object, read_settings, read_text, refusal
 from lmtool.printable import plain
 from lmtool.tokenization.inner import LARGEST_VOCABULARY, inner_of, parts_of
@@ -106,17 +106,10 @@ def _llama(model: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]
     """
     prefixed = settings.flag("add_prefix_space", True)
     scheme = "never" if not prefixed else "always" if settings.flag("legacy", False) else "first"
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefixed:
-        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     kept = {name: model.get(name) for name in ("vocab", "merges")}
     return {
         "normalizer": None,
         "pre_tokenizer": {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False},
-        "decoder": {"type": "Sequence", "decoders": steps},
+        "decoder": sentencepiece_decoder(prefixed=prefixed),
         "model": {"type": "BPE", "fuse_unk": True, "byte_fallback": True, **kept},
     }

@@ -241,9 +241,5 @@ def _labels(rows: Sequence[EncodedRow]) -> Floats:
     return np.stack([cast(Floats, row.label) for row in rows])
 
 
-def build_head_task(prompt_format: PromptFormat, spec: Classification) -> HeadTask:
-    """The task of labels of one kind."""
-    if spec.task == "auto":
-        raise ValueError("the labels have not been inferred from the table yet")
-    tasks: dict[str, type[HeadTask]] = {"class": ClassTask, "multi": LabelsTask, "number": NumberTask}
-    return tasks[spec.task](prompt_format, spec)
+HEADS: Mapping[str, type[HeadTask]] = {"class": ClassTask, "multi": LabelsTask, "number": NumberTask}
+"""The tasks by the kind of labels."""

@@ -48,7 +48,7 @@ class Results:
         task = {"task": self.task} if self.task else {}
         record = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}
         record |= {} if self.decoding is None else {"decoding": self.decoding}
-        record |= self.figures | ({} if self.baseline is None else {"baseline": self.baseline.record()})
+        record |= self.figures | ({} if self.baseline is None else {"baseline": self.baseline.model_dump()})
         record["labels"] = list(self.labels)
         if self.decoding is None:
             return record | {"mistakes": self.mistakes}

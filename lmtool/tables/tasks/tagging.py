@@ -15,11 +15,11 @@ from lmtool.batch import Batch
 from lmtool.inference.evaluation import Validation
 from lmtool.model.heads import Tagger
 from lmtool.recipe.spec.objective import Tagging
-from lmtool.tables.annotations import OUTSIDE, find_entities, has_entities
+from lmtool.tables.annotations import OUTSIDE
 from lmtool.tables.labels import LabelMap
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
-from lmtool.tables.tasks.metrics import MetricValues, class_metrics, entity_metrics
+from lmtool.tables.tasks.metrics import MetricValues, class_metrics, entity_metrics, find_entities
 from lmtool.tables.tasks.results import Results
 from lmtool.tables.tasks.task import LONGEST_TEXT, MISTAKES, AnsweringModel, Cells, Task
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -127,11 +127,6 @@ class EntityTask(TagTask):
 
     def figures(self, true: Sequence[Tags], predicted: Sequence[Tags]) -> MetricValues:
         return entity_metrics(true, predicted)
-
-
-def build_tag_task(prompt_format: PromptFormat, spec: Tagging) -> TagTask:
-    """The task of these tags: of entities, or of others."""
-    return EntityTask(prompt_format, spec) if has_entities(spec.labels) else TagTask(prompt_format, spec)
 
 
 def _true(rows: Sequence[EncodedRow]) -> list[Tags]:

@@ -101,9 +101,9 @@ def published(
         split = weight.layout.split(ours[weight.ours].detach())
         theirs |= {name: tensor.contiguous() for name, tensor in zip(weight.theirs, split, strict=True)}
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(made.config | more))
+    (folder / "config.json").write_text(json.dumps(made | more))
     save_file({name: tensor.clone() for name, tensor in theirs.items()}, folder / "model.safetensors", {"format": "pt"})
-    loaded, found = getattr(transformers, made.architecture).from_pretrained(folder, output_loading_info=True)
+    loaded, found = getattr(transformers, made["architectures"][0]).from_pretrained(folder, output_loading_info=True)
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
     assert not found["mismatched_keys"]

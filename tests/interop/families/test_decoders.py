@@ -20,7 +20,6 @@ from lmtool.errors import CheckpointError
 from lmtool.interop.families import EVERY
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.decoder import Decoder
-from lmtool.interop.families.family import Published
 from lmtool.interop.families.layouts import SAME, AsRow, Joined, Layout, Transposed, by_head, in_halves
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked
@@ -234,15 +233,15 @@ def test_models(case: str) -> None:
     assert_equal(built, peer)
     assert_equal(built, peer, keep_BT)
     found = family.publish(model, objective)
-    assert found.architecture == type(peer).__name__
-    again = published(family, found.config, "CausalLM", model, objective, ours)
+    assert found["architectures"] == [type(peer).__name__]
+    again = published(family, found, "CausalLM", model, objective, ours)
     assert_equal(built, again, keep_BT)
     for tensor_name, tensor in peer.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[tensor_name]), tensor_name
     assert described(file_of(again), list(again.state_dict()))[0] == model
     # readers of either form of rotary positions find the same
     for form in (("rope_parameters",), ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")):
-        half = {key: value for key, value in found.config.items() if key not in form}
+        half = {key: value for key, value in found.items() if key not in form}
         assert described(Config(half, ""))[0] == model
 
 
@@ -251,11 +250,11 @@ def test_order(family: str) -> None:
     """Each family is the first that expresses a plain model of its own; all are there."""
     case = next(values for name, values in PEERS.values() if name == family)
     model, objective = described(file_of(peer_of(family, "CausalLM", case)))
-    assert first(model, objective).config["model_type"] == family
+    assert first(model, objective)["model_type"] == family
     assert set(FAMILIES) == {name for name, _ in PEERS.values()}
 
 
-def first(model: Transformer, objective: AnyObjective) -> Published:
+def first(model: Transformer, objective: AnyObjective) -> dict[str, Any]:
     """By the first family that expresses it."""
     whys = []
     for family in DECODERS:
@@ -277,7 +276,7 @@ def test_shipped_recipes() -> None:
     for name, family in expected.items():
         recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text(encoding="utf-8"))
         model = Transformer.model_validate({"vocab_size": 2048, **recipe["model"]})
-        assert first(model, Causal()).config["model_type"] == family, name
+        assert first(model, Causal())["model_type"] == family, name
 
 
 def test_default_recipe() -> None:
@@ -287,7 +286,7 @@ def test_default_recipe() -> None:
     model = Transformer.model_validate({**recipe["model"], **small})
     built = build(model, tiny.VOCAB).eval()
     found = FAMILIES["mpt"].publish(model, Causal())
-    peer = published(FAMILIES["mpt"], found.config, "CausalLM", model, Causal(), built.state_dict())
+    peer = published(FAMILIES["mpt"], found, "CausalLM", model, Causal(), built.state_dict())
     assert_equal(built, peer, torch.arange(40) < torch.tensor([[40], [21], [33]]))
 
 
@@ -320,13 +319,13 @@ def test_classifiers(family: str, task: str) -> None:
     scores = hidden @ ours["head.weight"].T
     torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
     found = FAMILIES[family].publish(model, objective)
-    assert found.architecture == type(peer).__name__
+    assert found["architectures"] == [type(peer).__name__]
     again = published(
-        FAMILIES[family], {**found.config, "num_labels": len(labels)}, "SequenceClassification", model, objective, ours
+        FAMILIES[family], {**found, "num_labels": len(labels)}, "SequenceClassification", model, objective, ours
     )
     for name, tensor in peer.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
-    reread = described(Config({**found.config, "id2label": dict(enumerate(labels))}, ""), ["score.weight", *MANY])
+    reread = described(Config({**found, "id2label": dict(enumerate(labels))}, ""), ["score.weight", *MANY])
     assert reread == (model, objective)
 
 
@@ -352,7 +351,7 @@ def test_hub(name: str) -> None:
     model, objective = described(Config(values, "config.json"))
     assert model == Transformer.model_validate({"kind": "transformer", **ours})
     # and Transformers reads what is written as it reads the file
-    found = FAMILIES[values["model_type"]].publish(model, objective).config
+    found = FAMILIES[values["model_type"]].publish(model, objective)
     theirs, back = (transformers.AutoConfig.for_model(**one).to_dict() for one in (values, found))
     names = {*found, "rope_parameters", "sliding_window", "layer_types"} - {"rope_scaling", "dtype", "architectures"}
     for key in sorted(names & theirs.keys()):
@@ -379,7 +378,7 @@ def test_windows_for_old_readers(full: list[int] | None, first: int) -> None:
     change = {} if full is None else {"pattern": {"kind": "window", "size": 4, "full_layers": full}}
     plain = described(Config({"model_type": "qwen2", **GROUPED}, ""))[0].model_dump(exclude_defaults=True)
     model = Transformer.model_validate({**plain, "kind": "transformer", **change})
-    config = FAMILIES["qwen2"].publish(model, Causal()).config
+    config = FAMILIES["qwen2"].publish(model, Causal())
     assert config["max_window_layers"] == first
     del config["layer_types"]
     assert (described(Config(config, ""))[0] == model) == (full != [0, 2])
@@ -613,7 +612,7 @@ def test_changed_models(name: str) -> None:
                 raise
             continue
         built = tiny.model(dtype=torch.float32, **model.model_dump())
-        peer = published(FAMILIES[name], found.config, "CausalLM", model, Causal(), built.state_dict())
+        peer = published(FAMILIES[name], found, "CausalLM", model, Causal(), built.state_dict())
         with torch.no_grad():
             tokens_BT = tiny.tokens(2, 33)
             wanted, logits = peer(tokens_BT).logits, built.logits(built(Batch(tokens_BT)).hidden_BTD)
@@ -630,7 +629,7 @@ def test_any_recipe_is_written_or_refused(model: Transformer, family: Decoder, o
         found = family.publish(model, objective)
     except Inexpressible:
         return
-    assert found.config["model_type"] == family.model_type
+    assert found["model_type"] == family.model_type
 
 
 NAMES = ("a", "b")

@@ -722,7 +722,7 @@ def test_published_configurations(published_as: str) -> None:
     labels = {"id2label": values["id2label"]} if "id2label" in values else {}
     weights = family.weights(model, objective)
     names = {one for weight in weights for one in weight.theirs}
-    again, _ = described(family, told.config | labels, names)
+    again, _ = described(family, told | labels, names)
     assert again == model
 
 

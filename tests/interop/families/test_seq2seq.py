@@ -504,7 +504,7 @@ def test_published_configurations(published_as: str) -> None:
     # what is told again is told alike
     told = family.publish(model, objective)
     weights = family.weights(model, objective)
-    again, _ = described(family, told.config, {one for weight in weights for one in weight.theirs})
+    again, _ = described(family, told, {one for weight in weights for one in weight.theirs})
     assert again == model
 
 

@@ -678,7 +678,7 @@ def published_config(model, names):
     family = FAMILIES[model.config.model_type]
     described = family.describe(Config(model.config.to_dict(), ""), names)
     spec = Transformer.model_validate({"kind": "transformer", **described.model})
-    return {"eos_token_id": model.config.eos_token_id, **family.publish(spec, Causal(kind="causal")).config}
+    return {"eos_token_id": model.config.eos_token_id, **family.publish(spec, Causal(kind="causal"))}
 
 
 @pytest.mark.parametrize("name", MODELS)

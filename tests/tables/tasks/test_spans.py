@@ -20,7 +20,7 @@ from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, 
 from lmtool.tables.annotations import AnswerSpan
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import LabelledText, read_labelled
-from lmtool.tables.split import split_rows
+from lmtool.tables.split import divide, hold_out
 from lmtool.tables.tasks.spans import Extracted, SpanTask, Window
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -200,9 +200,10 @@ def test_questions_about_one_context_stay_on_one_side(tmp_path: Path) -> None:
         rows = [{"question": f"Who {i}?", "context": f"Otto {i % n_contexts}", "answers": []} for i in range(40)]
         (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
         table = open_table(str(tmp_path / "a.jsonl"))
-        split = split_rows(read_labelled(table, choose_columns(table, kind="questions")), 0.25, seed=1)
-        assert len(split.test) == 10
-        first, second = ({item.texts[1] for item in part.items} for part in (split.train, split.test))
+        texts = read_labelled(table, choose_columns(table, kind="questions"))
+        train, test = divide(texts, hold_out(texts, 0.25, seed=1))
+        assert len(test) == 10
+        first, second = ({item.texts[1] for item in part.items} for part in (train, test))
         return first, second
 
     first, second = divided(8)

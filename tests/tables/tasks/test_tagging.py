@@ -12,8 +12,10 @@ from lmtool.model.heads import Tagger
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.tables.columns import Columns
 from lmtool.tables.reading import LabelledText
-from lmtool.tables.tasks.tagging import EntityTask, TaggedRow, TagTask, build_tag_task
+from lmtool.tables.tasks.build import build_task
+from lmtool.tables.tasks.tagging import EntityTask, TaggedRow, TagTask
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -43,7 +45,8 @@ def recipe(labels: tuple[str, ...], **model: Any) -> Recipe:
 def task(tokenizer: Tokenizer, labels: tuple[str, ...] = BIO, **model: Any) -> tuple[TagTask, AnsweringModel]:
     made, compute = recipe(labels, **model), choose_compute("cpu", "float32")
     lm = build_model(made, tokenizer, compute)
-    built = build_tag_task(PromptFormat.of(made, tokenizer), made.objective)  # type: ignore[arg-type]
+    built = build_task(made, PromptFormat.of(made, tokenizer), "", Columns(("words",)), ())
+    assert isinstance(built, TagTask)
     return built, AnsweringModel(lm, build_objective(made, tokenizer), compute)
 
 
