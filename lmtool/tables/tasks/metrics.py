@@ -10,15 +10,14 @@ The libraries are imported where they are used.
 import math
 import re
 import string
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
 
 from lmtool.printable import plain
 
@@ -342,23 +341,15 @@ def _label(name: str, width: int = 30) -> str:
     """A name on one line, its control characters escaped, truncated to a width."""
     # combining characters have no width, so their number is limited too
     text = plain(name[: 4 * width])
-    if len(name) <= 4 * width and _width(text) <= width:
-        return text
-    columns = accumulate(map(_width, text))
-    return "".join(c for c, end in zip(text, columns, strict=True) if end < width) + "…"
-
-
-def _width(text: str) -> int:
-    """Terminal columns of a text."""
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+    is_short = len(name) <= 4 * width and cell_len(text) <= width
+    return text if is_short else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
     """Columns two spaces apart, the first left-aligned, the others right-aligned."""
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
-        cells = [first + " " * (widths[0] - _width(first))]
-        cells += [" " * (width - _width(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
+        cells = [" " * (width - cell_len(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join((set_cell_size(first, widths[0]), *cells)).rstrip())
     return lines
