@@ -23,6 +23,7 @@ from lmtool.inference.load import Loaded
 from lmtool.model.language_model import DecodeState, LanguageModel, Wrapper
 from lmtool.printable import plain
 from lmtool.tokenization.chat import ROLES, ChatFormat, Message
+from lmtool.tokenization.prompt_format import checked_text
 
 LONGEST_ANSWER = 1024
 """Maximum tokens of an answer by default."""
@@ -247,12 +248,7 @@ def checked(messages: Sequence[Message]) -> list[Message]:
         if role not in ROLES or not isinstance(content, str):
             what = f"message {number} has no role or no content"
             raise UsageError(what, fix=f"write text by one of {', '.join(ROLES)}")
-        try:
-            content.encode()
-        except UnicodeEncodeError as error:
-            what = f"the message is not UTF-8 at character {error.start}"
-            raise UsageError(what, fix="write it in UTF-8, or fix the terminal's locale") from None
-        plain_messages.append(Message(role=role, content=content))
+        plain_messages.append(Message(role=role, content=checked_text(content, "message")))
     if not plain_messages:
         raise UsageError("there is no message to answer", fix="end with a message of the user")
     return plain_messages

@@ -169,7 +169,7 @@ class PromptFormat:
         prefix: forced beginning of the generated text. Raises UsageError when a text has bytes that are not UTF-8.
         """
         if self.chat is not None:
-            source = self.chat.prompt([Message(role="user", content=_utf8(text))])
+            source = self.chat.prompt([Message(role="user", content=checked_text(text))])
             return self.answer_to(source, self._encode(prefix))
         if self.answers:
             return self.answer_to(self._complete(self._encode(text)), self._encode(prefix))
@@ -301,16 +301,16 @@ class PromptFormat:
         return max(1, min(wanted, self.context - (n_source if self.shares_row else 0)))
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(_utf8(text))
+        return self.tokenizer.encode(checked_text(text))
 
 
-def _utf8(text: str) -> str:
-    """The text. Raises UsageError when UTF-8 cannot encode it."""
+def checked_text(text: str, name: str = "prompt") -> str:
+    """The text. Raises UsageError when UTF-8 cannot encode it. name: what it is."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        fix = "save it as UTF-8, or fix the terminal's locale"
-        raise UsageError(f"the prompt is not UTF-8 at character {error.start}", fix=fix) from None
+        fix = "write it in UTF-8, or fix the terminal's locale"
+        raise UsageError(f"the {name} is not UTF-8 at character {error.start}", fix=fix) from None
     return text
 
 
