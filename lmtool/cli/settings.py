@@ -87,8 +87,8 @@ def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[CommandFun
         *parameters, _ = inspect.signature(command).parameters.values()
         by_name = inspect.Parameter.KEYWORD_ONLY
         first = [parameter for parameter in parameters if parameter.kind is not by_name]
-        given = options.items()
-        made = [inspect.Parameter(name, by_name, default=default, annotation=kind) for name, (kind, default) in given]
+        items = options.items()
+        made = [inspect.Parameter(name, by_name, default=default, annotation=kind) for name, (kind, default) in items]
         signature = inspect.Signature([*first, *made, *parameters[len(first) :]])
         command.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads it in place of the function's own
         return command

@@ -172,7 +172,7 @@ def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) 
 def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
     """The output layer; a bidirectional model applies it to the states of both directions."""
     shape = f"{model.width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
-    parameters = sum(own.numel() for own in model.head_parameters() if own is not model.embedding.weight)
+    parameters = sum(part.numel() for part in model.head_parameters() if part is not model.embedding.weight)
     times = 2 if isinstance(model, BidirectionalModel) else 1
     return ModelPart("head", shape, parameters, times * 2 * model.width * model.vocab_size * T)
 

@@ -82,7 +82,7 @@ class Axis(NamedTuple):
     ticks: Sequence[float]
     scaled: Callable[[float], float] = float
 
-    def place(self, value: float) -> str:
+    def pixel(self, value: float) -> str:
         """The pixel of a value."""
         inside = min(max(self.scaled(value), self.low), self.high)
         return f"{self.start + (inside - self.low) / (self.high - self.low) * (self.stop - self.start):.1f}"

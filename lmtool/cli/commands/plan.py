@@ -54,11 +54,11 @@ def plan(
 
     with Display(shown=True, quiet=quiet) as display:
         report = display.report
-        found = forecast(planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=report)
+        result = forecast(planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=report)
     if as_json:
-        put_json(found.record())
+        put_json(result.record())
     else:
-        put(*_lines(found))
+        put(*_lines(result))
 
 
 def _lines(forecast: "Forecast") -> list[str]:
