@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
@@ -107,12 +108,12 @@ $(VENV)/.made:
 
 $(VENV)/.runtime: pyproject.toml constraints.txt $(VENV)/.made
 	@echo 'Installing lmtool and its libraries into $(VENV); the first time this takes a few minutes.'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.made
 	@echo 'Installing lmtool, its libraries and the test tools into $(VENV); the first time this takes a few minutes.'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(INSTALL) -e '.[dev]'
 	@touch $(VENV)/.runtime $@
 
 clean:
