@@ -493,7 +493,7 @@ def test_a_chat_template_writes_questions_and_answers(folder: Path) -> None:
     recipe = folder / "chat.yaml"
     recipe.write_text(
         "model: {kind: transformer, n_layers: 1, d_model: 48, n_heads: 4, context: 64}\nobjective: {kind: seq2seq}\n"
-        "training: {steps: 1, epochs: 40, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.01}\n"
+        "training: {steps: 1, epochs: 25, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.01}\n"
         f"tokenizer: {{kind: file, path: '{folder}/tokens'}}\nevaluation: {{every: 20}}\n"
     )
     train = questions(folder / "train.jsonl", "conversations")
@@ -539,7 +539,10 @@ def test_several_tasks_are_learnt_as_text(folder: Path, pretrained: Path) -> Non
 def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     recipe = folder / "pairs.yaml"
     recipe.write_text(PAIRS)
-    out = run("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", recipe, "-o", folder / "run")
+    out = run(
+        *("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", recipe, "--epochs", "6"),
+        *("-o", folder / "run"),
+    )
     assert "test: 60 rows  accuracy" in out
     assert json.loads((folder / "run/metrics.json").read_text())["accuracy"] > 0.9
 
