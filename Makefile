@@ -11,7 +11,7 @@ PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
 # Files with tests that start programs: each worker imports these alone, not all tests.
-SYSTEM = $(shell grep -rl --include='test_*.py' 'mark\.system' tests)
+SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 
 .PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures notebooks course course-models grade bench clean
 
