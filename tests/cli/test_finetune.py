@@ -209,16 +209,31 @@ def test_a_metric_of_labels_is_not_for_answers(folder: Path) -> None:
     assert "accuracy is for objective classification" in str(error)
 
 
-@pytest.fixture
-def base(folder: Path) -> Path:
+def pretrain(folder: Path, n_layers: int, d_model: int, context: int) -> Path:
     text = folder / "text.txt"
     text.write_text("\n\n".join(f"the cat sat good {i} bad dog ran" for i in range(60)))
     run(
-        *("pretrain", text, "--recipe", "tiny", "-s", "model.n_layers=2", "-s", "model.d_model=32"),
-        *("-s", "model.n_heads=2", "-s", "model.context=32", "-s", "training.steps=4", "-s", "training.device=cpu"),
-        *("-s", "tokenizer.vocab_size=300", "-s", "evaluation.prompts=[]", "-o", folder / "base"),
+        *("pretrain", text, "--recipe", "tiny", "-s", f"model.n_layers={n_layers}", "-s", f"model.d_model={d_model}"),
+        *("-s", "model.n_heads=2", "-s", f"model.context={context}", "-s", "training.steps=4"),
+        *("-s", "training.device=cpu", "-s", "tokenizer.vocab_size=300", "-s", "evaluation.prompts=[]"),
+        *("-o", folder / "base"),
     )
     return folder / "base"
+
+
+@pytest.fixture(scope="module")
+def trained_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(tmp_path_factory.mktemp("base"), n_layers=2, d_model=32, context=32)
+
+
+@pytest.fixture(scope="module")
+def trained_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(tmp_path_factory.mktemp("small"), n_layers=1, d_model=16, context=48)
+
+
+@pytest.fixture
+def base(folder: Path, trained_base: Path) -> Path:
+    return Path(shutil.copytree(trained_base, folder / "base"))
 
 
 def predictions(folder: Path, run_path: Path) -> list[dict[str, str]]:
@@ -425,15 +440,8 @@ def test_a_stopped_run_on_pairs_goes_on_as_if_never_stopped(folder: Path) -> Non
 
 
 @pytest.fixture
-def pretrained(folder: Path) -> Path:
-    text = folder / "text.txt"
-    text.write_text("\n\n".join(f"the cat sat good {i} bad dog ran" for i in range(60)))
-    run(
-        *("pretrain", text, "--recipe", "tiny", "-s", "model.n_layers=1", "-s", "model.d_model=16"),
-        *("-s", "model.n_heads=2", "-s", "model.context=48", "-s", "training.steps=4", "-s", "training.device=cpu"),
-        *("-s", "tokenizer.vocab_size=300", "-s", "evaluation.prompts=[]", "-o", folder / "base"),
-    )
-    return folder / "base"
+def pretrained(folder: Path, trained_small: Path) -> Path:
+    return Path(shutil.copytree(trained_small, folder / "base"))
 
 
 FORMS: dict[str, Callable[[str, str], dict[str, object]]] = {
@@ -485,7 +493,7 @@ def test_a_chat_template_writes_questions_and_answers(folder: Path) -> None:
     recipe = folder / "chat.yaml"
     recipe.write_text(
         "model: {kind: transformer, n_layers: 1, d_model: 48, n_heads: 4, context: 64}\nobjective: {kind: seq2seq}\n"
-        "training: {steps: 1, epochs: 40, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.01}\n"
+        "training: {steps: 1, epochs: 25, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.01}\n"
         f"tokenizer: {{kind: file, path: '{folder}/tokens'}}\nevaluation: {{every: 20}}\n"
     )
     train = questions(folder / "train.jsonl", "conversations")
@@ -531,7 +539,10 @@ def test_several_tasks_are_learnt_as_text(folder: Path, pretrained: Path) -> Non
 def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     recipe = folder / "pairs.yaml"
     recipe.write_text(PAIRS)
-    out = run("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", recipe, "-o", folder / "run")
+    out = run(
+        *("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", recipe, "--epochs", "6"),
+        *("-o", folder / "run"),
+    )
     assert "test: 60 rows  accuracy" in out
     assert json.loads((folder / "run/metrics.json").read_text())["accuracy"] > 0.9
 

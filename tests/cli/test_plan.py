@@ -8,6 +8,8 @@ from lmtool.cost import planning
 from tests.cli.conftest import SMALL
 
 ELSEWHERE = ("--device-kind", "a100", "--json")
+FLAT = ("-s", "model.n_layers=1")
+"""Memory is traced layer by layer."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,7 @@ def test_a_plan_is_printed(lmtool, home):
 
 
 def test_a_text_decides_on_the_length(lmtool, home, corpus):
-    found = planned(lmtool, "tiny", "--text", corpus, "-s", "training.epochs=3")
+    found = planned(lmtool, "tiny", "--text", corpus, "-s", "training.epochs=3", *FLAT)
     assert 3 <= found["epochs"] < 3.5
     assert found["notes"] == []
     assert found["footprint"]["peak"] > found["footprint"]["weights"]
@@ -56,12 +58,12 @@ def test_a_text_is_planned_as_pretrain_trains_it(lmtool, home, corpus):
 
 def test_a_recipe_of_ones_own_is_planned(lmtool, home, corpus):
     (home / "mine.yaml").write_text(lmtool.succeeds("recipes", "show", "tiny").out)
-    assert planned(lmtool, "mine.yaml", corpus) == planned(lmtool, "tiny", corpus)
+    assert planned(lmtool, "mine.yaml", corpus, *FLAT) == planned(lmtool, "tiny", corpus, *FLAT)
 
 
 def test_several_texts_are_one(lmtool, home, corpus):
     (home / "more.txt").write_text("A sailor found the map in the kettle. " * 300)
-    one, two = (planned(lmtool, *texts, "-r", "tiny") for texts in ([corpus], [corpus, "more.txt"]))
+    one, two = (planned(lmtool, *texts, "-r", "tiny", *FLAT) for texts in ([corpus], [corpus, "more.txt"]))
     assert two["epochs"] < one["epochs"]
 
 
@@ -86,7 +88,7 @@ def test_a_run_is_planned_on_a_table(lmtool, run, table):
 
 def test_a_student_is_planned_with_the_tokenizer_of_its_teacher(lmtool, run, corpus):
     teacher = ("-s", "distillation.teacher=last")
-    found = json.loads(lmtool.succeeds("plan", corpus, "--recipe", "tiny", *teacher, "--json", "-q").out)
+    found = json.loads(lmtool.succeeds("plan", corpus, "--recipe", "tiny", *teacher, *FLAT, "--json", "-q").out)
     assert found["vocab_size"] == 300
     lmtool.refuses(2, "plan", corpus, *teacher, "-s", "tokenizer.kind=word", words=["tokenizer.kind=word", "teacher"])
 
@@ -116,7 +118,7 @@ def test_a_run_alone_is_not_planned(lmtool, run):
 
 
 def test_minutes_are_for_a_text(lmtool, home, corpus):
-    assert planned(lmtool, corpus, "--minutes", "1")["steps"] > 1
+    assert planned(lmtool, corpus, "--minutes", "1", *FLAT)["steps"] > 1
 
 
 def test_a_misspelt_name_is_that_of_a_text_or_a_recipe(lmtool, home, corpus):

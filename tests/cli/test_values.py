@@ -16,7 +16,7 @@ TEXTS = ("\ud800", "caf\udce9")
 """Half a character, and the bytes of a name that is not UTF-8."""
 COMMANDS = {
     "pretrain": ("tales.txt", *SMALL, "-s", "training.steps=1", "-q", "-o", "out"),
-    "plan": ("tiny", "-q"),
+    "plan": ("tiny", *SMALL, "-q"),
     "resume": ("last", "-q"),
     "generate": ("The", "--max-new-tokens", "1"),
     "chat": ("last", "-q", "--max-new-tokens", "1"),

@@ -43,9 +43,9 @@ FAMILIES = {
     ),
 }
 STRATEGIES = [
-    Greedy(max_new_tokens=10),
-    Sample(max_new_tokens=10, temperature=1.3, top_p=0.9),
-    Beam(max_new_tokens=6, num_beams=3, num_return=3),
+    Greedy(max_new_tokens=6),
+    Sample(max_new_tokens=6, temperature=1.3, top_p=0.9),
+    Beam(max_new_tokens=4, num_beams=3, num_return=3),
 ]
 
 
@@ -117,14 +117,14 @@ def test_cached_equals_uncached(family, settings):
 
     if isinstance(settings, Beam):
         for prompt, texts in zip(prompts, search(model, prompts, settings, end_ids={2}), strict=True):
-            expected = reference.beam_search(without_cache(prompt), prompt.tokens, k=3, max_new_tokens=6, end_ids={2})
+            expected = reference.beam_search(without_cache(prompt), prompt.tokens, k=3, max_new_tokens=4, end_ids={2})
             assert [tokens for _, tokens in texts] == [tokens for _, tokens in expected]
         return
     strategy = {"greedy": True} if isinstance(settings, Greedy) else {"t": 1.3, "p": 0.9}
     found = tokens_of(model, prompts, settings, 16)
     for i, prompt in enumerate(prompts):
         read = [*(prompt.source or ()), *prompt.tokens]
-        options = {"max_new_tokens": 10, "context": model.context, "end_ids": {2}, "read": read, **strategy}
+        options = {"max_new_tokens": 6, "context": model.context, "end_ids": {2}, "read": read, **strategy}
         assert found[i, 0] == reference.continuation(without_cache(prompt), prompt.tokens, **options)[0]
 
 

@@ -133,11 +133,11 @@ def of_the_peer(peer, prompt, **options):
 def test_beam_search_equals_transformers(num_beams, ours, theirs):
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
-    settings = Beam(num_beams=num_beams, num_return=2, max_new_tokens=15, **ours)
+    settings = Beam(num_beams=num_beams, num_return=2, max_new_tokens=10, **ours)
     found = search(model, PROMPTS, settings, end_ids=ENDS, max_rows=3 * num_beams)
     lengths = set()
     for prompt, texts in zip(PROMPTS, found, strict=True):
-        options = {"num_beams": num_beams, "num_return_sequences": 2, "max_new_tokens": 15, "do_sample": False}
+        options = {"num_beams": num_beams, "num_return_sequences": 2, "max_new_tokens": 10, "do_sample": False}
         output = of_the_peer(peer, prompt, **options | theirs)
         expected = [[token for token in row if token != VOCAB_SIZE] for row in output.sequences.tolist()]
         assert [tokens for _, tokens in texts] == [row[len(prompt) :] for row in expected]
@@ -213,7 +213,7 @@ def test_cached_beams_equal_those_without_a_cache():
     ids=str,
 )
 @pytest.mark.parametrize(
-    "settings", [Greedy(max_new_tokens=40), Sample(max_new_tokens=40, top_k=9, top_p=0.95)], ids=str
+    "settings", [Greedy(max_new_tokens=24), Sample(max_new_tokens=24, top_k=9, top_p=0.95)], ids=str
 )
 def test_cached_batches_equal_each_request_alone_without_a_cache(options, settings):
     model = gpt(**options)
@@ -224,7 +224,7 @@ def test_cached_batches_equal_each_request_alone_without_a_cache(options, settin
         expected, expected_logprobs = reference.continuation(
             without_cache(model),
             PROMPTS[prompt],
-            max_new_tokens=40,
+            max_new_tokens=24,
             context=model.context,
             end_ids={0},
             sample=sample,

@@ -72,7 +72,7 @@ def test_gibbs_sampling_has_the_joint_distribution():
                 rows.append([*mass.log().tolist(), -20.0])
             return rows
 
-    count = 2000
+    count = 1000
     results = fill(Pairs(4), [[MASK, MASK]], MASK, MaskPredict(by="gibbs", rounds=3), n=count, max_rows=500)
     counts = Counter(tuple(choice.token for choice in result.choices) for result in results)
     expected = {(a, b): count * float(joint[a, b]) for a in range(3) for b in range(3)}

@@ -99,7 +99,7 @@ def drafts_for(model):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_texts_are_those_without_a_draft(variant):
     model = transformer(**VARIANTS[variant])
-    prompts, settings = prompts_of(model, 4), Greedy(max_new_tokens=32)
+    prompts, settings = prompts_of(model, 4), Greedy(max_new_tokens=24)
     plainly = texts(model, prompts, settings)
     assert len(set(tokens_of(plainly).values())) > 2
     for name, draft in drafts_for(model).items():

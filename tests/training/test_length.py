@@ -171,7 +171,7 @@ def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
 ) -> None:
     charged(monkeypatch, 0.01)
     parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
-    events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=60")
+    events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=30")
     computed = sum(event.step.computed for event in events if isinstance(event, Stepped))
     assert time_told(events).seconds == pytest.approx(0.01 * computed, rel=0.15)
 

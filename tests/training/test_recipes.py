@@ -32,6 +32,7 @@ SMALL = (
     "training.device=cpu",
     "data.valid_fraction=0.2",
     "evaluation.tokens=200",
+    "evaluation.sample_tokens=4",
 )
 
 
