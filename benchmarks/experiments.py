@@ -7,12 +7,15 @@ Each is a series of lmtool commands, which go to stderr, and a Markdown table, w
 
 import json
 import random
+import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from claims import DATA, MUON, SMALL, TUNED, WIDTH, Bench, figures, mean, ran, sample, table
 from coherence import holds
@@ -21,11 +24,14 @@ from word2vec import K, quality
 
 from lmtool import load
 from lmtool.analysis.neighbors import neighbors
+from lmtool.api import TrainedModel
 from lmtool.batch import Batch
 from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Greedy
 from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel, build
+from lmtool.objective import Example
+from lmtool.objective.base import rng_of
 from lmtool.recipe.spec.recipe import Model
 
 STORIES, UNSEEN = DATA / "stories.txt", DATA / "stories.valid.txt"
@@ -300,6 +306,63 @@ def drawn(rng: random.Random, longest: int) -> str:
     return "".join(rng.choice(SYMBOLS) for _ in range(rng.randint(1, longest - 1)))
 
 
+INPUTS = {
+    "true letters": "null",
+    "half of them its own at the end": "{growth: linear, floor: 0.5}",
+    "all of them its own at the end": "{growth: linear}",
+}
+"""Scheduled sampling of a training."""
+PLACES = (range(5), range(5, 10), range(10, 20), range(1_000))
+"""Of letters in a target, counted from 0."""
+
+
+def exposure(bench: Bench) -> str:
+    """Exposure bias: the accuracy of the next letter given the true letters before it, and given the model's own."""
+    phrases = list(dict.fromkeys(spelt(STORIES.read_text(encoding="utf-8"))))
+    unseen = phrases[12_000 : 12_040 if bench.quick else 13_000]
+    text = bench.folder / "letters.tsv"
+    text.write_text("source\ttarget\n" + "".join(f"{phrase}\t{phrase[::-1]}\n" for phrase in phrases[:12_000]))
+    same = ("tokenizer.kind=char", "model.d_model=128", "model.bidirectional_encoder=false", "evaluation.every=1000")
+    rows = []
+    for number, (name, sampling) in enumerate(INPUTS.items()):
+        settings = (*same, bench.steps(1000), f"objective.scheduled_sampling={sampling}")
+        run = bench.train("finetune", f"spelt-{number}", str(text), "--recipe", "seq2seq", settings=settings)
+        lm = load(str(run))
+        answers = [str(prediction.label) for prediction in lm.predict(unseen)]
+        pairs = list(zip(answers, (phrase[::-1] for phrase in unseen), strict=True))
+        own = [[answer[i : i + 1] == letter for i, letter in enumerate(target)] for answer, target in pairs]
+        true = given_true(lm, unseen)
+        both = [(right_at(true, places), right_at(own, places)) for places in PLACES]
+        exact = statistics.fmean(answer == target for answer, target in pairs)
+        rows.append([name, *(f"{a:.3f}, {b:.3f}" for a, b in both), f"{both[-1][0] - both[-1][1]:.3f}", f"{exact:.3f}"])
+    head = [f"letters {places[0] + 1} to {places[-1] + 1}" for places in PLACES[:-1]]
+    return table(["inputs", *head, "all letters", "gap", "exact"], rows)
+
+
+def spelt(text: str) -> Iterator[str]:
+    """One to four words in turn, in lower case."""
+    words = iter(re.findall("[a-z]+", text.lower()))
+    for n in cycle((1, 2, 3, 4)):
+        if not (taken := list(islice(words, n))):
+            return
+        yield " ".join(taken)
+
+
+def given_true(lm: TrainedModel, phrases: Sequence[str]) -> list[list[bool]]:
+    """Whether the most probable letter is the right one, when all letters before it are the true ones."""
+    encode = lm.loaded.tokenizer.encode
+    pairs = [[np.array(encode(text)) for text in (phrase, phrase[::-1])] for phrase in phrases]
+    batch = lm.loaded.objective.collate([Example(source, rng_of(source), target) for source, target in pairs])
+    with torch.inference_mode():
+        guessed_BT = lm.loaded.model.logits(lm.loaded.model(batch).hidden_BTD).argmax(-1)
+    rights = (guessed_BT == batch.targets_BT).tolist()
+    return [right[: len(target)] for right, (_, target) in zip(rights, pairs, strict=True)]
+
+
+def right_at(rights: Sequence[Sequence[bool]], places: Sequence[int]) -> float:
+    return statistics.fmean(right[i] for right in rights for i in places if i < len(right))
+
+
 EXPERIMENTS: dict[str, Callable[[Bench], str]] = {
     "masking": masking,
     "relatives": relatives,
@@ -309,6 +372,7 @@ EXPERIMENTS: dict[str, Callable[[Bench], str]] = {
     "length": length,
     "phases": phases,
     "forgetting": forgetting,
+    "exposure": exposure,
 }
 
 

@@ -35,6 +35,10 @@ def mistakes(source):
                 known |= {(alias.asname or alias.name).partition(".")[0] for alias in part.names}
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                 known.add(part.id)
+            if isinstance(part, ast.FunctionDef | ast.ClassDef):
+                known.add(part.name)
+            if isinstance(part, ast.arg):
+                known.add(part.arg)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and called(node.value) in MODELS:
             models |= {target.id for target in node.targets}
         for part in ast.walk(node):
