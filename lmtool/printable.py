@@ -8,6 +8,8 @@ def plain(text: str, *, lines: bool = False) -> str:
 
     With `lines`, for multi-line texts, newline, tab and all non-control characters, such as emoji joiners, are kept.
     """
+    if text.isprintable():
+        return text  # nearly always, and fast
     if lines:
         # By its code, as other control characters: `\r` could be mistaken for a line end.
         text = text.replace("\r", r"\x0d")

@@ -169,6 +169,17 @@ def is_a_picture(o: Printed) -> bool:
     return all(90 < sum(map(int, row)) <= 103 for row in rows[1:] if row)
 
 
+def is_exposed(o: Printed) -> bool:
+    rows = [[float(cell) for cell in line.split("\t")[2:]] for line in o.lines if re.search(r"\t\d+ to \d+\t", line)]
+    if len(rows) != 8:
+        return False
+    (*places, forced), scheduled = rows[:4], rows[7]
+    exact = zip(o.all("exact"), Printed(TOPICS["Encoder and decoder"]).all("exact"), strict=True)
+    narrower = scheduled[2] < 0.7 * forced[2]
+    worse = scheduled[0] < forced[0] and scheduled[1] < forced[1] and all(ours < theirs for ours, theirs in exact)
+    return rises([gap for *_, gap in places], by=0.1) and narrower and worse
+
+
 def is_a_prefix(o: Printed) -> bool:
     seen = [line for line in o.lines if set(line.strip()) == {"#"}]
     prefix = sum(" prefix " in f"{line} " for line in o.lines if re.match(r"\d+ ", line))
@@ -223,7 +234,7 @@ CHECKS: dict[str, Callable[[Printed], bool]] = {
     "Attention to the source": lambda o: min(o.all("exact")) > 0.8,
     "BLEU and chrF": lambda o: rises(o.all("bleu")) and rises(o.all("chrf")),
     "Summaries": lambda o: falls([o.all(f"{name} ")[0] for name in ("rouge1", "rouge l", "rouge2")]),
-    "Scheduled sampling": lambda o: mean(o.all("exact")) > 0.2,
+    "Scheduled sampling": is_exposed,
     "Self-attention in several heads": is_attention,
     "Heads with widths of their own": lambda o: rises(o.all(r"self-attention .*?(?=\S+ +\S+ +\S+%)")),
     "Masks": lambda o: rises([len(line) for line in o.lines if set(line) == {"#"}]),
