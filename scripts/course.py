@@ -43,9 +43,9 @@ ELEMENT = re.compile(
     r"^### (?P<topic>[^\n]+)$"
     r"|^```sh\n(?P<commands>.*?)^```$"
     r"|^(?P<marker><!-- output: (?P<how>last|lines) (?P<which>[^\n]+) -->)\n(?:```text\n.*?^```\n)?"
+    r"(?:\n(?P<takes>Takes about [^\n]+)\n)?\n*"
     r"|^(?P<drawn><!-- picture: (?P<name>\S+) (?P<part>\S+) of (?P<file>\S+): (?P<shows>[^\n]+) -->)\n"
-    r"(?:!\[[^\n]*\n)?"
-    r"|^(?P<takes>Takes about [^\n]+)$",
+    r"(?:!\[[^\n]*\n)?",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -86,20 +86,24 @@ def seconds_in(said: str) -> float:
 
 def with_minutes(lectures: str, page: str) -> str:
     """The tables of the lectures, with what the topics of each row take as its last cell."""
-    topics = re.findall(r"^### ([^\n]+)$.*?^(Takes about [^\n]+)$", page, flags=re.MULTILINE | re.DOTALL)
-    seconds = {re.sub(r"[^\w -]", "", topic.lower()).replace(" ", "-"): seconds_in(said) for topic, said in topics}
+    said = re.findall(r"^(?:### (.+)|(Takes about .+))$", page, flags=re.MULTILINE)
+    seconds = {
+        re.sub(r"[^\w -]", "", topic.lower()).replace(" ", "-"): seconds_in(took)
+        for (topic, _), (_, took) in pairwise(said)
+        if took
+    }
 
     def row(found: re.Match[str]) -> str:
-        linked = {anchor for anchor in re.findall(r"course\.md#([\w-]+)", found[1]) if anchor in seconds}
-        return f"{found[1]} {sum(seconds[anchor] for anchor in linked) / 60:.1f} |"
+        linked = set(re.findall(r"course\.md#([\w-]+)", found[1]))
+        minutes = f"{sum(seconds[anchor] for anchor in linked) / 60:.1f} " if linked <= set(seconds) else ""
+        return f"{found[1]} {minutes}|"
 
     return re.sub(r"^(\|.*\(course\.md#.*\|) *[\d.]* *\|$", row, lectures, flags=re.MULTILINE)
 
 
-def takes(said: str, seconds: float) -> str:
+def takes(said: str | None, seconds: float) -> str:
     """How long a topic takes: what the page says, if that is right within a factor of two."""
-    before = seconds_in(said)
-    if before / 2 <= seconds <= before * 2:
+    if said is not None and seconds_in(said) / 2 <= seconds <= seconds_in(said) * 2:
         return said
     if seconds >= 90:
         return f"Takes about {round(seconds / 60)} minutes."
@@ -141,9 +145,8 @@ class Course:
                 self.printed += self._command(command)
         elif self.is_run and found["marker"]:
             lines = "".join(f"{line}\n" for line in self._chosen(found["how"], found["which"]))
-            return f"{found['marker']}\n```text\n{lines}```\n"
-        elif self.is_run and found["takes"]:
-            return takes(found["takes"], self.seconds - self.begun)
+            took = takes(found["takes"], self.seconds - self.begun)
+            return f"{found['marker']}\n```text\n{lines}```\n\n{took}\n\n"
         elif self.is_run and found["name"]:
             write(found["name"], self._picture(found["part"], found["file"], found["shows"]), self.pictures)
             return f"{found['drawn']}\n![{found['shows']}](pictures/{found['name']}.svg)\n"
