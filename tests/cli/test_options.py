@@ -213,7 +213,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Pretraining, "run", keep)
     monkeypatch.setattr(FineTuning, "run", keep)
-    monkeypatch.setattr(planning, "forecast_of", settled)
+    monkeypatch.setattr(planning, "forecast", settled)
     monkeypatch.setattr(survey, "resolve_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled", looked)
