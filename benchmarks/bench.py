@@ -51,18 +51,19 @@ class Bench:
     """Runs commands in a folder, each once.
 
     quick: few steps and one seed, to check that all runs. real: a folder of data that is not bundled. published: an
-    imported model to try as well. spent: CPU seconds of each command.
+    imported model to try as well. n_seeds: of each series. spent: CPU seconds of each command.
     """
 
     def __init__(self, folder: Path, quick: bool, real: Path | None = None, published: Path | None = None) -> None:
         self.folder, self.quick, self.real, self.published = folder, quick, real, published
+        self.n_seeds = 1 if quick else SEEDS
         self.spent: dict[str, float] = {}
 
     def steps(self, n: int) -> str:
         return f"training.steps={4 if self.quick else n}"
 
-    def seeds(self, n: int = SEEDS) -> range:
-        return range(1, 2 if self.quick else n + 1)
+    def seeds(self) -> range:
+        return range(1, self.n_seeds + 1)
 
     def has(self, *names: str) -> bool:
         """Whether the folder of real data has these files."""
@@ -196,6 +197,7 @@ def ran(series: Mapping[str, Callable[[Bench], str]], description: str) -> None:
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         command.add_argument("--folder", type=Path, help="where runs are saved; a temporary folder by default")
         command.add_argument("--quick", action="store_true", help="few steps and one seed, to check that all runs")
+        command.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="how many; %(default)s by default")
         command.add_argument("--real", type=Path, metavar="FOLDER", help="data that is not bundled, if a part needs it")
         command.add_argument("--published", type=Path, metavar="RUN", help="an imported model, if a part needs it")
     asked = parser.parse_args()
@@ -205,5 +207,6 @@ def ran(series: Mapping[str, Callable[[Bench], str]], description: str) -> None:
         )
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(folder, asked.quick, real, published)
+        bench.n_seeds = min(bench.n_seeds, asked.seeds)
         print(bench.each(lambda name: series[name](bench), [asked.name])[asked.name])
     print(f"\n{sum(bench.spent.values()):.0f} s of CPU time")
