@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice, product
+from itertools import islice, product
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from bench import DATA, Bench, figures, last_of, mean, parameters, ran, read, sample, table, written
@@ -39,7 +40,6 @@ class Task:
     table: Path
     test: Path
     texts: tuple[Path, ...] = ()
-    vocab_size: int = 2048
     steps: tuple[tuple[int, int], ...] = ()
 
     def rest(self, bench: Bench) -> Path:
@@ -80,7 +80,7 @@ def pretrained_tasks(bench: Bench) -> list[Task]:
     tasks = [REVIEWS_TASK]
     if bench.real and bench.has("encyclopaedia.txt", "opinions.csv", "opinions.test.csv"):
         texts = (bench.real / "encyclopaedia.txt",)
-        tasks.append(task_of(bench.real, "opinions", texts=texts, vocab_size=4096, steps=((500, 150), (8132, 400))))
+        tasks.append(task_of(bench.real, "opinions", texts=texts, steps=((500, 150), (8132, 400))))
     return tasks
 
 
@@ -118,7 +118,7 @@ def pretrained(bench: Bench, task: Task, model: str, seed: int) -> Path:
     """The run of an encoder, a decoder or an ELMo on the texts of a task."""
     how = MODELS[model]
     once = (bench.steps(how.steps), f"evaluation.every={how.steps}", f"checkpoint.every={how.steps}")
-    sizes = (f"tokenizer.vocab_size={task.vocab_size}", "model.context=64", "training.batch_size=32")
+    sizes = ("tokenizer.vocab_size=2048", "model.context=64", "training.batch_size=32")
     settings = (*how.settings, *sizes, *once, "evaluation.prompts=[]", "data.documents=blank-line", f"seed={seed}")
     name = f"{model}-for-{task.name}-{seed}"
     return bench.train("pretrain", name, *map(str, task.texts), "--recipe", how.recipe, settings=settings)
@@ -302,19 +302,17 @@ def attention(bench: Bench) -> str:
 
 
 def letters(bench: Bench) -> str:
-    """Phrases of one to four words to their letters in reverse: share of exact answers."""
-    words = iter(re.findall("[a-z]+", (DATA / "stories.txt").read_text(encoding="utf-8").lower()))
-    told = (" ".join(islice(words, n)) for n in islice(cycle((1, 2, 3, 4)), 60_000))
-    phrases = list(dict.fromkeys(told))[:13_200]
-    random.Random(0).shuffle(phrases)
-    pairs = [(phrase, phrase[::-1]) for phrase in phrases]
-    train, lengths = pairs[1200:], [(n, n) for n in (1, 2, 3, 4)]
-    tests = by_length(bench, "letters", pairs[:1200], lengths)
+    """Words of random letters to the same letters in reverse: the share of exact answers by the number of letters."""
+    rng = random.Random(0)
+    words = dict.fromkeys("".join(rng.choices(ascii_lowercase, k=rng.randint(2, 12))) for _ in range(14_000))
+    pairs = [(word, word[::-1]) for word in words][:13_200]
+    lengths = [(2, 3), (4, 6), (7, 9), (10, 12)]
+    tests = by_length(bench, "letters", pairs[12_000:], lengths, len)
     small = ("tokenizer={kind: char}", "model.d_model=64", "model.tie_embeddings=false", bench.steps(500))
-    found = translated(bench, "letters", train, tests, small)
-    rows = [["copied source", *(f"{copied(pairs_of(test)):.3f}" for test in tests)]]
+    found = translated(bench, "letters", pairs[:12_000], tests, (*small, "model.bidirectional_encoder=false"))
+    rows = [["none: the source itself", *(f"{copied(pairs_of(test)):.3f}" for test in tests)]]
     rows += [[name, *(mean([one["exact"] for one in of]) for of in parts)] for name, parts in found.items()]
-    return table(["attention", *(f"{n} word{'s' * (n > 1)}" for n, _ in lengths)], rows)
+    return table(["attention", *(f"{low} to {high} letters" for low, high in lengths)], rows)
 
 
 def copied(pairs: Pairs) -> float:
@@ -324,7 +322,7 @@ def copied(pairs: Pairs) -> float:
 def sentences(bench: Bench, train: Pairs, test: Pairs) -> str:
     """German sentences to English ones: loss in nats per token, and BLEU."""
     lengths = [(4, 8), (9, 10), (11, 13), (14, 30)]
-    tests = by_length(bench, "sentences", test, lengths)
+    tests = by_length(bench, "sentences", test, lengths, lambda source: len(source.split()))
     found = translated(bench, "sentences", train, tests, (bench.steps(1200),))
     counted = WordForWord(train)
     rows = [["word for word, by counts", "BLEU", *(f"{counted.bleu(pairs_of(part)):.1f}" for part in tests)]]
@@ -362,11 +360,13 @@ def pairs_of(file: Path) -> Pairs:
     return [(source, target) for source, target in read(file)[1]]
 
 
-def by_length(bench: Bench, name: str, pairs: Pairs, lengths: Iterable[tuple[int, int]]) -> list[Path]:
-    """The pairs whose source has so many words, a table for each range."""
+def by_length(
+    bench: Bench, name: str, pairs: Pairs, lengths: Iterable[tuple[int, int]], length: Callable[[str], int]
+) -> list[Path]:
+    """The pairs whose source is so long, a table for each range."""
     tables = []
     for low, high in lengths:
-        wanted = [pair for pair in pairs if low <= len(pair[0].split()) <= high]
+        wanted = [pair for pair in pairs if low <= length(pair[0]) <= high]
         tables.append(pairs_in(bench, f"{name}-{low}-{high}.tsv", wanted[: 10 if bench.quick else None]))
     return tables
 
