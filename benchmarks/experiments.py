@@ -62,9 +62,8 @@ def masking(bench: Bench) -> str:
 
 def few_unseen(bench: Bench) -> Path:
     """Some validation stories for masked models, each of whose tokens is masked in turn, which takes a while."""
-    few = bench.folder / "unseen.txt"
-    few.write_text("\n\n".join(UNSEEN.read_text(encoding="utf-8").split("\n\n")[: 1 if bench.quick else 12]))
-    return few
+    stories = UNSEEN.read_text(encoding="utf-8").split("\n\n")
+    return bench.write("unseen.txt", "\n\n".join(stories[: 1 if bench.quick else 12]))
 
 
 def on_500_reviews(bench: Bench, name: str, settings: Sequence[str], *how: str) -> str:
