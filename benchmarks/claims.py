@@ -416,7 +416,8 @@ class Transfer:
 
         def tuned(name: str, data: Path, steps: int, begin: Path) -> Path:
             settings = (*of_steps(bench, steps), *self.settings, f"seed={seed}")
-            tables = (str(data), "--test", str(self.test), "--from", str(begin))
+            test = ("--test", str(self.test)) if data == small else ()
+            tables = (str(data), *test, "--from", str(begin))
             return bench.train("finetune", f"{self.name}-{name}-{seed}", *tables, settings=settings)
 
         few = of_steps(bench, 4) if bench.quick else ()
@@ -439,7 +440,7 @@ def transfers(bench: Bench) -> Iterable[Transfer]:
             f"{key}={value}" for key, value in Trial(REVIEWS_TASK, TO_CHOOSE[0], model, 1).chosen(bench).items()
         )
         rows = larger, partial(small, 60), small(1000, 1000)
-        yield Transfer(f"books-{model}", begin, chosen, *rows, (300, 60))
+        yield Transfer(f"books-{model}", begin, chosen, *rows, (150, 50))
     if bench.published and bench.real and bench.has("rte.train.csv", "rte.dev.csv"):
         (begin, larger), test = (bench.published, DATA / "entailment.csv"), bench.real / "rte.dev.csv"
         small = partial(sample, bench, bench.real / "rte.train.csv", 1200)
