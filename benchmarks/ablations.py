@@ -7,11 +7,10 @@ validation text, mean and standard deviation over seeds. Results that are alread
 """
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
-from claims import DATA, Bench, mean, table
+from bench import DATA, Bench, last_of, mean, parameters, table
 
 from lmtool.errors import NumericalError
 
@@ -46,9 +45,8 @@ def losses(bench: Bench, part: str, steps: int, seeds: int) -> tuple[str, str]:
             run = bench.train("pretrain", name, str(DATA / "stories.txt"), "--recipe", "tiny", settings=settings)
         except NumericalError:
             return size, "diverges"
-        size = json.loads((run / "run.json").read_text())["summary"].rpartition(", ")[2].removesuffix(" parameters")
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        found.append(float(json.loads(lines[-1])["valid_loss"]))
+        size = parameters(run)
+        found.append(float(last_of(run)["valid_loss"]))
     return size, mean(found)
 
 

@@ -1,122 +1,465 @@
 """Six claims of the lectures, reproduced at small scale; docs/claims.md has the results.
 
-    python benchmarks/claims.py positions [--folder DIR] [--quick]
+    python benchmarks/claims.py positions [--folder DIR] [--quick] [--real FOLDER] [--published RUN]
 
-Each claim is a series of lmtool commands, which go to stderr, and a Markdown table, which goes to stdout. Results that
-are already in the folder are reused, so an interrupted series is resumed.
+Each claim is a series of lmtool commands, which go to stderr, and Markdown tables, which go to stdout; `bench.py` says
+how a series is resumed, and shared between two processes. FOLDER has what is not bundled: encyclopaedia, opinions,
+topics, spam and genres as `lmtool data get` makes them, multi30k.train.tsv and multi30k.test.tsv of German and English
+sentences, rte.train.csv and rte.dev.csv. What needs a missing file is left out.
 """
 
-import argparse
-import csv
-import json
 import random
-import shlex
-import shutil
+import re
 import sys
-import tempfile
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from io import StringIO
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
-from statistics import fmean, stdev
+from string import ascii_lowercase
 from typing import Any
 
-from lmtool.cli import app
-from lmtool.data import bundled
+from bench import DATA, Bench, figures, last_of, mean, parameters, ran, read, sample, table, written
 
-DATA = bundled.folder()
+from lmtool.tables.tasks.metrics import translation_metrics
+
 sys.path.insert(0, str(DATA / "make"))
 
-from reviews import REVIEWS, SIGN, Subject, book, meal, review, shop  # noqa: E402
+from reviews import REVIEWS, SIGN, Subject, book, meal, review, shop
+
+HELD = 500
+"""Rows of a training table by which choices are made; no model is trained or tested on them."""
+TO_CHOOSE = (500, 100)
+"""Rows and steps of the trials before a choice."""
 
 
-def lmtool(*arguments: str) -> str:
-    """Run a command in this process, and return what it prints. Its errors are raised."""
-    sys.argv = ["lmtool", *arguments]
-    with redirect_stdout(StringIO()) as printed:
-        code = app(standalone_mode=False)
-    if code:
-        raise SystemExit(code)
-    return printed.getvalue()
+@dataclass(frozen=True)
+class Task:
+    """A labelled table and its test table; texts to pretrain on; by number of rows the steps of fine-tuning."""
+
+    name: str
+    table: Path
+    test: Path
+    texts: tuple[Path, ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
+
+    def rest(self, bench: Bench) -> Path:
+        """The rows to train on."""
+        return self._part(bench, "rest", slice(HELD, None))
+
+    def held(self, bench: Bench) -> Path:
+        """The rows to choose by."""
+        return self._part(bench, "held", slice(HELD))
+
+    def _part(self, bench: Bench, name: str, which: slice) -> Path:
+        head, rows = read(self.table)
+        return written(bench, f"{self.name}-{name}.csv", head, random.Random(0).sample(rows, len(rows))[which])
 
 
-class Bench:
-    """Runs commands in a folder, each once.
+def majority(table: Path, test: Path) -> str:
+    """Accuracy of the most frequent class."""
+    [(label, _)] = Counter(row[-1] for row in read(table)[1]).most_common(1)
+    tested = [row[-1] for row in read(test)[1]]
+    return f"{tested.count(label) / len(tested):.3f}"
 
-    quick: few steps and one seed, to check that all runs. published: an imported model to try as well. spent: CPU
-    seconds of each command.
+
+def task_of(folder: Path, name: str, **more: Any) -> Task:
+    return Task(name, folder / f"{name}.csv", folder / f"{name}.test.csv", **more)
+
+
+REVIEWS_TASK = task_of(
+    DATA,
+    "reviews",
+    texts=(DATA / "stories.txt", DATA / "reviews.csv"),
+    steps=((100, 75), (2500, 250)),
+)
+"""The texts of the reviews are pretrained on without their labels."""
+
+
+def pretrained_tasks(bench: Bench) -> list[Task]:
+    """The tables on which pretrained models are fine-tuned."""
+    tasks = [REVIEWS_TASK]
+    if bench.real and bench.has("encyclopaedia.txt", "opinions.csv", "opinions.test.csv"):
+        texts = (bench.real / "encyclopaedia.txt",)
+        tasks.append(task_of(bench.real, "opinions", texts=texts, steps=((8132, 400),)))
+    return tasks
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Steps of 2,048 tokens, such that all predict as many, 0.6 million; 0.9 million parameters."""
+
+    steps: int
+    recipe: str
+    settings: tuple[str, ...]
+
+
+SMALL = ("model.n_layers=2", "model.d_model=128")
+MODELS = {
+    # predicts 740 tokens in a step: 40 % of what rows of two texts hold
+    "encoder": Pretraining(830, "bert-tiny", (*SMALL, "model.n_heads=4", "objective.rate=0.4")),
+    "decoder": Pretraining(300, "tiny", (*SMALL, "model.n_heads=4")),
+    # predicts each token twice
+    "elmo": Pretraining(150, "elmo-tiny", SMALL),
+}
+
+
+def pretrained(bench: Bench, task: Task, model: str, seed: int) -> Path:
+    """The run of an encoder, a decoder or an ELMo on the texts of a task."""
+    how = MODELS[model]
+    once = (bench.steps(how.steps), f"evaluation.every={how.steps}", f"checkpoint.every={how.steps}")
+    sizes = ("tokenizer.vocab_size=2048", "model.context=64", "training.batch_size=32")
+    settings = (*how.settings, *sizes, *once, "evaluation.prompts=[]", "data.documents=blank-line", f"seed={seed}")
+    name = f"{model}-for-{task.name}-{seed}"
+    return bench.train("pretrain", name, *map(str, task.texts), "--recipe", how.recipe, settings=settings)
+
+
+def of_steps(bench: Bench, n: int) -> tuple[str, ...]:
+    """So many steps of 32 rows, the last of which is kept; no baseline of the command's own."""
+    to_the_end = ("training.epochs=null", "training.min_steps=null", "evaluation.every=99999", "checkpoint.every=99999")
+    return (bench.steps(n), "training.batch_size=32", *to_the_end, "evaluation.baseline=false")
+
+
+SCRATCH = " from scratch"
+RATES = ("5e-4", "1e-3")
+CHOICES = {
+    "encoder": {"objective.pool": ("first", "mean"), "optimizer.lr": RATES},
+    "decoder": {"objective.pool": ("last", "mean"), "optimizer.lr": RATES},
+    "elmo": {"optimizer.lr": ("1e-3", "4e-3")},
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model that is trained on n rows of a task: one of MODELS, pretrained or from scratch, or a recipe as it is.
+
+    An ELMo stays as it is, and a bidirectional LSTM that reads it is trained.
     """
 
-    def __init__(self, folder: Path, quick: bool, published: Path | None = None) -> None:
-        self.folder, self.quick, self.published = folder, quick, published
-        self.spent: dict[str, float] = {}
+    task: Task
+    n: int
+    start: str
+    seed: int
 
-    def steps(self, n: int) -> str:
-        return f"training.steps={4 if self.quick else n}"
+    @property
+    def name(self) -> str:
+        return f"{self.task.name}-{self.start.replace(' ', '-')}-{self.n}-{self.seed}"
 
-    def seeds(self, n: int) -> range:
-        return range(1, 2 if self.quick else n + 1)
+    @property
+    def model(self) -> str:
+        return self.start.removesuffix(SCRATCH)
 
-    def run(self, name: str, *arguments: str, settings: Iterable[str] = (), made: Path | None = None) -> str:
-        """The output of a command, cached under this name. made: the run it trains, resumed if it was interrupted."""
-        command = [*arguments, *(word for setting in settings for word in ("-s", setting))]
-        kept, cut = self.folder / f"{name}.json", self.folder / f"{name}.cut.json"
-        if not kept.exists():
-            asked, before = command, 0.0
-            if made is not None:
-                was = json.loads(cut.read_text()) if cut.exists() else {"command": None}
-                if was["command"] == command and any(made.glob("checkpoints/*/MANIFEST.json")):
-                    asked, before = ["resume", str(made), "--quiet"], was["seconds"]
-                else:
-                    shutil.rmtree(made, ignore_errors=True)
-            print("lmtool", shlex.join(asked), file=sys.stderr, flush=True)
-            began = time.process_time()
-            try:
-                output = lmtool(*asked)
-            finally:
-                done = {"command": command, "seconds": before + time.process_time() - began}
-                cut.write_text(json.dumps(done))
-            kept.write_text(json.dumps({**done, "printed": output}))
-            cut.unlink()
-        found = json.loads(kept.read_text())
-        if found["command"] != command:
-            raise SystemExit(f"{kept} is of another command: {shlex.join(found['command'])}")
-        self.spent[name] = found["seconds"]
-        printed: str = found["printed"]
-        return printed
+    def run(self, bench: Bench) -> Path:
+        """The run, evaluated on the test table."""
+        if self.model in MODELS:
+            return self.tuned(bench, self.name, self.task.test, self.chosen(bench))
+        few = of_steps(bench, 4) if bench.quick else ("evaluation.baseline=false",)
+        context = ("model.context=128",) if self.start == "bilstm" else ()
+        tables = (*self.rows(bench), "--test", str(self.task.test), "--recipe", self.start)
+        return bench.train("finetune", self.name, *tables, settings=(*few, *context, f"seed={self.seed}"))
 
-    def train(self, verb: str, name: str, *arguments: str, settings: Iterable[str] = ()) -> Path:
-        """The run directory of a training command."""
-        run = self.folder / name
-        self.run(name, verb, *arguments, "-o", str(run), "--quiet", settings=settings, made=run)
-        return run
+    def rows(self, bench: Bench) -> tuple[str, str, str]:
+        return str(sample(bench, self.task.rest(bench), self.n, self.seed)), "--valid", str(self.task.held(bench))
 
-    def evaluate(self, name: str, run: Path, text: Path, *options: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run(name, "eval", str(run), str(text), *options, "--json", "--quiet"))
-        return found
+    def tuned(self, bench: Bench, name: str, test: Path, chosen: Mapping[str, str]) -> Path:
+        """The last step, without selection, of the same number of steps for each model."""
+        settings = [*of_steps(bench, dict((*self.task.steps, TO_CHOOSE))[self.n]), f"seed={self.seed}"]
+        settings += [f"{key}={value}" for key, value in chosen.items()]
+        if self.start == "elmo":
+            how = ("--recipe", "bilstm")
+            settings += [f"model.features.run={pretrained(bench, self.task, 'elmo', self.seed)}", "model.context=128"]
+        elif self.start in MODELS:
+            how = ("--from", str(pretrained(bench, self.task, self.start, self.seed)))
+        else:  # the recipe and tokenizer of the pretrained model, without its weights
+            like = replace(self, start=self.model).run(bench)
+            how = ("--recipe", str(like / "recipe.yaml"))
+            settings.append(f"tokenizer={{kind: file, path: {like / 'tokenizer.json'}}}")
+        return bench.train("finetune", name, *self.rows(bench), "--test", str(test), *how, settings=settings)
 
-
-def figures(run: Path) -> dict[str, Any]:
-    """The results of a fine-tuned run on its test table."""
-    found: dict[str, Any] = json.loads((run / "metrics.json").read_text())
-    return found
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    def chosen(self, bench: Bench) -> dict[str, str]:
+        """The best settings on the rows to choose by, after TO_CHOOSE on others: one by one, of the first seed."""
+        trial = replace(self, n=TO_CHOOSE[0], seed=1)
+        best = {"optimizer.lr": "1e-3"}
+        for key, values in CHOICES[self.model].items():
+            reached = {}
+            for value in values[: 1 if bench.quick else None]:
+                tried = {**best, key: value}
+                name = "-".join((trial.name, "with", *tried.values()))
+                reached[value] = figures(trial.tuned(bench, name, self.task.held(bench), tried))["accuracy"]
+            best[key] = max(reached, key=lambda value: reached[value])
+        return best
 
 
-def mean(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and standard deviation over seeds."""
-    return f"{fmean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+Sizes = Sequence[tuple[Task, int]]
+Runs = Mapping[tuple[Task, int, str], Sequence[Path]]
 
 
-SEEDS = 3
+def tried(bench: Bench, sizes: Sizes, starts: Sequence[str]) -> Runs:
+    """The runs of all seeds for each task, number of rows and start."""
+    cases = [Trial(*size, start, seed) for seed in bench.seeds() for size in sizes for start in starts]
+    runs = bench.each(lambda trial: trial.run(bench), cases)
+    return {
+        (*size, start): [runs[Trial(*size, start, seed)] for seed in bench.seeds()]
+        for size, start in product(sizes, starts)
+    }
+
+
+def accuracy(runs: Iterable[Path]) -> str:
+    return mean([figures(run)["accuracy"] for run in runs])
+
+
+def seconds(bench: Bench, runs: Iterable[Path]) -> str:
+    return f"{mean([bench.spent[run.name] for run in runs], 0)} s"
+
+
+def accuracies(sizes: Sizes, runs: Runs, starts: Sequence[str], heads: Sequence[str]) -> str:
+    rows = [
+        [f"{task.name}, {n:,}", majority(task.table, task.test), *(accuracy(runs[task, n, start]) for start in starts)]
+        for task, n in sizes
+    ]
+    return table(["rows", "majority", *heads], rows)
+
+
+def choices(bench: Bench, tasks: Iterable[Task], starts: Sequence[str]) -> str:
+    """What was chosen for each task and model, a line each."""
+    lines = ["Chosen on the held-out rows:"]
+    for task, start in product(tasks, starts):
+        chosen = Trial(task, TO_CHOOSE[0], start, 1).chosen(bench)
+        lines.append(f"- {task.name}, {start}: {', '.join(f'{key} {value}' for key, value in chosen.items())}")
+    return "\n".join(lines)
+
+
+def pretraining(bench: Bench) -> str:
+    """Pretraining and fine-tuning beats training from scratch on the same labelled rows."""
+    tasks = pretrained_tasks(bench)
+    sizes = [(task, n) for task in tasks for n, _ in task.steps]
+    tuned = ["encoder" + SCRATCH, "encoder", "decoder" + SCRATCH, "decoder"]
+    starts = ["naive-bayes", *tuned]
+    heads = ["naive Bayes", "encoder, scratch", "pretrained", "decoder, scratch", "pretrained"]
+    reached = accuracies(sizes, tried(bench, sizes, starts), starts, heads)
+    return f"{reached}\n\n{choices(bench, tasks, tuned)}"
+
+
+def classifiers(bench: Bench) -> str:
+    """Encoders beat decoders, which beat features of an ELMo."""
+    tasks, starts = pretrained_tasks(bench), ["naive-bayes", *MODELS]
+    sizes = [(task, task.steps[-1][0]) for task in tasks]
+    runs = tried(bench, sizes, starts)
+    costs = []
+    for task, model in product(tasks, MODELS):
+        before = [pretrained(bench, task, model, seed) for seed in bench.seeds()]
+        after = runs[task, task.steps[-1][0], model]
+        targets = last_of(before[0])["tokens"] * (2 if model == "elmo" else 1)
+        times = seconds(bench, before), seconds(bench, after)
+        costs.append([f"{task.name}, {model}", parameters(before[0]), parameters(after[0]), f"{targets:,}", *times])
+    head = ["", "parameters", "fine-tuned", "predicted tokens", "pretraining", "fine-tuning on most rows"]
+    reached = accuracies(sizes, runs, starts, ["naive Bayes", "encoder", "decoder", "LSTM on an ELMo"])
+    return "\n\n".join((reached, table(head, costs), choices(bench, tasks, list(MODELS))))
+
+
+def averages(bench: Bench) -> str:
+    """A mean of word vectors is strong for its cost."""
+    tasks = [REVIEWS_TASK]
+    if bench.real:
+        names = ("opinions", "topics", "spam", "genres")
+        tasks += [task_of(bench.real, name) for name in names if bench.has(f"{name}.csv", f"{name}.test.csv")]
+    sizes = [(task, len(read(task.table)[1]) - HELD) for task in tasks]
+    starts = ["naive-bayes", "linear", "dan", "bilstm"]
+    runs = tried(bench, sizes, starts)
+    rows = []
+    for task, n in sizes:
+        found = [runs[task, n, start] for start in starts]
+        rows.append(
+            [
+                f"{task.name}, {n:,}",
+                majority(task.table, task.test),
+                *(f"{accuracy(of)}, {seconds(bench, of)}" for of in found),
+            ]
+        )
+    return table(["rows", "majority", "naive Bayes", "linear", "DAN", "BiLSTM"], rows)
+
+
+Pairs = Sequence[tuple[str, str]]
+ATTENTION = {"none": "seq2seq", "Luong": "seq2seq-luong", "Bahdanau": "seq2seq-bahdanau"}
+
+
+def attention(bench: Bench) -> str:
+    """Attention removes the bottleneck of an encoder-decoder: the gap grows with the length of the source."""
+    found = [letters(bench)]
+    if bench.real and bench.has("multi30k.train.tsv", "multi30k.test.tsv"):
+        found.append(sentences(bench, *(pairs_of(bench.real / f"multi30k.{part}.tsv") for part in ("train", "test"))))
+    return "\n\n".join(found)
+
+
+def letters(bench: Bench) -> str:
+    """Words of random letters to the same letters in reverse: the share of exact answers by the number of letters."""
+    rng = random.Random(0)
+    words = dict.fromkeys("".join(rng.choices(ascii_lowercase, k=rng.randint(2, 12))) for _ in range(14_000))
+    pairs = [(word, word[::-1]) for word in words][:13_200]
+    lengths = [(2, 3), (4, 6), (7, 9), (10, 12)]
+    tests = by_length(bench, "letters", pairs[12_000:], lengths, len)
+    small = ("tokenizer={kind: char}", "model.d_model=64", "model.tie_embeddings=false", bench.steps(500))
+    found = translated(bench, "letters", pairs[:12_000], tests, (*small, "model.bidirectional_encoder=false"))
+    rows = [["none: the source itself", *(f"{copied(pairs_of(test)):.3f}" for test in tests)]]
+    rows += [[name, *(mean([one["exact"] for one in of]) for of in parts)] for name, parts in found.items()]
+    return table(["attention", *(f"{low} to {high} letters" for low, high in lengths)], rows)
+
+
+def copied(pairs: Pairs) -> float:
+    return sum(source == target for source, target in pairs) / len(pairs)
+
+
+def sentences(bench: Bench, train: Pairs, test: Pairs) -> str:
+    """German sentences to English ones: loss in nats per token, and BLEU."""
+    lengths = [(4, 8), (9, 10), (11, 13), (14, 30)]
+    tests = by_length(bench, "sentences", test, lengths, lambda source: len(source.split()))
+    found = translated(bench, "sentences", train, tests, (bench.steps(1200),))
+    counted = WordForWord(train)
+    rows = [["word for word, by counts", "BLEU", *(f"{counted.bleu(pairs_of(part)):.1f}" for part in tests)]]
+    for name, parts in found.items():
+        for measure, title, digits in (("loss", "loss", 2), ("bleu", "BLEU", 1)):
+            rows.append([name, title, *(mean([one[measure] for one in of], digits) for of in parts)])
+    return table(["attention", "", *(f"{low} to {high} words" for low, high in lengths)], rows)
+
+
+def translated(
+    bench: Bench, name: str, train: Pairs, tests: Sequence[Path], settings: Sequence[str]
+) -> dict[str, list[list[dict[str, Any]]]]:
+    """For each kind of attention and each test table the results of all seeds, after the last step."""
+    table = pairs_in(bench, f"{name}.tsv", train)
+    once = ("evaluation.every=99999", "checkpoint.every=99999")
+
+    def results(case: tuple[int, str]) -> list[dict[str, Any]]:
+        seed, recipe = case
+        how = (str(table), "--test", str(tests[0]), "--recipe", recipe)
+        run = bench.train("finetune", f"{name}-{recipe}-{seed}", *how, settings=[*settings, *once, f"seed={seed}"])
+        return [bench.evaluate(f"{name}-{recipe}-{seed}-{test.stem}", run, test) for test in tests]
+
+    found = bench.each(results, product(bench.seeds(), ATTENTION.values()))
+    return {
+        kind: [[found[seed, recipe][part] for seed in bench.seeds()] for part in range(len(tests))]
+        for kind, recipe in ATTENTION.items()
+    }
+
+
+def pairs_in(bench: Bench, name: str, pairs: Pairs) -> Path:
+    return written(bench, name, ("source", "target"), pairs)
+
+
+def pairs_of(file: Path) -> Pairs:
+    return [(source, target) for source, target in read(file)[1]]
+
+
+def by_length(
+    bench: Bench, name: str, pairs: Pairs, lengths: Iterable[tuple[int, int]], length: Callable[[str], int]
+) -> list[Path]:
+    """The pairs whose source is so long, a table for each range."""
+    tables = []
+    for low, high in lengths:
+        wanted = [pair for pair in pairs if low <= length(pair[0]) <= high]
+        tables.append(pairs_in(bench, f"{name}-{low}-{high}.tsv", wanted[: 10 if bench.quick else None]))
+    return tables
+
+
+class WordForWord:
+    """Each word becomes the one that shares most pairs with it, by Dice's coefficient: counts alone, no model."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        sources, targets, both = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
+        for pair in pairs:
+            left, right = (set(self.words(text)) for text in pair)
+            sources.update(left)
+            targets.update(right)
+            both.update(product(left, right))
+        best: dict[str, tuple[float, str]] = {}
+        for (source, target), n in both.items():
+            dice = 2 * n / (sources[source] + targets[target])
+            best[source] = max(best.get(source, (0.0, "")), (dice, target))
+        self.known = {source: target for source, (_, target) in best.items()}
+
+    @staticmethod
+    def words(text: str) -> list[str]:
+        return re.findall(r"\w+|[^\w\s]", text)
+
+    def bleu(self, pairs: Pairs) -> float:
+        said = [" ".join(self.known.get(word, word) for word in self.words(source)) for source, _ in pairs]
+        return float(translation_metrics(said, [target for _, target in pairs])["bleu"])
+
+
+def reviews_of(bench: Bench, name: str, subjects: Sequence[Subject], labels: Sequence[str], n: int, seed: int) -> Path:
+    """A table of n reviews of some subjects with some labels, by the program that writes reviews.csv."""
+    source = replace(REVIEWS, name=name, program=partial(review, subjects=subjects), seed=seed).drawn()
+    rows = list(islice((row for row in source if row.label in labels), n))
+    return bench.write(f"{name}-{n}-{seed}.csv", REVIEWS.csv(rows).decode())
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A model that may learn a larger task before a small one; the steps of both. Each seed has rows of its own.
+
+    begin: the run of each seed, and the settings of fine-tuning it.
+    """
+
+    name: str
+    begin: Callable[[int], Path]
+    settings: tuple[str, ...]
+    larger: Path
+    small: Callable[[int], Path]
+    test: Path
+    steps: tuple[int, int]
+
+    def reached(self, bench: Bench, seed: int) -> list[float]:
+        """Accuracy of naive Bayes, after the steps of the small task, after as many as of both, and after both."""
+        first, then = self.steps
+        small = self.small(seed)
+
+        def tuned(name: str, data: Path, steps: int, begin: Path) -> Path:
+            settings = (*of_steps(bench, steps), *self.settings, f"seed={seed}")
+            test = ("--test", str(self.test)) if data == small else ()
+            tables = (str(data), *test, "--from", str(begin))
+            return bench.train("finetune", f"{self.name}-{name}-{seed}", *tables, settings=settings)
+
+        few = of_steps(bench, 4) if bench.quick else ()
+        how = (str(small), "--test", str(self.test), "--recipe", "naive-bayes")
+        counted = bench.train("finetune", f"{self.name}-counts-{seed}", *how, settings=(*few, f"seed={seed}"))
+        begin = self.begin(seed)
+        direct, longer = (tuned(f"direct-{steps}", small, steps, begin) for steps in (then, first + then))
+        after = tuned("after", small, then, tuned("larger", self.larger, first, begin))
+        return [figures(run)["accuracy"] for run in (counted, direct, longer, after)]
+
+
+def transfers(bench: Bench) -> Iterable[Transfer]:
+    """Reviews of shops and meals, then of few books; and for a published model entailment, of texts by a program, then
+    of real ones (RTE)."""
+    larger = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), 3000, 1)
+    small = partial(reviews_of, bench, "books", (book,), ("positive", "negative"))
+    for model in ("encoder", "decoder"):
+        begin = partial(pretrained, bench, REVIEWS_TASK, model)
+        chosen = tuple(
+            f"{key}={value}" for key, value in Trial(REVIEWS_TASK, TO_CHOOSE[0], model, 1).chosen(bench).items()
+        )
+        rows = larger, partial(small, 60), small(1000, 1000)
+        yield Transfer(f"books-{model}", begin, chosen, *rows, (150, 50))
+    if bench.published and bench.real and bench.has("rte.train.csv", "rte.dev.csv"):
+        (begin, larger), test = (bench.published, DATA / "entailment.csv"), bench.real / "rte.dev.csv"
+        small = partial(sample, bench, bench.real / "rte.train.csv", 1200)
+        yield Transfer("rte-published", lambda _: begin, ("training.batch_size=16",), larger, small, test, (100, 75))
+
+
+def transfer(bench: Bench) -> str:
+    """Intermediate fine-tuning on a larger task helps a small one, also against as many steps on the small one."""
+    found = list(transfers(bench))
+    cases = product(bench.seeds(), range(len(found)))
+    reached = bench.each(lambda case: found[case[1]].reached(bench, case[0]), cases)
+    rows = []
+    for number, one in enumerate(found):
+        first, then = one.steps
+        columns = zip(*(reached[seed, number] for seed in bench.seeds()), strict=True)
+        cells = [majority(one.small(1), one.test), *(mean(column) for column in columns)]
+        rows.append([one.name, f"{then}, {first + then}, {first} + {then}", *cells])
+    heads = ("direct", "direct, as many steps", "larger task first")
+    return table(["small task", "steps", "majority", "naive Bayes", *heads], rows)
 
 
 def positions(bench: Bench) -> str:
@@ -128,208 +471,27 @@ def positions(bench: Bench) -> str:
         "learned": "{kind: learned, size: 1024}",  # more positions than are trained, for longer texts
     }
     contexts = (64, 128, 256, 512, 1024)
-    small = ["model.context=128", "training.batch_size=16", bench.steps(600)]
     # of `tiny`, but learning rates and embeddings that favour no kind of positions
-    rates = ["optimizer={kind: muon, lr: 0.01, adamw: {lr: 5e-3, beta2: 0.99, weight_decay: 0}}", "model.init={}"]
-    text, valid = str(DATA / "stories.txt"), DATA / "stories.valid.txt"
-    rows = []
-    for kind, position in kinds.items():
-        found: dict[int, list[float]] = {n: [] for n in contexts}
-        for seed in bench.seeds(SEEDS):
-            settings = [*small, *rates, f"model.position={position}", "data.documents=whole", f"seed={seed}"]
-            run = bench.train("pretrain", f"{kind}-{seed}", text, "--recipe", "tiny", settings=settings)
-            for n, bits in found.items():
-                measured = bench.evaluate(f"{kind}-{seed}-{n}", run, valid, "--context", str(n))
-                bits.append(measured["bits_per_byte"])
-        rows.append([f"`{kind}`", *map(mean, found.values())])
+    rates = ("optimizer={kind: muon, lr: 0.01, adamw: {lr: 5e-3, beta2: 0.99, weight_decay: 0}}", "model.init={}")
+    small = ("model.context=128", "training.batch_size=16", bench.steps(600), *rates)
+    recipes = {"5-gram": ("ngram", "tokenizer.vocab_size=2048")}
+    recipes |= {kind: ("tiny", *small, f"model.position={position}") for kind, position in kinds.items()}
+
+    def bits(case: tuple[int, str]) -> list[float]:
+        seed, kind = case
+        recipe, *settings = recipes[kind]
+        settings += ["data.documents=whole", f"seed={seed}"]
+        run = bench.train(
+            "pretrain", f"{kind}-{seed}", str(DATA / "stories.txt"), "--recipe", recipe, settings=settings
+        )
+        tests = ((f"{kind}-{seed}-{n}", run, DATA / "stories.valid.txt", "--context", str(n)) for n in contexts)
+        return [bench.evaluate(*test)["bits_per_byte"] for test in tests]
+
+    found = bench.each(bits, product(bench.seeds(), recipes))
+    rows = [
+        [f"`{kind}`", *map(mean, zip(*(found[seed, kind] for seed in bench.seeds()), strict=True))] for kind in recipes
+    ]
     return table(["position", "64", "128, as trained", *map(str, contexts[2:])], rows)
-
-
-def attention(bench: Bench) -> str:
-    """Attention removes the bottleneck of an encoder-decoder: the gap grows with the length of the source."""
-    buckets = ((3, 7), (8, 12), (13, 18), (19, 30))
-    small = ["model.d_model=192", "tokenizer.vocab_size=1024"]
-    recipes = {"none": "seq2seq", "Luong": "seq2seq-luong"}
-    rows = []
-    for name, recipe in recipes.items():
-        found: list[list[dict[str, Any]]] = []
-        for seed in bench.seeds(SEEDS):
-            run = bench.train(
-                "finetune",
-                f"{recipe}-{seed}",
-                str(DATA / "translation.tsv"),
-                "--test",
-                str(by_length(bench, 3, 30)),
-                "--recipe",
-                recipe,
-                settings=[*small, bench.steps(1200), f"seed={seed}"],
-            )
-            parts = [bench.evaluate(f"{recipe}-{seed}-{a}-{b}", run, by_length(bench, a, b)) for a, b in buckets]
-            found.append([figures(run), *parts])
-        for measure in ("loss", "bleu"):
-            cells = [mean([each[measure] for each in column], 2) for column in zip(*found, strict=True)]
-            rows.append([name, measure, *cells])
-    return table(["attention", "", "all", *(f"{low}-{high} words" for low, high in buckets)], rows)
-
-
-def by_length(bench: Bench, low: int, high: int) -> Path:
-    """The test translations whose source has so many words."""
-    part = bench.folder / f"words-{low}-{high}.tsv"
-    with (DATA / "translation.test.tsv").open(encoding="utf-8", newline="") as file:
-        head, *lines = file.read().splitlines(keepends=True)
-    wanted = [line for line in lines if low <= len(line.split("\t")[0].split()) <= high]
-    part.write_text("".join([head, *wanted[: 10 if bench.quick else None]]), encoding="utf-8", newline="")
-    return part
-
-
-SMALL = ("tokenizer.vocab_size=2048", "training.batch_size=16", "evaluation.prompts=[]")
-WIDTH = ("model.n_layers=4", "model.d_model=128", "model.n_heads=4", "model.context=128")
-MUON = (
-    "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.02, beta2: 0.99, weight_decay: 0}}",
-    "model.init.embedding_std=1.0",
-)
-"""The pretrained models: 1.3 million parameters, and minutes of pretraining on a CPU core."""
-
-
-def pretrained(bench: Bench, name: str) -> Path:
-    """The run of an encoder, a decoder or an ELMo: the same texts and tokenizer, and similar sizes.
-
-    The texts of the reviews are used without their labels. All have 2,048 tokens per step; an ELMo's step takes five
-    times as long, so it has fewer.
-    """
-    recipe, *settings = {
-        "encoder": ("tiny", *SMALL, *WIDTH, *MUON, "model.shape=encoder", "objective.kind=masked"),
-        "decoder": ("tiny", *SMALL, *WIDTH, *MUON),
-        "elmo": ("elmo-tiny", *SMALL, "model.d_model=168", "model.context=64", "training.batch_size=32"),
-    }[name]
-    steps = 600 if name == "elmo" else 1500
-    settings += [bench.steps(steps), f"evaluation.every={steps}", f"checkpoint.every={steps}"]
-    texts = (str(DATA / "stories.txt"), str(DATA / "reviews.csv"))
-    return bench.train("pretrain", name, *texts, "--recipe", recipe, settings=settings)
-
-
-TUNED = {"encoder": ("optimizer.lr=5e-4", "objective.pool=mean"), "decoder": ("optimizer.lr=5e-4",)}
-SCRATCH = ("optimizer.lr=1e-3",)
-DAN = ("model.d_model=680", "optimizer.lr=1e-3")
-"""Learning rates of pretrained weights and of weights from scratch; a deep averaging network as large as the others.
-An encoder's first position sees little of a text under ALiBi."""
-
-
-def tuned(
-    bench: Bench, name: str, data: Path, test: str, seed: int, epochs: float, settings: Iterable[str], *how: str
-) -> Path:
-    """A run on a labelled table: its last step, without model selection, evaluated on the test table."""
-    last = ("evaluation.every=100000", "checkpoint.every=100000", "training.min_steps=null")
-    settings = [f"seed={seed}", "training.epochs=" + ("0.05" if bench.quick else f"{epochs}"), *last, *settings]
-    return bench.train("finetune", name, str(data), "--test", str(DATA / test), *how, settings=settings)
-
-
-def from_scratch(bench: Bench, name: str, like: Path, data: Path, test: str, seed: int, epochs: float) -> Path:
-    """The same as the run `like`, with the same tokenizer, except for the initial weights and their learning rate."""
-    settings = (f"tokenizer={{kind: file, path: {like / 'tokenizer.json'}}}", *SCRATCH)
-    return tuned(bench, name, data, test, seed, epochs, settings, "--recipe", str(like / "recipe.yaml"))
-
-
-def sample(bench: Bench, n: int, seed: int) -> Path:
-    """n reviews at random, the same for all models."""
-    part = bench.folder / f"reviews-{n}-{seed}.csv"
-    with (DATA / "reviews.csv").open(encoding="utf-8", newline="") as file:
-        head, *rows = csv.reader(file)
-    with part.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([head, *random.Random(seed).sample(rows, n)])
-    return part
-
-
-EPOCHS = {50: 40, 150: 25, 500: 12, 1500: 6, 3000: 4}
-"""By number of reviews; each seed has a sample of its own."""
-
-
-def classifier(bench: Bench, name: str, part: str, data: Path, test: str, seed: int, epochs: float) -> Path:
-    """A model on a labelled table: pretrained and fully fine-tuned, a bidirectional LSTM on a frozen ELMo, or a DAN."""
-    what = (bench, f"{name}-{part}", data, test, seed)
-    match name:
-        case "elmo":
-            read = (f"model.features.run={pretrained(bench, name)}",)
-            return tuned(*what, 2 * epochs, read, "--recipe", "bilstm")
-        case "dan":
-            return tuned(*what, 2 * epochs, DAN, "--recipe", "dan")
-        case _:
-            return tuned(*what, epochs, TUNED[name], "--from", str(pretrained(bench, name)))
-
-
-def on_reviews(bench: Bench, name: str, n: int, seed: int) -> Path:
-    return classifier(bench, name, f"{n}-{seed}", sample(bench, n, seed), "reviews.test.csv", seed, EPOCHS[n])
-
-
-def on_entailment(bench: Bench, name: str, seed: int) -> Path:
-    part = f"entailment-{seed}"
-    return classifier(bench, name, part, DATA / "entailment.csv", "entailment.test.csv", seed, 4)
-
-
-def pretraining(bench: Bench) -> str:
-    """Pretraining and fine-tuning beats training from scratch on the same labelled rows."""
-    rows = []
-    for n, epochs in EPOCHS.items():
-        cells = [f"{n:,}"]
-        for name in ("encoder", "decoder"):
-            scratch, pre = [], []
-            for seed in bench.seeds(SEEDS):
-                run = on_reviews(bench, name, n, seed)
-                pre.append(figures(run)["accuracy"])
-                again, data = f"{name}-{n}-{seed}-scratch", sample(bench, n, seed)
-                run = from_scratch(bench, again, run, data, "reviews.test.csv", seed, epochs)
-                scratch.append(figures(run)["accuracy"])
-            cells += [mean(scratch), mean(pre)]
-        rows.append(cells)
-    head = ["rows", "encoder, from scratch", "encoder, pretrained", "decoder, from scratch", "decoder, pretrained"]
-    return table(head, rows)
-
-
-def reviews_of(bench: Bench, name: str, subjects: Sequence[Subject], labels: Sequence[str], n: int, seed: int) -> Path:
-    """A table of n reviews of some subjects with some labels, by the program that writes reviews.csv."""
-    part = bench.folder / f"{name}-{n}-{seed}.csv"
-    source = replace(REVIEWS, name=name, program=partial(review, subjects=subjects), seed=seed).drawn()
-    rows = list(islice((row for row in source if row.label in labels), n))
-    part.write_bytes(REVIEWS.csv(rows))
-    return part
-
-
-LARGER, FEW = 3000, 60
-
-
-def transfer(bench: Bench) -> str:
-    """Intermediate fine-tuning on a larger task helps a small one: reviews of shops and meals, then of few books."""
-    larger = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), LARGER, 1)
-    larger_test = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), 1000, 2)
-    test = reviews_of(bench, "books", (book,), ("positive", "negative"), 1000, 1000)
-    rows = []
-    sources = [pretrained(bench, name) for name in ("encoder", "decoder")]
-    for source in [*sources, *([bench.published] if bench.published else [])]:
-        name, settings = source.name, TUNED.get(source.name, ())
-        middle = tuned(bench, f"{name}-larger", larger, str(larger_test), 1, 4, settings, "--from", str(source))
-        found: dict[Path, list[float]] = {source: [], middle: []}
-        for seed in bench.seeds(5):
-            few = reviews_of(bench, "books", (book,), ("positive", "negative"), FEW, seed)
-            for begin, reached in found.items():
-                how = (few, str(test), seed, 12, settings, "--from", str(begin))
-                reached.append(figures(tuned(bench, f"{begin.name}-books-{seed}", *how))["accuracy"])
-        direct, after = found.values()
-        rows.append([name, mean(direct), mean(after), f"{figures(middle)['accuracy']:.3f}"])
-    return table(["", "books", "shops and meals, then books", "shops and meals"], rows)
-
-
-def classifiers(bench: Bench) -> str:
-    """Encoders beat decoders, which beat features of an ELMo; a mean of word vectors is strong for its cost."""
-    rows = []
-    for name in ("encoder", "decoder", "elmo", "dan"):
-        tables = [partial(on_reviews, n=500), partial(on_reviews, n=3000), on_entailment]
-        runs = [[of(bench, name, seed=seed) for seed in bench.seeds(SEEDS)] for of in tables]
-        accuracies = [mean([figures(run)["accuracy"] for run in each]) for each in runs]
-        first = runs[1][0]
-        size = json.loads((first / "run.json").read_text())["summary"].rpartition(", ")[2].removesuffix(" parameters")
-        rows.append([name, size, *accuracies, f"{bench.spent[first.name]:.0f} s"])
-    head = ["model", "trained parameters", "500 reviews", "3,000 reviews", "4,000 pairs", "CPU time of 3,000 reviews"]
-    return table(head, rows)
 
 
 CLAIMS: dict[str, Callable[[Bench], str]] = {
@@ -338,26 +500,8 @@ CLAIMS: dict[str, Callable[[Bench], str]] = {
     "classifiers": classifiers,
     "transfer": transfer,
     "positions": positions,
+    "averages": averages,
 }
-
-
-def ran(series: Mapping[str, Callable[[Bench], str]], description: str) -> None:
-    """Parse the command line, run what it names, and print its table."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="name", required=True)
-    for name, run in series.items():
-        command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
-        command.add_argument("--folder", type=Path, help="where runs are saved; a temporary folder by default")
-        command.add_argument("--quick", action="store_true", help="few steps and one seed, to check that all runs")
-        if name == "transfer":
-            command.add_argument("--published", type=Path, metavar="RUN", help="an imported model to try as well")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = (asked.folder or Path(scratch)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(folder, asked.quick, getattr(asked, "published", None))
-        print(series[asked.name](bench))
-    print(f"\n{sum(bench.spent.values()):.0f} s of CPU time")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Claims and experiments are rerun by benchmarks/, and their pages say how and show what came out."""
 
+import fcntl
 import re
 import subprocess
 import sys
@@ -27,6 +28,27 @@ def reran(series: str, name: str, folder: Path) -> "subprocess.CompletedProcess[
     script = ROOT / "benchmarks" / f"{series}.py"
     command = [sys.executable, str(script), name, "--quick", "--folder", str(folder)]
     return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_two_processes_share_a_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process has begun comes last; what is kept is not run again."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import bench
+
+    other = (tmp_path / "first.lock").open("w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    ran: list[str] = []
+
+    def lmtool(name: str) -> str:
+        ran.append(name)
+        other.close()  # the other process was killed meanwhile
+        return f"printed {name}"
+
+    monkeypatch.setattr(bench, "lmtool", lmtool)
+    for series in (bench.Bench(tmp_path, quick=True), bench.Bench(tmp_path, quick=True)):
+        found = series.each(lambda name, series=series: series.run(name, name), ["first", "second"])
+        assert found == {"first": "printed first", "second": "printed second"}
+        assert ran == ["second", "first"]
 
 
 @pytest.mark.system
