@@ -150,7 +150,9 @@ class Classifier(HeadedModel):
         self.dense = self.dense_norm = None
         if self.activation is not None:
             bias = model.bias if isinstance(model, Transformer) else True
-            self.dense = new_linear(width, width, bias)
+            # a bias in any case where the pooler of next-sentence prediction, which has one, may go on as this layer
+            pooled = isinstance(model, Transformer) and model.next_sentence_head
+            self.dense = new_linear(width, width, bias or pooled)
             if spec.dense_norm and isinstance(model, Transformer):
                 self.dense_norm = build_norm(model.norm, width, bias)
         self.single = spec.single_score

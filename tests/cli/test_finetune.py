@@ -73,6 +73,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_the_pooler_of_an_encoder_without_biases_goes_on_with_its_own(folder: Path) -> None:
+    recipe = RECIPE.replace("SHAPE", "encoder, bias: false, n_segments: 2, next_sentence_head: true")
+    for old, new in (
+        ("classification", "masked, next_sentence: true"),
+        ("epochs: 6, ", ""),
+        (", metric: accuracy", ""),
+    ):
+        recipe = recipe.replace(old, new)
+    (folder / "masked.yaml").write_text(recipe)
+    (folder / "text.txt").write_text("the cat sat\n\n" * 200)
+    run("pretrain", folder / "text.txt", "--recipe", folder / "masked.yaml", "-o", folder / "base")
+    run("finetune", folder / "train.csv", "--from", folder / "base", "--epochs", "1", "-o", folder / "run")
+    run("predict", folder / "run", folder / "test.csv", "-o", folder / "answers.csv")
+
+
 @pytest.mark.parametrize("shape", ["encoder", "decoder"])
 def test_a_table_is_learnt_measured_and_answered(shape: str, folder: Path) -> None:
     out = run(
