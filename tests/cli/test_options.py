@@ -90,7 +90,7 @@ READING = (
         ("rows.csv -r pairs.yaml --source-column text --target-column body",),
     ),
 )
-"""What finetune and check read tables by."""
+"""What finetune, plan and check read tables by."""
 
 CASES: dict[str, tuple[Case, ...]] = {
     "pretrain": (
@@ -111,6 +111,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("--epochs", "training.epochs", 3.0, tuple(f"text.txt {one}" for one in PLANNED)),
         Case("--epochs", "training.epochs", 3.0, ("rows.csv", "rows.csv --from base", "rows.csv -r classes.yaml")),
         Case("--tokens", "training.tokens", 3000, tuple(f"text.txt {one}" for one in SOME)),
+        *READING,
     ),
     "tokenize": (
         Case("TEXT", "data.train", ["text.txt"], ("", "-r text.yaml"), "text.txt"),

@@ -128,3 +128,13 @@ def test_a_misspelt_name_is_that_of_a_text_or_a_recipe(lmtool, home, corpus):
     lmtool.refuses(3, "plan", "tiny", "bok.txt", words=["did you mean book.txt?"])
     lmtool.refuses(2, "plan", "tinny", words=["no recipe", "did you mean tiny"])
     lmtool.refuses(2, "plan", "my.yaml", words=["no recipe"])
+
+
+def test_a_table_is_planned_as_finetune_reads_it(lmtool, home, table):
+    """By the options that an error about it names."""
+    odd = home / "mail.csv"
+    odd.write_text(table.read_text(encoding="utf-8").replace("text,label", "Größe,Urteil"), encoding="cp1252")
+    columns = ["--text-column", "Größe", "--label-column", "Urteil"]
+    lmtool.refuses(3, "plan", odd, *columns, words=["--encoding"])
+    read = planned(lmtool, odd, "--encoding", "cp1252", *columns)
+    assert read["examples"] == planned(lmtool, table)["examples"]

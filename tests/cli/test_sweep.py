@@ -244,3 +244,14 @@ def test_a_signal_saves_all_and_the_same_command_goes_on(work):
     assert start(work, sweep).wait() == 0
     assert start(work, alone).wait() == 0
     assert weights(runs[0]) == weights(work.folder / "one")
+
+
+def test_a_table_is_read_by_the_options_that_finetune_has(lmtool, home, inside):
+    odd = home / "mail.csv"
+    rows = [f"{word} Stück {i};{label}" for i in range(20) for word, label in (("gut", "ja"), ("schlecht", "nein"))]
+    odd.write_text("\n".join(["Äußerung;Urteil", *rows]), encoding="cp1252")
+    values = ["-r", "linear", "-s", "training.steps=4,8", "--json"]
+    columns = ["--text-column", "Äußerung", "--label-column", "Urteil"]
+    lmtool.refuses(3, "sweep", odd, *columns, *values, words=["--encoding"])
+    done = lmtool.succeeds("sweep", odd, "--encoding", "cp1252", *columns, *values)
+    assert [row["runs"][0]["state"] for row in json.loads(done.out)["rows"]] == ["finished", "finished"]

@@ -6,14 +6,14 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json
 from lmtool.cli.progress import Display, count, scaled
-from lmtool.cli.settings import OF_TEXT, Overrides, is_recipe, sets, settings_in
+from lmtool.cli.settings import LABELS, OF_TEXT, READING, Overrides, is_recipe, sets, settings_in, stated_labels
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast
 
 
-@sets(OF_TEXT)
+@sets(OF_TEXT | READING | LABELS)
 def plan(
     names: list[str] | None = argument(
         "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
@@ -45,7 +45,8 @@ def plan(
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
         raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
-    settings = settings_in(options, OF_TEXT, ("data.train", sources, "TEXT"), overrides=overrides)
+    others = ("data.train", sources, "TEXT"), stated_labels(options.pop("labels"))
+    settings = settings_in(options, OF_TEXT | READING, *others, overrides=overrides)
 
     from lmtool.cost.planning import forecast
     from lmtool.training.finetuning import plan_training

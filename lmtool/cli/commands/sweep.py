@@ -1,9 +1,11 @@
 """`lmtool sweep`: train with several values of keys, beside each other."""
 
+import json
 import random
 import shlex
 import time
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -11,7 +13,7 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json, put_table, tell
 from lmtool.cli.progress import count
-from lmtool.cli.settings import recipe_name
+from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
 
@@ -19,6 +21,7 @@ _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N n
 _MINUTES = "Search for N minutes: all begin, the better third goes on. Without values the usual ones."
 
 
+@sets(READING | LABELS)
 def sweep(
     data: list[str] = argument("TEXT|TABLE", f"What is trained on, as for pretrain or finetune. {TEXT_HELP}", ...),
     recipe: str | None = recipe_name(None),
@@ -31,6 +34,7 @@ def sweep(
     output: Path | None = option("DIR", "Directory of the sweep; a new one in runs/ by default.", "--output", "-o"),
     as_json: Json = False,
     quiet: Quiet = False,
+    **options: Any,
 ) -> None:
     """Train with each combination of values, and compare the runs by validation: a table, and a page.
 
@@ -53,6 +57,8 @@ def sweep(
 
     began = time.monotonic()
     fixed, axes = read(values or ())
+    read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
+    fixed = [*fixed, *(f"{one.key}={json.dumps(one.value)}" for one in read_by)]
     typed, verb, chosen = Typed(data, source, recipe, fixed).planned()
     usual = typed.resolved({})
     if minutes is not None and seeds > 1:
