@@ -20,6 +20,7 @@ PARTS = {
     "formula": r"^    \S",
     "commands": r"^```sh\n\S",
     "output": r"^```\n<!-- output: (?:last \d+|lines .+) -->\n```text\n(?!```)",
+    "time": r"^Takes about \d+ (?:seconds|minutes)\.$",
     "code": r"\bCode:\s+\[`",
     "test": r"\bTest:\s+\[`",
     "exercise": r"^Exercise: ",
@@ -162,6 +163,19 @@ def test_minutes_of_lectures_are_those_of_their_topics(monkeypatch: pytest.Monke
     assert with_minutes(rows, page) == counted
     lectures = (ROOT / "docs" / "lectures.md").read_text(encoding="utf-8")
     assert with_minutes(lectures, PAGE) == lectures
+
+
+def test_a_recipe_is_written_before_it_is_used() -> None:
+    commands = "\n".join(re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE))
+    for use in re.finditer(r"--recipe (\w+\.yaml)", commands):
+        assert f"> {use[1]}" in commands[: use.start()], use[0]
+
+
+def test_every_heading_of_a_lecture_says_how_long_its_topics_take() -> None:
+    page = (ROOT / "docs" / "lectures.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if "course.md#" in line and line.count(" | ") == 3]
+    assert rows
+    assert all(re.search(r"\| \d+(?:\.\d)? \|$", row) for row in rows)
 
 
 def test_contents_name_each_topic_in_its_chapter_with_a_command() -> None:

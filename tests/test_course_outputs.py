@@ -105,7 +105,7 @@ def are_positions(o: Printed) -> bool:
 
 def is_a_memory(o: Printed) -> bool:
     lstm, mean_of_all, soft, hard = o.row("best loss")
-    return max(soft, hard, mean_of_all) < lstm and soft < hard
+    return max(soft, hard) < lstm and mean_of_all < min(soft, hard)
 
 
 def is_built_up(o: Printed) -> bool:
@@ -150,7 +150,7 @@ def is_in_context(o: Printed) -> bool:
 def is_asked(o: Printed) -> bool:
     rows = [line.split()[-3:] for line in o.lines if re.match("as scored|calibrated", line)]
     scored, calibrated = ([float(cell) for cell in row] for row in rows)
-    return max(scored[:2]) < 60 and min(calibrated) > 85 and scored[2] > 85
+    return min(scored) < 60 and min(calibrated) > 85
 
 
 def is_glue(o: Printed) -> bool:
