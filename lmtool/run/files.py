@@ -271,7 +271,7 @@ class Scores(FileModel):
     precision: Finite
     recall: Finite
     f1: Finite
-    support: Count
+    support: Annotated[Count, Field(strict=False)]
 
 
 class CalibrationBin(FileModel):
