@@ -35,7 +35,7 @@ from lmtool.inference.scoring import Scored, score
 from lmtool.loggers.dashboards import Loggers
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.base import DeviceName
-from lmtool.recipe.spec.objective import Classification, HeadSpec, Seq2Seq, Tagging
+from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
@@ -142,7 +142,8 @@ class TrainedModel(TextGenerator):
             answers = (cells[0] for cells in task.answer(model, encoded))
             return [Prediction(tuple(answer) if isinstance(answer, list) else str(answer), {}) for answer in answers]
         scores_RC, _ = task.scores(model, encoded)
-        return [_prediction(cast(Classification, spec), p_C) for p_C in task.probabilities(scores_RC)]
+        p_RC = task.probabilities(scores_RC)
+        return [Prediction(task.label(p_C), dict(zip(task.labels, p_C.tolist(), strict=False))) for p_C in p_RC]
 
     def chat(self, messages: Sequence[Message], settings: Settings | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
@@ -230,12 +231,3 @@ def _texts_of(row: str | tuple[str, ...], is_tagged: bool) -> tuple[str, ...]:
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
-
-
-def _prediction(spec: Classification, p_C: NDArray[np.float64]) -> Prediction:
-    if spec.task == "number":
-        return Prediction(float(p_C[0]), {})
-    probabilities = dict(zip(spec.labels, p_C.tolist(), strict=True))
-    if spec.task == "multi":
-        return Prediction(tuple(name for name, p in probabilities.items() if p > 0.5), probabilities)
-    return Prediction(max(probabilities, key=lambda name: probabilities[name]), probabilities)

@@ -120,7 +120,7 @@ def _adapters(exportable: Exportable) -> dict[str, Adapter]:
 
 def _head(exportable: Exportable) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a classifier's head, in the family's names."""
-    tensors = exportable.base.checkpoint.model()
+    tensors = exportable.divided(exportable.base.checkpoint.model())
     for weight in exportable.weights() if exportable.has_head else ():
         if not weight.ours.startswith("body."):
             yield from zip(weight.theirs, weight.layout.split(tensors[weight.ours]), strict=True)

@@ -31,6 +31,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
 from lmtool.tables.prepare import task_names
+from lmtool.tables.tasks.build import with_decided
 from lmtool.tokenization.chat import PAIRS, ChatFormat, own_template, standing_alone
 from lmtool.tokenization.inner import text_of
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -55,7 +56,13 @@ class Exportable(Form):
 
     @cached_property
     def _weights(self) -> Mapping[str, Tensor]:
-        return weights_of(self.base)
+        return self.divided(weights_of(self.base))
+
+    def divided(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The weights with the scores of a head divided by its temperature, which no configuration can hold."""
+        temperature = getattr(self.recipe.objective, "temperature", None) or 1.0
+        of_head = {"head.weight", "head.bias"} & weights.keys() if temperature != 1 else set()
+        return {**weights, **{name: weights[name] / temperature for name in of_head}}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors in the family's names."""
@@ -115,7 +122,8 @@ def express(reference: str) -> Exportable:
 def expressed(base: Base, preferred: str | None = None) -> Exportable:
     """The same of an open checkpoint. preferred: the `model_type` to try first, by default of an imported model its."""
     origin = base.run.info.origin
-    form = form_of(_decided(base), base.tokenizer, preferred or (origin.model_type if origin else None))
+    recipe = with_decided(base.recipe, base.run.all_results.get("", {}), base.checkpoint.step)
+    form = form_of(recipe, base.tokenizer, preferred or (origin.model_type if origin else None))
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.config, CONFIG), names)
     config = form.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)
@@ -124,23 +132,15 @@ def expressed(base: Base, preferred: str | None = None) -> Exportable:
     return Exportable(form.recipe, form.family, config, form.beside, base=base)
 
 
-def _decided(base: Base) -> Recipe:
-    """The recipe, with what the validation rows of the run have decided."""
-    spec = base.recipe.objective
-    if not isinstance(spec, QuestionAnswering) or spec.null_threshold is not None:
-        return base.recipe
-    decided = base.run.all_results.get("", {}).get("null_threshold")
-    return base.recipe.with_values({"objective.null_threshold": decided})
-
-
 def _note(recipe: Recipe, described: Described) -> dict[str, Any]:
     """The note on a recipe that is published as it is `described`; empty where nothing is to be noted."""
     note: dict[str, Any] = {}
     if described.model["context"] != recipe.model.context:
         note["context"] = recipe.model.context
     if isinstance(recipe.objective, HeadSpec | Seq2Seq):
-        kind = {"kind": recipe.objective.kind}
-        note["objective"] = kind | recipe.objective.model_dump(mode="json", exclude_defaults=True)
+        # a temperature is in the weights
+        said = recipe.objective.model_dump(mode="json", exclude_defaults=True, exclude={"temperature"})
+        note["objective"] = {"kind": recipe.objective.kind} | said
         note["data"] = recipe.data.model_dump(mode="json", include={*COLUMNS}, exclude_defaults=True)
         if recipe.data.tasks:
             note["data"]["tasks"] = [f"{name}:{name}" for name in task_names(recipe.data)]

@@ -224,11 +224,10 @@ def _beside(histories: Sequence[History]) -> Markup:
 
 def _results(results: Mapping[str, Any]) -> Markup:
     """The scores of the best checkpoint."""
-    hidden = ("labels", "classes", "entities", "confusion", "calibration", "mistakes", "sentences", "baseline", "task")
     shown = [
         (name.replace("_", " "), _cell(value))
         for name, value in results.items()
-        if name not in hidden and value is not None
+        if isinstance(value, str | int | float) and name != "task"
     ]
     if baseline := results.get("baseline"):
         shown += [(f"baseline, {name}", _cell(baseline[name])) for name in ("metric", "constant", "linear", "features")]
@@ -285,6 +284,8 @@ def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
         f"Reliability diagram: {counted} in bins by the probability of their answer. On the diagonal it can be "
         f"believed. Expected calibration error: {calibration['ece']:.3f}"
     )
+    if before := calibration.get("before"):
+        caption += f"; {before['ece']:.3f} before the scores were divided by the temperature"
     rows = [[one["confidence"], one["accuracy"], one["rows"]] for one in bins]
     return figure(chart.for_page(), caption, table(["confidence", "accuracy", counted], rows))
 

@@ -271,7 +271,7 @@ class Scores(FileModel):
     precision: Finite
     recall: Finite
     f1: Finite
-    support: Count
+    support: Annotated[Count, Field(strict=False)]
 
 
 class CalibrationBin(FileModel):
@@ -283,10 +283,11 @@ class CalibrationBin(FileModel):
 
 
 class Calibration(FileModel):
-    """Of the probabilities of answers."""
+    """Of the probabilities of answers. before: without the temperature."""
 
     ece: float
     bins: list[CalibrationBin]
+    before: "Calibration | None" = None
 
 
 class Figures(FileModel, extra="allow"):
@@ -297,6 +298,8 @@ class Figures(FileModel, extra="allow"):
     loss: Finite = None
     bits_per_byte: Finite = None
     null_threshold: Finite = None
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    thresholds: Annotated[tuple[float, ...], Field(strict=False)] | None = None
     labels: list[str] = Field(default_factory=list)
     classes: dict[str, Scores] = Field(default_factory=dict)
     entities: dict[str, Scores] = Field(default_factory=dict)

@@ -138,13 +138,14 @@ class TableData:
     def seconds_after(self, validation: float) -> float:
         n_valid = sum(len(task.valid) for task in self.tasks)
         n_measured = sum(len(task.test or task.valid) for task in self.tasks)
-        # the answers of a head are chosen and explained by about as much computation again; texts are written
-        return 2 * validation * n_measured / max(1, n_valid)
+        # the answers of a head are chosen and explained by about as much computation again; texts are written; and the
+        # validation rows decide of either
+        return validation * (1 + 2 * n_measured / max(1, n_valid))
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[Results]:
         """Results on the test rows of each task, or else on its validation rows."""
         model = AnsweringModel(lm, objective, compute)
         for task in self.tasks:
-            task.task.choose_threshold(model, task.valid)
+            task.task.decide(model, task.valid, held_out=task.valid is not task.train)
         measured = [task.task.measure(model, task.test or task.valid, task.part, step) for task in self.tasks]
         return [replace(results, baseline=self.baselines.get(results.task)) for results in measured]

@@ -1,6 +1,5 @@
 """`eval` and `predict` on tables: evaluate a fine-tuned run on labelled rows, and predict unlabelled ones."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,17 +12,17 @@ from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
 from lmtool.interop.reference import find
-from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.objective import Classification, HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.tables.columns import Columns, choose_columns
+from lmtool.tables.costs import decide_by
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.prepare import kind_of_rows, task_names
 from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
 from lmtool.tables.rows import EncodedRow
-from lmtool.tables.tasks.build import build_task
+from lmtool.tables.tasks.build import build_task, with_decided
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.spans import SpanTask
 from lmtool.tables.tasks.task import AnsweringModel, Cells, Task
 
 AS_TRAINED = Data()
@@ -40,12 +39,17 @@ def answers_tables(reference: str) -> bool:
 
 
 def measure_tables(
-    loaded: Loaded, sources: Sequence[str], task: str = "", reading: Data = AS_TRAINED, skipped: Skipped | None = None
+    loaded: Loaded,
+    sources: Sequence[str],
+    task: str = "",
+    reading: Data = AS_TRAINED,
+    skipped: Skipped | None = None,
+    costs: str | None = None,
 ) -> Iterator[Results]:
     """Evaluate a fine-tuned model on each table. Raises DataError for a table that does not fit.
 
     task: one of those that the model was trained on, where there are several. reading: how the tables are read, where
-    that is not as in training. skipped: counts bad rows that are skipped.
+    that is not as in training. skipped: counts bad rows that are skipped. costs: as for `decide_by`.
     """
     spec, skips, labels = loaded.recipe.objective, loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows, None
     if isinstance(spec, Classification | Tagging):
@@ -58,6 +62,7 @@ def measure_tables(
                 skipped.kinds.update(texts.skipped.kinds)
             classes = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
             of_table = task_of(loaded, task, trained, classes)
+            decide_by(of_table, costs)
             yield of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
 
 
@@ -78,13 +83,15 @@ class Predictions(NamedTuple):
 
     added: names of the columns that `rows` gives values for: the label, then the probability of each class or label;
     the tags of words, or an answer, its first character and the score of the null span. skipped: bad rows among those
-    that were read so far; None where they raise.
+    that were read so far; None where they raise. task: what answers; may be told to decide otherwise before `rows` are
+    read.
     """
 
     table: Table
     added: tuple[str, ...]
     rows: Iterator[tuple[Row, Cells]]
     skipped: Skipped | None
+    task: Task
 
 
 def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> Predictions:
@@ -97,14 +104,14 @@ def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAI
     of_table = task_of(loaded, task, trained, ())
     skipped = Skipped() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
     rows = stream_texts(table, columns, skipped, chat=loaded.prompt_format.chat)
-    return Predictions(table, of_table.added, _answered(loaded, of_table, rows), skipped)
+    return Predictions(table, of_table.added, _answered(loaded, of_table, rows), skipped, of_table)
 
 
 class Prediction(NamedTuple):
     """The answer of a fine-tuned model for one row.
 
-    label: the class; the labels with a probability above one half, in a tuple or joined; a number; the tag of each
-        word; or the text that was generated, or found in a context.
+    label: the class; the labels with a probability above their thresholds, in a tuple or joined; a number; the tag of
+        each word; or the text that was generated, or found in a context.
     probabilities: of each class or label; empty for others.
     """
 
@@ -136,21 +143,14 @@ class TextClassifier:
         """The answer for each row."""
         with self.loaded.joined() as loaded:
             answers = self.task.answer(_model(loaded), rows)
-        names = [name.removeprefix("p_") for name in self.task.added[1:]]
-        return [
-            Prediction(str(label), dict(zip(names, (float(str(p)) for p in probabilities), strict=True)))
-            for label, *probabilities in answers
-        ]
+        pairs = ((label, zip(self.task.labels, map(float, map(str, p)), strict=True)) for label, *p in answers)
+        return [Prediction(str(label), dict(probabilities)) for label, probabilities in pairs]
 
 
 def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """The task that a model was fine-tuned on, with what its validation rows have decided. See `build_task`."""
-    task = build_task(loaded.recipe, loaded.prompt_format, name, columns, labels)
-    spec = loaded.recipe.objective
-    if isinstance(task, SpanTask) and cast(QuestionAnswering, spec).null_threshold is None:
-        decided = Run.open(loaded.run_path).all_results.get("", {}).get("null_threshold")
-        task.threshold = math.inf if decided is None else decided
-    return task
+    figures = Run.open(loaded.run_path).all_results.get("", {})
+    return build_task(with_decided(loaded.recipe, figures, loaded.step), loaded.prompt_format, name, columns, labels)
 
 
 def _answered(loaded: Loaded, task: Task, rows: Iterator[tuple[Row, LabelledText]]) -> Iterator[tuple[Row, Cells]]:

@@ -496,7 +496,7 @@ def test_shipped_recipes(name: str) -> None:
             update={"model": Transformer.model_validate({**recipe.model.model_dump(), **small}, strict=False)}
         )
     expected = SHIPPED.get(name, "model.kind")
-    open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None))
+    open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None), all_results={}, step=1)
     base = Base(open_run, open_run, recipe, tokenizer_of(), ())
     if "." not in expected:
         assert exporting.expressed(base).family.model_type == expected

@@ -174,6 +174,40 @@ def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, bases: Ba
         close(found, [list(one.probabilities.values()) for one in wanted])
 
 
+@pytest.mark.parametrize("kind", ["of the paper", "mean", "one score"])
+def test_a_temperature_is_in_the_weights(kind: str, tmp_path: Path, bases: Bases) -> None:
+    """Of a head of its own class, of one beside its body, and of one score; no note divides a second time."""
+    spec = {**THREE, "dense": "tanh"} if kind == "of the paper" else MEAN
+    if kind == "one score":
+        spec = {"task": "class", "labels": ("no", "yes"), "single_score": True, "dense": "tanh"}
+    run = tuned(tmp_path, "bert", bases, head(**spec, temperature=3.0))
+    export(str(run), tmp_path / "out")
+    loaded, again = load_run(str(run), CPU), back(tmp_path / "out")
+    rows = [(text,) for text in ROWS]
+    wanted = [list(one.probabilities.values()) for one in classified(loaded, rows)]
+    close(executed(tmp_path / "out", texts=ROWS)["probabilities"], wanted)
+    close(torch.tensor([list(one.probabilities.values()) for one in classified(again, rows)]), wanted)
+    plain = tuned(tmp_path / "plain", "bert", bases, head(**spec))
+    for p, other in zip(wanted, classified(load_run(str(plain), CPU), rows), strict=True):
+        powers = [one ** (1 / 3) for one in other.probabilities.values()]
+        assert p == pytest.approx([one / sum(powers) for one in powers], abs=1e-5)
+
+
+def test_thresholds_are_in_the_note(tmp_path: Path, bases: Bases) -> None:
+    labels = {"task": "multi", "labels": ("a", "b", "c"), "thresholds": (0.1, 0.9, 0.9)}
+    run = tuned(tmp_path, "bert", bases, head(**labels, dense="tanh"))
+    export(str(run), tmp_path / "out")
+    rows = [(text,) for text in ROWS]
+    assert back(tmp_path / "out").recipe.objective.thresholds == (0.1, 0.9, 0.9)  # type: ignore[union-attr]
+    found = classified(back(tmp_path / "out"), rows)
+    assert found == classified(load_run(str(run), CPU), rows)
+    assert {one.label for one in found} == {"a"}
+    assert any(one.probabilities["c"] > 0.5 for one in found)
+    probabilities = executed(tmp_path / "out", texts=ROWS)["probabilities"]
+    above = executed(tmp_path / "out", texts=ROWS)["predicted"].tolist()
+    assert above == (probabilities > torch.tensor([0.1, 0.9, 0.9])).tolist()
+
+
 OWN = {
     "bert": ("tanh", "BertForSequenceClassification"),
     "roberta": ("tanh", "RobertaForSequenceClassification"),

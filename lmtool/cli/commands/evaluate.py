@@ -29,6 +29,7 @@ def evaluate(
     column: Column = None,
     task: TaskName = "",
     num_beams: NumBeams = None,
+    costs: str | None = option("TABLE", "Costs of errors: predict the class of least expected cost."),
     prompt: str | None = option(
         "TEMPLATE", 'Choose answers to prompts, such as "Review: {text}\\nSentiment:", for the rows of a table.'
     ),
@@ -77,6 +78,8 @@ def evaluate(
         raise UsageError("there is nothing to evaluate", fix=fix)
     if prompt is None and (answers or shots or train or calibrate):
         raise UsageError("answers, shots and calibration are of prompts", fix='add --prompt "... {text} ..."')
+    if costs and (prompt or typed or any(map(os.path.isdir, text or ())) or runs_in(run) or not answers_tables(run)):
+        raise UsageError("costs are for tables of classes", where="--costs", fix="omit it, or name a table and its run")
     settings = settings_in(reading)
     data, skipped = as_data(settings), Skipped()
     if prompt is not None:
@@ -118,9 +121,9 @@ def evaluate(
         model = opened(run)
         describe(model, quiet)
         with table_files(text or (), data.encoding) as sources:
-            each = measure_tables(model, sources, task, data, skipped)
+            each = measure_tables(model, sources, task, data, skipped, costs)
             for source, results in zip(text or (), each, strict=True):
-                if is_main():
+                if is_main() and costs is None:
                     _keep(model, [source], results.record())
                 put_result(results, as_json)
                 describe_skipped(skipped)

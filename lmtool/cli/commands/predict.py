@@ -1,5 +1,7 @@
 """`lmtool predict`: predictions of a fine-tuned model for the rows of a table."""
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import typer
 
 from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model
+from lmtool.cli.output import describe, describe_skipped, open_model, tell
 from lmtool.cli.settings import READING, as_data, sets, settings_in
 
 
@@ -23,6 +25,8 @@ def predict(
     output: Path | None = option("FILE", "The .csv (or .conll) file to write; stdout by default.", "--output", "-o"),
     task: TaskName = "",
     num_beams: NumBeams = None,
+    min_probability: float | None = option("P", "Leave a prediction blank below this probability.", min=0, max=1),
+    costs: str | None = option("TABLE", "Costs of errors: predict the class of least expected cost."),
     guard_formulas: bool = flag(
         "Put an apostrophe before fields that a spreadsheet would read as formulas.", "--guard-formulas"
     ),
@@ -38,6 +42,7 @@ def predict(
 
     Examples:
     lmtool predict last reviews.csv -o predictions.csv
+    lmtool predict last reviews.csv --min-probability 0.9
     lmtool predict last --text "A film without a single dull minute."
     lmtool predict last - < reviews.csv
     """
@@ -45,22 +50,33 @@ def predict(
     from lmtool.data.stdin import table_of_texts
     from lmtool.data.table import table_lines, write_table
     from lmtool.tables import predict as predicting
+    from lmtool.tables.costs import decide_by
 
     loaded = open_model(run, device, precision)
     data = as_data(settings_in(reading))
     columns = predicting.texts_of_a_row(loaded, data)
     with table_of_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
         answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
+        decide_by(answers.task, costs, min_probability)
         if not is_main():
             # its share of the rows must be computed as well
             for _ in answers.rows:
                 pass
             return
-        lines = table_lines(answers.table, answers.added, answers.rows, guard_formulas=guard_formulas)
+        blanks = Counter[bool]()
+
+        def counted() -> Iterator[tuple[Any, Any]]:
+            for row, cells in answers.rows:
+                blanks[cells[0] is None] += 1
+                yield row, cells
+
+        lines = table_lines(answers.table, answers.added, counted(), guard_formulas=guard_formulas)
         if output is None:
             for line in lines:
                 typer.echo(line, nl=False)
         else:
             write_table(output, answers.table, lines)
     describe_skipped(answers.skipped)
+    if min_probability is not None:
+        tell(f"{blanks[True]:,} of {blanks.total():,} predictions are blank: below {min_probability:g}")
     describe(loaded, quiet)

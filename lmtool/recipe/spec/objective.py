@@ -231,6 +231,11 @@ class Classification(Spec):
     class_weights: Literal["balanced"] | Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     """Loss weight of each class; balanced is n / (C n_c) for C classes, n_c of n rows being of class c, so that all
     classes have equal total weight; null for equal weights."""
+    temperature: PositiveFloat | None = None
+    """The scores are divided by it for the probabilities of classes or labels; chosen on the held-out rows by
+    default."""
+    thresholds: Annotated[tuple[Fraction, ...], Field(strict=False)] | None = None
+    """Of several labels: the probability above which each is predicted; chosen on the held-out rows by default."""
 
 
 class TokenHead(Spec):

@@ -1,5 +1,8 @@
 """The task of a table by its recipe."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.annotations import has_entities
@@ -26,3 +29,14 @@ def build_task(
         case QuestionAnswering() as spec:
             return SpanTask(prompt_format, spec)
     return AnswerTask(recipe, prompt_format, name, columns, labels)
+
+
+def with_decided(recipe: Recipe, figures: Mapping[str, Any], step: int) -> Recipe:
+    """The recipe with what held-out rows have decided of the checkpoint of a step, where it does not say it itself.
+
+    figures: the results of the run. A temperature and thresholds are of the probabilities of one checkpoint; others
+    have none.
+    """
+    keys = ("null_threshold", "temperature", "thresholds") if figures.get("step") == step else ("null_threshold",)
+    open_keys = (key for key in keys if getattr(recipe.objective, key, "") is None)
+    return recipe.with_values({f"objective.{key}": figures.get(key) for key in open_keys})

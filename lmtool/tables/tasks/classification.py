@@ -11,12 +11,14 @@ from typing import ClassVar, NamedTuple, cast
 import numpy as np
 
 from lmtool.analysis.attribution import without, words_of_row
+from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks import metrics
+from lmtool.tables.tasks.heldout import HALF, choose_temperature, choose_thresholds
 from lmtool.tables.tasks.metrics import MetricValues
 from lmtool.tables.tasks.results import Results
 from lmtool.tables.tasks.task import MISTAKES, AnsweringModel, Cells, Floats, Task
@@ -52,7 +54,15 @@ class HeadTask(Task):
 
     def __init__(self, prompt_format: PromptFormat, spec: Classification) -> None:
         super().__init__(prompt_format, "", spec.labels)
-        self._map = LabelMap(cast(LabelKind, spec.task), spec.labels)
+        self._spec, self._map = spec, LabelMap(cast(LabelKind, spec.task), spec.labels)
+        self.temperature = spec.temperature or 1.0
+        self.threshold_C = np.array(spec.thresholds or [HALF] * len(spec.labels))
+        for key, kind in (("temperature", "class"), ("thresholds", "multi")):
+            if getattr(spec, key) is not None and spec.task != kind:
+                raise UsageError(f"only labels of kind {kind} have it", where=f"objective.{key}", fix="omit it")
+        if len(self.threshold_C) != len(spec.labels):
+            what = f"there are {len(self.threshold_C)} thresholds for {len(spec.labels)} labels"
+            raise UsageError(what, where="objective.thresholds", fix="give one for each, in their order")
         self.added = ("predicted", *(f"p_{name}" for name in self.labels))
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
@@ -147,28 +157,61 @@ class HeadTask(Task):
         """The metrics by name, as JSON values."""
 
     @abstractmethod
+    def label(self, p_C: Floats) -> str | tuple[str, ...] | float:
+        """The answer for a row's probabilities."""
+
+    @abstractmethod
     def cells(self, p_C: Floats) -> Cells:
         """A row's probabilities as cells of a table."""
 
+    def decide(self, model: AnsweringModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
+        if held_out and np.isfinite(scores_RC := self.scores(model, rows)[0]).all():
+            self.choose(scores_RC, _labels(rows))
+
+    def choose(self, scores_RC: Floats, true_RC: Floats) -> None:
+        """Choose what held-out rows decide, by their scores."""
+        return
+
 
 class ClassTask(HeadTask):
-    """One class per row: a softmax over the logits."""
+    """One class per row: a softmax over the logits, which are divided by a temperature.
+
+    costs_CC: of errors, by true and predicted class; the class of least expected cost is predicted, instead of the most
+        probable one.
+    min_probability: the cell of a prediction is empty where no class is as probable as this.
+    """
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "macro-f1": "macro_f1"}
+    costs_CC: Floats | None = None
+    min_probability = 0.0
+
+    def choose(self, scores_RC: Floats, true_RC: Floats) -> None:
+        self.temperature = self._spec.temperature or choose_temperature(scores_RC, true_RC[:, 0].astype(np.int64))
 
     def probabilities(self, scores_RC: Floats) -> Floats:
-        powers_RC = np.exp(scores_RC - scores_RC.max(1, keepdims=True))
+        powers_RC = np.exp((scores_RC - scores_RC.max(1, keepdims=True)) / self.temperature)
         shares_RC: Floats = powers_RC / powers_RC.sum(1, keepdims=True)
         return shares_RC
 
     def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        true_R = true_RC[:, 0].astype(np.int64)
-        figures = metrics.class_metrics(true_R, scores_RC.argmax(1), self.labels)
-        return figures | {"calibration": metrics.calibration(self.probabilities(scores_RC), true_R)}
+        true_R, p_RC = true_RC[:, 0].astype(np.int64), self.probabilities(scores_RC)
+        predicted_R, calibration = self._predicted(p_RC), metrics.calibration(p_RC, true_R)
+        figures = metrics.class_metrics(true_R, np.array(predicted_R), self.labels)
+        if self.temperature != 1:
+            figures["temperature"] = self.temperature
+            calibration["before"] = metrics.calibration(self.probabilities(scores_RC * self.temperature), true_R)
+        if self.costs_CC is not None:
+            figures["cost"] = float(self.costs_CC[true_R, predicted_R].mean())
+            figures["cost_of_most_probable"] = float(self.costs_CC[true_R, p_RC.argmax(1)].mean())
+        return figures | {"calibration": calibration}
+
+    def _predicted(self, p_RC: Floats) -> list[int]:
+        return [int(i) for i in np.argmax(p_RC if self.costs_CC is None else -p_RC @ self.costs_CC, axis=1)]
 
     def mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
         p_RC, true_R = self.probabilities(scores_RC), true_RC[:, 0].astype(int).tolist()
-        p_R, predicted_R = p_RC.max(1).tolist(), p_RC.argmax(1).tolist()
+        predicted_R = self._predicted(p_RC)
+        p_R = p_RC[range(len(p_RC)), predicted_R].tolist()
         wrong = [i for i, (true, predicted) in enumerate(zip(true_R, predicted_R, strict=True)) if true != predicted]
         return [
             Misprediction(i, predicted_R[i], self.labels[true_R[i]], self.labels[predicted_R[i]], p_R[i])
@@ -179,38 +222,49 @@ class ClassTask(HeadTask):
         log_p_R: Floats = scores_RC[:, mistake.column] - np.logaddexp.reduce(scores_RC, axis=1)
         return log_p_R
 
+    def label(self, p_C: Floats) -> str:
+        return self.labels[self._predicted(p_C[None])[0]]
+
     def cells(self, p_C: Floats) -> Cells:
-        return (self.labels[int(p_C.argmax())], *(f"{p:.6f}" for p in p_C))
+        return (self.label(p_C) if p_C.max() >= self.min_probability else None, *(f"{p:.6f}" for p in p_C))
 
 
 class LabelsTask(HeadTask):
-    """Any number of labels per row: a sigmoid of each logit."""
+    """Any number of labels per row: those of which the probability, a sigmoid of the logit, is above a threshold."""
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "subset_accuracy", "macro-f1": "macro_f1"}
+
+    def choose(self, scores_RC: Floats, true_RC: Floats) -> None:
+        p_RC = self.probabilities(scores_RC)
+        self.threshold_C = np.array(self._spec.thresholds or choose_thresholds(p_RC, true_RC > 0.5))
 
     def probabilities(self, scores_RC: Floats) -> Floats:
         return 1 / (1 + np.exp(-scores_RC))
 
     def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
-        figures = metrics.multi_label_metrics(true_RC > 0.5, scores_RC > 0, self.labels)
-        p_P, true_P = self.probabilities(scores_RC).ravel(), true_RC.ravel() > 0.5
+        p_RC = self.probabilities(scores_RC)
+        figures = metrics.multi_label_metrics(true_RC > 0.5, p_RC > self.threshold_C, self.labels)
+        figures["thresholds"] = self.threshold_C.tolist()
+        p_P, true_P = p_RC.ravel(), true_RC.ravel() > 0.5
         return figures | {"calibration": metrics.calibration(np.stack([1 - p_P, p_P], 1), true_P.astype(int))}
 
     def mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[Misprediction]:
         p_RC = np.nan_to_num(self.probabilities(scores_RC))
-        sure_RC = np.where((p_RC > 0.5) != (true_RC > 0.5), np.maximum(p_RC, 1 - p_RC), 0.0)
+        above_RC = p_RC > self.threshold_C
+        sure_RC = np.where(above_RC != (true_RC > 0.5), np.where(above_RC, p_RC, 1 - p_RC), 0.0)
         mistakes = []
         for i in sorted(np.flatnonzero(sure_RC.any(1)).tolist(), key=lambda i: -sure_RC[i].max()):
             column = int(sure_RC[i].argmax())
-            sure, sign = float(sure_RC[i, column]), 1 if p_RC[i, column] > 0.5 else -1
-            mistakes.append(Misprediction(i, column, self._joined(true_RC[i]), self._joined(p_RC[i]), sure, sign))
+            sure, sign = float(sure_RC[i, column]), 1 if above_RC[i, column] else -1
+            true, predicted = (SEPARATOR.join(self.label(p_C)) for p_C in (true_RC[i], p_RC[i]))
+            mistakes.append(Misprediction(i, column, true, predicted, sure, sign))
         return mistakes
 
-    def _joined(self, p_C: Floats) -> str:
-        return SEPARATOR.join(name for name, p in zip(self.labels, p_C, strict=True) if p > 0.5)
+    def label(self, p_C: Floats) -> tuple[str, ...]:
+        return tuple(name for name, has in zip(self.labels, p_C > self.threshold_C, strict=True) if has)
 
     def cells(self, p_C: Floats) -> Cells:
-        return (self._joined(p_C) or SEPARATOR, *(f"{p:.6f}" for p in p_C))
+        return (SEPARATOR.join(self.label(p_C)) or SEPARATOR, *(f"{p:.6f}" for p in p_C))
 
 
 class NumberTask(HeadTask):
@@ -232,6 +286,9 @@ class NumberTask(HeadTask):
 
     def figures(self, scores_RC: Floats, true_RC: Floats) -> MetricValues:
         return metrics.regression_metrics(*(self.probabilities(of_RC)[:, 0] for of_RC in (true_RC, scores_RC)))
+
+    def label(self, p_C: Floats) -> float:
+        return float(p_C[0])
 
     def cells(self, p_C: Floats) -> Cells:
         return (f"{p_C[0]:.6g}",)

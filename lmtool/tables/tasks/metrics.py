@@ -81,7 +81,8 @@ def positive(names: Sequence[str]) -> int | None:
 
 def _by_name(names: Sequence[str], scores: Sequence[NDArray[Any]]) -> dict[str, dict[str, float]]:
     """Precision, recall, F1 and support of each class."""
-    columns = (values.tolist() for values in scores)
+    # scikit-learn counts a class without rows in floats
+    columns = (values.tolist() for values in (*scores[:3], scores[3].astype(np.int64)))
     return {name: dict(zip(_SCORES, row, strict=True)) for name, *row in zip(names, *columns, strict=True)}
 
 

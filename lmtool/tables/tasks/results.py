@@ -60,6 +60,9 @@ class Results:
         shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
         how = f"; {self.decoding}" if self.decoding else ""
         lines = [f"{self._title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        calibration = self.figures.get("calibration", {})
+        if before := calibration.get("before"):
+            lines.append(f"calibration error {calibration['ece']:.4f}, {before['ece']:.4f} without the temperature")
         if self.baseline is not None:
             lines.append(self.baseline.beside(self.figures, self.rows, self.remedies))
         if "confusion" in self.figures:

@@ -67,7 +67,7 @@ class SpanTask(Task):
     def __init__(self, prompt_format: PromptFormat, spec: QuestionAnswering) -> None:
         super().__init__(prompt_format, "", ())
         self._spec = spec
-        self.threshold = 0.0 if spec.null_threshold is None else spec.null_threshold
+        self.threshold = np.inf if spec.null_threshold is None else spec.null_threshold
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
         return [window for item in items for window in self._windows(item)]
@@ -133,7 +133,7 @@ class SpanTask(Task):
                 best, span = float(sum_N[at]), (at, at + longer)
         return np.array([best, *span, null])
 
-    def choose_threshold(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> None:
+    def decide(self, model: AnsweringModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
         self._choose_threshold(self._extracted(model, rows)[0], _questions(rows))
 
     def _choose_threshold(self, extracted: Sequence[Extracted], questions: Sequence[LabelledText]) -> None:

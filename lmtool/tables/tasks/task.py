@@ -115,8 +115,8 @@ class Task(ABC):
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         """The prediction for each row and its probabilities, as cells of a table."""
 
-    def choose_threshold(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> None:
-        """Choose what validation rows decide, before other rows are measured."""
+    def decide(self, model: AnsweringModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
+        """Choose what validation rows decide, before other rows are measured. held_out: they are not trained on."""
         return
 
     def _text(self, row: EncodedRow) -> str:

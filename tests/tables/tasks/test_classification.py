@@ -1,5 +1,6 @@
 """Tasks on tables: their files, rows as token ids, predictions of heads and as text, and their metrics."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from lmtool.model.heads import Answer
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
+from lmtool.run.files import Figures
 from lmtool.tables.columns import Columns
 from lmtool.tables.labels import Label
 from lmtool.tables.prepare import open_tables, task_names
@@ -30,7 +32,8 @@ from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks import classification, text_to_text
 from lmtool.tables.tasks.build import build_task
-from lmtool.tables.tasks.metrics import NO_LABEL
+from lmtool.tables.tasks.classification import ClassTask
+from lmtool.tables.tasks.metrics import NO_LABEL, class_metrics
 from lmtool.tables.tasks.task import MISTAKES, AnsweringModel, Task
 from lmtool.tables.tasks.text_to_text import AnswerTask, as_answer, as_source, first_unrepeated
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -494,3 +497,26 @@ def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monk
     learned = task.encode([item._replace(target="h") for item in items(["ab", "", "abcdefgh abcdefgh"[:11]])])
     again = pairs(task, ["ab", "", "abcdefgh abcdefgh"[:11]])
     assert [row.tokens.tolist() for row in learned] == [row.tokens.tolist() for row in again]
+
+
+# What held-out rows decide
+
+
+def test_only_held_out_rows_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ["a", "b"]})
+    task, model = a_task(recipe), a_model(recipe)
+    assert isinstance(task, ClassTask)
+    rows = task.encode(items(["a"] * 200, list("aaab" * 50)))
+    monkeypatch.setattr(task, "scores", lambda *_: (np.tile([5.0, 0.0], (200, 1)), 1.0))
+    task.decide(model, rows, held_out=False)
+    assert task.temperature == 1
+    task.decide(model, rows, held_out=True)
+    assert task.temperature == pytest.approx(5 / np.log(3), rel=1e-4)
+
+
+def test_a_class_that_no_row_has_is_read_back() -> None:
+    """scikit-learn counts it in floats, which no results of a run may have."""
+    figures = class_metrics(np.array([0, 1]), np.array([0, 0]), ("a", "b", "c"))
+    assert [type(scores["support"]) for scores in figures["classes"].values()] == [int] * 3
+    old = {"part": "test", "classes": {"c": figures["classes"]["c"] | {"support": 0.0}}}
+    assert Figures.model_validate_json(json.dumps(old)).classes["c"].support == 0

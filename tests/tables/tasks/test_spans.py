@@ -159,7 +159,7 @@ def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
     items = [question(), question(None, row=2)]
     found = [Extracted("the brass key", 20, -1.0), Extracted("key", 30, 0.5)]
     task, _ = setting()
-    assert task.threshold == 0
+    assert task.threshold == np.inf
     task._choose_threshold(found, items)
     assert task.threshold == -1
     task._choose_threshold(found[:1], items[:1])
@@ -172,7 +172,7 @@ def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
 def test_figures_of_questions_with_and_without_answers() -> None:
     task, model = setting()
     rows = task.encode([question(), question(None, row=2), question("Ida", row=3)])
-    task.choose_threshold(model, rows)
+    task.decide(model, rows, held_out=True)
     results = task.measure(model, rows, "test", 2)
     assert results.rows == 3
     parts = results.figures

@@ -1,0 +1,44 @@
+"""Temperatures, thresholds and decisions by costs, in loops: slow and plain."""
+
+import math
+
+
+def log_loss(scores, true, temperature):
+    """The mean of -log softmax(scores / temperature) of the true class (Guo et al. 2017)."""
+    total = 0.0
+    for row, right in zip(scores, true, strict=True):
+        largest = max(row) / temperature
+        total += largest + math.log(sum(math.exp(z / temperature - largest) for z in row)) - row[right] / temperature
+    return total / len(true)
+
+
+def temperature(scores, true):
+    """The one with the least log loss, by golden sections of its logarithm."""
+    low, high, golden = -3.0, 3.0, (math.sqrt(5) - 1) / 2
+    while high - low > 1e-7:
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        if log_loss(scores, true, math.exp(left)) < log_loss(scores, true, math.exp(right)):
+            high = right
+        else:
+            low = left
+    return math.exp((low + high) / 2)
+
+
+def f1(probabilities, true, threshold):
+    """Of what lies above a threshold."""
+    predicted = [p > threshold for p in probabilities]
+    right = sum(a and b for a, b in zip(predicted, true, strict=True))
+    return 2 * right / (sum(predicted) + sum(true))
+
+
+def best_f1(probabilities, true):
+    """The highest F1 of any threshold."""
+    return max(f1(probabilities, true, threshold) for threshold in (0.0, *probabilities))
+
+
+def cheapest(probabilities, costs):
+    """The class of least expected cost. costs: by true class, then predicted class."""
+    expected = [
+        sum(p * costs[true][predicted] for true, p in enumerate(probabilities)) for predicted in range(len(costs))
+    ]
+    return expected.index(min(expected))
