@@ -3,12 +3,13 @@
 Shapes: B texts, T positions, F features of a text, U of a batch, K buckets, D model width, C classes or labels.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +20,9 @@ from lmtool.model.language_model import Output, Parts, WithoutNextToken
 from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Averaging
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 MERSENNE = 2**31 - 1
 """A prime modulus for hashes, so that their products do not overflow 64 bits."""
@@ -42,37 +46,35 @@ class RatioHead(nn.Linear):
 
     @torch.no_grad()
     def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r_cf = log((n_cf + 1) / (n_f N_c / N + 1)) / s from labelled texts in CPU memory.
-
-        n_cf and n_f are the numbers of texts of class c and of all texts with feature f, N_c and N their sums over f.
-        For two classes the scores differ as those of naive Bayes. Adding 1 on both sides keeps the ratios of rare
-        features near 0, also in rare classes. s makes the mean square of all scores of these texts 1, so that one
-        learning rate suits texts of all lengths.
-        """
-        counts_CF = torch.zeros(self.ratios_CF.shape, dtype=torch.float64)
-        totals_F = torch.zeros(counts_CF.shape[1], dtype=torch.float64)
-        for batch in batches:
-            (features_BF, weight_BF), is_BC = body.features(batch, torch.float64), _members(batch, len(self.bias))
-            has_BF = (weight_BF > 0).double()
-            totals_F.index_add_(0, features_BF.flatten(), has_BF.flatten())
-            for count_F, is_B in zip(counts_CF, is_BC.T > 0, strict=True):
-                count_F.index_add_(0, features_BF[is_B].flatten(), has_BF[is_B].flatten())
-        share_C = counts_CF.sum(1) / totals_F.sum().clamp(min=1)
-        ratios_CF = torch.log((counts_CF + 1) / (share_C[:, None] * totals_F + 1))
-        squares, n_scores = 0.0, 0
-        for batch in batches:
-            features_BF, weight_BF = body.features(batch, torch.float64)
-            scores_BC = F.embedding_bag(features_BF, ratios_CF.T.contiguous(), per_sample_weights=weight_BF, mode="sum")
-            squares, n_scores = squares + float(scores_BC.square().sum()), n_scores + scores_BC.numel()
-        self.ratios_CF.copy_(ratios_CF / ((squares / n_scores) ** 0.5 or 1.0))
+        """Set r by `log_ratios` from labelled texts in CPU memory."""
+        members_BC = np.concatenate([_members(batch, len(self.bias)) for batch in batches])
+        self.ratios_CF.copy_(torch.from_numpy(log_ratios(body.matrix(batches), members_BC)))
 
 
-def _members(batch: Batch, n_classes: int) -> Tensor:
+def log_ratios(features_BF: "csr_array", members_BC: NDArray[np.float64]) -> NDArray[np.float64]:
+    """r_cf = log((n_cf + 1) / (n_f N_c / N + 1)) / s of labelled texts (C, F).
+
+    n_cf and n_f are the numbers of texts of class c and of all texts with feature f, N_c and N their sums over f.
+    For two classes the scores differ as those of naive Bayes. Adding 1 on both sides keeps the ratios of rare
+    features near 0, also in rare classes. s makes the mean square of all scores of these texts 1, so that one
+    learning rate suits texts of all lengths.
+    members_BC: 1 where a text belongs to a class, else 0.
+    """
+    has_BF = (features_BF > 0).astype(np.float64)
+    counts_CF = (has_BF.T @ members_BC).T
+    totals_F = has_BF.sum(0)
+    share_C1 = counts_CF.sum(1, keepdims=True) / max(1.0, totals_F.sum())
+    ratios_CF = np.log((counts_CF + 1) / (share_C1 * totals_F + 1))
+    scale = float(np.square(features_BF @ ratios_CF.T).mean()) ** 0.5
+    return np.asarray(ratios_CF / (scale or 1.0))
+
+
+def _members(batch: Batch, n_classes: int) -> NDArray[np.float64]:
     """1 where a text belongs to a class, else 0, (B, C)."""
     if batch.labels_B is not None:
-        return F.one_hot(batch.labels_B, n_classes).double()
+        return np.asarray(np.eye(n_classes)[batch.labels_B.numpy()])
     assert batch.values_BC is not None
-    return batch.values_BC.double()
+    return np.asarray(batch.values_BC, dtype=np.float64)
 
 
 class AveragingModel(WithoutNextToken):
@@ -174,6 +176,21 @@ class AveragingModel(WithoutNextToken):
         for layer in self.dense:
             x_BD = drop(self.activation(layer(x_BD)), self.spec.dropout, self.training)
         return cast(Tensor, head(drop(x_BD, dropout, self.training)))
+
+    def matrix(self, batches: Iterable[Batch]) -> "csr_array":
+        """The weights of all features in the vectors x of texts in CPU memory (B, F)."""
+        from scipy.sparse import csr_array, vstack
+
+        parts = []
+        for batch in batches:
+            features_BF, weight_BF = (values.numpy() for values in self.features(batch, torch.float64))
+            starts = np.arange(0, features_BF.size + 1, features_BF.shape[1])
+            shape = len(features_BF), self.vocab_size + self.spec.n_hashed
+            parts.append(csr_array((weight_BF.ravel(), features_BF.ravel(), starts), shape=shape))
+        matrix_BF = csr_array(vstack(parts))
+        matrix_BF.sum_duplicates()
+        matrix_BF.eliminate_zeros()
+        return matrix_BF
 
     def features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The features of each text, and the weight of each in x; both (B, F)."""

@@ -4,9 +4,11 @@ Shapes: B rows, T positions, W words, D width of hidden states, C classes, label
 """
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
@@ -23,6 +25,9 @@ from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
 from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagging, TokenHead
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 LayerChoice = Literal["last", "mix", "mix-hidden"] | int
 Pooling = Literal["first", "last", "mean", "max", "attention"]
@@ -190,17 +195,28 @@ class Classifier(HeadedModel):
     def answer(self, batch: Batch) -> Answer:
         """Scores of the rows, with the hidden states and auxiliary losses."""
         if isinstance(self.body, AveragingModel):
-            return Answer(self._pair(self.body.scores(batch, self.head, self.dropout).float()))
-        assert self.pool is not None
+            return Answer(self.pair(self.body.scores(batch, self.head, self.dropout).float()))
         hidden_BTD, auxiliary_B = self.states(batch)
-        pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
+        pooled_BD = drop(self._pooled(hidden_BTD, batch), self.dropout, self.training)
         if self.dense is not None and self.activation is not None:
             pooled_BD = activate(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
             pooled_BD = drop(pooled_BD, self.dropout, self.training)
-        return Answer(self._pair(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
+        return Answer(self.pair(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
 
-    def _pair(self, scores_BC: Tensor) -> Tensor:
+    def vectors(self, batches: Iterable[Batch]) -> "NDArray[np.float64] | csr_array":
+        """What a head without a dense layer is linear in (B, D): pooled states, or features of texts."""
+        if isinstance(self.body, AveragingModel):
+            return self.body.matrix(batches)
+        with torch.no_grad():
+            pooled = [self._pooled(self.states(batch).hidden_BTD, batch).double().cpu() for batch in batches]
+        return torch.cat(pooled).numpy()
+
+    def _pooled(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        assert self.pool is not None
+        return cast(Tensor, self.pool(hidden_BTD, batch.keep_BT))
+
+    def pair(self, scores_BC: Tensor) -> Tensor:
         """A single score z as the scores 0 and z of two classes: their softmax is the sigmoid of z."""
         return torch.cat((torch.zeros_like(scores_BC), scores_BC), 1) if self.single else scores_BC
 

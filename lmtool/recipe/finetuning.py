@@ -12,7 +12,17 @@ from lmtool.recipe.load import Resolved, Setting, lay_over
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, objectives_of
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, Data
-from lmtool.recipe.spec.training import AdamW, Checkpointing, Distillation, Evaluation, Linear, Training, Tuning
+from lmtool.recipe.spec.training import (
+    AdamW,
+    Checkpointing,
+    Constant,
+    Distillation,
+    Evaluation,
+    Lbfgs,
+    Linear,
+    Training,
+    Tuning,
+)
 from lmtool.recipe.spec.words import Averaging
 
 BATCH_ROWS = 32
@@ -116,7 +126,45 @@ def fine_tuned(parent: Parent, shape: TableShape, settings: Sequence[Setting]) -
     recipe = recipe_for_tables(parent, shape)
     source, name = f"fine-tuning of {parent.name}", f"finetune-{parent.name}"
     chosen = lay_over(recipe, source, name, settings).recipe
+    if _is_fitted(chosen, settings):
+        return lay_over(recipe.with_values(FITTED | held_out(shape.n_rows)), source, name, settings)
     return lay_over(with_choices(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings)
+
+
+FITTED = {
+    "objective.dense": "none",
+    "objective.pool": "mean",
+    "objective.dropout": 0.0,
+    "training.steps": 1,
+    "training.epochs": None,
+    "optimizer": Lbfgs(kind="lbfgs"),
+    "schedule": Constant(kind="constant"),
+    "evaluation.patience": None,
+}
+"""The recipe of a probe: logistic regression on the mean of the states of a text."""
+
+LEAST_HELD = 50
+"""Rows below which none are held out where a head is fitted: cross-validation over all of them tells more."""
+
+_BY_STEPS = ("optimizer", "schedule", "training.steps", "training.epochs", "training.minutes", "objective.dense")
+
+
+def held_out(n_rows: int) -> dict[str, float]:
+    """The share of so many rows that is held out where a head is fitted, where it is not the usual one."""
+    return {"data.valid_fraction": 0.0} if n_rows * Data().valid_fraction < LEAST_HELD else {}
+
+
+def _is_fitted(chosen: Recipe, settings: Sequence[Setting]) -> bool:
+    """Whether a head on a frozen body is fitted to convergence: unless something else is named, or it is not linear."""
+    head, tuning = chosen.objective, chosen.tuning
+    return (
+        tuning.freeze == "body"
+        and isinstance(head, Classification)
+        and head.layers not in ("mix", "mix-hidden")
+        and head.pool != "attention"
+        and chosen.distillation.teacher is None
+        and not any(setting.key.startswith(_BY_STEPS) for setting in settings)
+    )
 
 
 def recipe_for_tables(parent: Parent, shape: TableShape) -> Recipe:

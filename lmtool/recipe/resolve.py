@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lmtool.recipe.finetuning import Parent, TableShape, continued, fine_tuned
+from lmtool.recipe.finetuning import Parent, TableShape, continued, fine_tuned, held_out
 from lmtool.recipe.load import Resolved, Setting, lay_over, load, settings_of
 from lmtool.recipe.pretraining import NAME, TextShape, default_recipe
 from lmtool.recipe.spec.recipe import Recipe
@@ -40,7 +40,8 @@ def resolve(
         case TableShape() if parent is not None:
             return fine_tuned(parent, facts, settings)
         case TableShape() if recipe is None:
-            return load(LINEAR, settings_of(() if facts.has_words else CHARACTERS, settings))
+            usual = [f"{key}={value}" for key, value in held_out(facts.n_rows).items()]
+            return load(LINEAR, settings_of([*usual, *(() if facts.has_words else CHARACTERS)], settings))
     if parent is not None:
         return continued(parent, None if recipe is None else load(recipe).recipe, settings)
     if recipe is not None and not is_default(recipe):

@@ -100,9 +100,9 @@ def _of_texts(train: LabelledTexts, rows: LabelledTexts) -> dict[str, Any]:
     constant_C = mean_C if labels.kind == "number" else np.eye(len(mean_C))[mean_C.argmax()]
     texts, others = _texts(fitted), _texts(rows.items)
     words = has_words(texts)
-    constant = _metric(truth_RC, np.tile(constant_C, (len(truth_RC), 1)), labels.kind)
+    constant = headline(truth_RC, np.tile(constant_C, (len(truth_RC), 1)), labels.kind)
     scores_RC = _linear(texts, fitted_RC, others, labels.kind, words)
-    linear = constant if scores_RC is None else _metric(truth_RC, scores_RC, labels.kind)
+    linear = constant if scores_RC is None else headline(truth_RC, scores_RC, labels.kind)
     features, metric = "words and pairs" if words else "character n-grams", METRICS[labels.kind]
     return {"metric": metric, "constant": constant, "linear": linear, "features": features, "fitted": len(fitted)}
 
@@ -188,7 +188,8 @@ def _linear(
     return scores_RC
 
 
-def _metric(truth_RC: Floats, scores_RC: Floats, kind: LabelKind) -> float:
+def headline(truth_RC: Floats, scores_RC: Floats, kind: LabelKind) -> float:
+    """The metric of METRICS for scores of classes or labels, or numbers. truth: multi-hot, or numbers; both (R, C)."""
     names = [str(c) for c in range(truth_RC.shape[1])]
     match kind:
         case "number":

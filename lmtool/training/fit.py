@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,12 +18,17 @@ from lmtool.compute.processes import peers_may_end
 from lmtool.errors import NumericalError, ResourceError, UsageError
 from lmtool.inference.evaluation import by_length
 from lmtool.model import DecodeState, LanguageModel
+from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
 from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import Training
+from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import hash_key, rank_samples
+from lmtool.tables.baseline import METRICS
+from lmtool.tables.labels import LabelKind
+from lmtool.training.convex import fit_head
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import multiplier
 from lmtool.training.truncated_bptt import CarriedModel, fresh, rows_of
@@ -51,6 +57,7 @@ class Step:
     recomputes: activations were recomputed because memory ran out.
     stop: a stop was requested; the same in every process.
     carried: the initial state of the next step's rows; None unless the recipe carries states.
+    told: what there is to say of the step, as a line.
     """
 
     step: int
@@ -64,6 +71,7 @@ class Step:
     stop: bool
     carried: DecodeState | None = None
     recomputes: bool = False
+    told: str = ""
 
 
 class LossModule(nn.Module):
@@ -146,6 +154,10 @@ def fit(
             seconds = time.perf_counter() - started
             yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, count, seconds, rows, stops > 0)
         return
+    if isinstance(recipe.optimizer, Lbfgs):
+        for step in steps:
+            yield _fitted(trainable, examples, recipe, compute, step, stop)
+        return
     loop = _Loop(trainable, examples, recipe, compute, start)
     threads = torch.get_num_threads()
     if model.step_threads is not None:
@@ -157,6 +169,24 @@ def fit(
         loop.loader.close()
         if model.step_threads is not None:
             torch.set_num_threads(threads)
+
+
+def _fitted(
+    trainable: Trainable, examples: ExampleSource, recipe: Recipe, compute: Compute, step: int, stop: Callable[[], bool]
+) -> Step:
+    """A step in which a head is fitted to all rows; each process does so."""
+    started = time.perf_counter()
+    model, objective, rows = cast(Classifier, trainable.model), trainable.objective, recipe.training.batch_size
+    every = examples.read(np.arange(examples.per_epoch))
+    batches = [objective.collate(part) for part in micro_batches(every, rows, recipe.training.micro_tokens)]
+    assert isinstance(objective, ClassificationObjective)
+    assert isinstance(recipe.optimizer, Lbfgs)
+    fitted = fit_head(model, objective, batches, recipe.optimizer.l2, recipe.seed)
+    (stops,) = compute.world.sum((float(stop()),))
+    computed = sum(map(objective.count_computed, batches))
+    seconds = time.perf_counter() - started
+    told = fitted.line(METRICS[cast(LabelKind, objective.spec.task)])
+    return Step(step + 1, fitted.loss, 0.0, 0.0, fitted.n_rows, computed, seconds, rows, stops > 0, told=told)
 
 
 def _count_part(

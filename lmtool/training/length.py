@@ -12,7 +12,7 @@ from lmtool.inference.load import Initialization, build_for_training
 from lmtool.model import LanguageModel
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import Checkpointing, Evaluation
+from lmtool.recipe.spec.training import Checkpointing, Evaluation, Lbfgs
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Timed
@@ -96,10 +96,11 @@ class Speed:
     ) -> "Speed | None":
         """By some seconds of training, and a validation; the same in all processes, by the figures of the main one.
 
-        began: when the command did, by time.perf_counter. None for a model of counts, and where a loss is not finite.
+        began: when the command did, by time.perf_counter. None for a model of counts, for L-BFGS, and where a loss is
+        not finite.
         """
         recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
-        if recipe.model.counts:
+        if recipe.model.counts or isinstance(recipe.optimizer, Lbfgs):
             return None
         lm, _ = build_for_training(recipe, tokenizer, compute, data.set_statistics, initialization)
         objective = build_objective(recipe, tokenizer, lm.counts_V)

@@ -15,7 +15,7 @@ from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
 from lmtool.model.layers.attention import layer_matrices
 from lmtool.model.layers.ngrams import ngrams_of
-from lmtool.recipe.spec.training import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
+from lmtool.recipe.spec.training import Adam, AdamW, Lbfgs, Muon, Optimizer, Sgd, Tuning
 from lmtool.run.tensors import outlines, rows_of
 from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
 
@@ -191,6 +191,8 @@ def _build(
 
     rows: of this process, of sharded parameters. Embeddings of n-grams have a rule of their own.
     """
+    if isinstance(spec, Lbfgs):
+        return  # which has no update of each parameter
     weights = (rows.get(part.weight, part.weight) for part in ngrams_of(model))
     tables = {table: shares[table] for table in weights if table in shares}
     if tables:
@@ -219,7 +221,7 @@ def _adam(spec: Adam | AdamW, shares: Shares) -> UpdateRule:
     return AdamUpdate(_groups(shares, spec), beta1=spec.beta1, beta2=spec.beta2, eps=spec.eps, decoupled=decoupled)
 
 
-def _groups(shares: Shares, spec: Optimizer) -> Groups:
+def _groups(shares: Shares, spec: Adam | AdamW | Sgd | Muon) -> Groups:
     """Parameter groups: matrices with weight decay, vectors without; separate where their learning rates differ."""
     groups: dict[tuple[float, float], list[Parameter]] = defaultdict(list)
     for parameter, share in shares.items():

@@ -25,6 +25,7 @@ from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
 from lmtool.records import finite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
@@ -35,7 +36,7 @@ from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
-from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepped, StepsChanged, Warn
+from lmtool.training.events import Ended, EndReason, Event, Info, Plan, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
@@ -238,6 +239,8 @@ class _TrainingSession:
                 yield Warn("out of memory: activations are computed again in the backward pass from now on")
             if step.micro_batch != self.state.micro_batch:
                 yield Warn(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
+            if step.told:
+                yield Info(step.told)
             yield from self._after(step)
             if self.reason == "finished" and limits.budget is not None and _validates(self.recipe, self.last):
                 n_steps = limits.budget.steps(self.recipe, self.last, began) if self.compute.world.is_main else 0
@@ -399,7 +402,7 @@ def _untried(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
     remedies = {
         "--recipe linear": isinstance(recipe.objective, Classification) and not is_linear,
         "--from hf:ORG/NAME, a published model,": run.info.base is None,
-        "more --epochs": best_step >= recipe.training.steps,
+        "more --epochs": best_step >= recipe.training.steps and not isinstance(recipe.optimizer, Lbfgs),
     }
     return tuple(remedy for remedy, helps in remedies.items() if helps)
 

@@ -79,6 +79,7 @@ class Recipe(Spec):
         yield from _data_mistakes(self)
         yield from _training_mistakes(self)
         yield from _tuning_mistakes(self)
+        yield from _fitting_mistakes(self)
         yield from _evaluation_mistakes(self)
         yield from _head_mistakes(self)
 
@@ -128,8 +129,8 @@ def _data_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"data.mixture is for gradients; a model of kind {model.kind} reads a text once"
     if data.stream is True:
         yield from _streaming_mistakes(recipe)
-    if data.valid_fraction == 0 and not isinstance(objective, Seq2Seq):
-        yield "data.valid_fraction 0 is for tables of target texts, with objective seq2seq"
+    if data.valid_fraction == 0 and not isinstance(objective, Seq2Seq) and recipe.optimizer.kind != "lbfgs":
+        yield "data.valid_fraction 0 is for tables of target texts, with objective seq2seq, or optimizer.kind lbfgs"
 
 
 def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
@@ -198,6 +199,29 @@ def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
         yield "distillation.teacher reads each row by itself, and training.carry_state does not"
     if recipe.training.compile is True:
         yield "distillation.teacher is for training.compile false or auto: what a compiled model reads is not seen"
+
+
+def _fitting_mistakes(recipe: Recipe) -> Iterator[str]:
+    """What L-BFGS does not fit: all but a linear head on features that stay, in one step."""
+    model, head, training = recipe.model, recipe.objective, recipe.training
+    if not isinstance(recipe.optimizer, settings.Lbfgs):
+        return
+    if not isinstance(head, Classification):
+        yield f"optimizer.kind lbfgs fits a head of objective classification, not of objective {head.kind}"
+        return
+    if isinstance(model, Averaging) and not model.one_hot:
+        yield "optimizer.kind lbfgs fits a linear head, which has no layers of an averaging model below it"
+    elif not isinstance(model, Averaging) and recipe.tuning.freeze != "body":
+        yield "optimizer.kind lbfgs is for features that stay; take tuning.freeze body, or optimizer.kind adamw"
+    if head.dense != "none" or head.layers in ("mix", "mix-hidden") or head.pool == "attention":
+        yield "optimizer.kind lbfgs fits a linear head; take objective.dense none, a single layer, and pool mean"
+    if recipe.distillation.teacher is not None:
+        yield "optimizer.kind lbfgs does not learn from a distillation.teacher"
+    for key in ("epochs", "minutes"):
+        if getattr(training, key) is not None:
+            yield f"training.{key} is for gradients; optimizer.kind lbfgs fits a head in one step"
+    if training.steps != 1:
+        yield f"training.steps {training.steps} is for gradients; optimizer.kind lbfgs fits a head in one step"
 
 
 DISTILLED = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")

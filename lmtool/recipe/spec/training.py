@@ -174,7 +174,25 @@ class Muon(Spec):
         return matrices + self.adamw.moments(0, rest)
 
 
-Optimizer = Annotated[Adam | AdamW | Sgd | Muon, Field(discriminator="kind")]
+class Lbfgs(Spec):
+    """L-BFGS (Liu and Nocedal 1989): a linear head on features that stay, fitted to convergence in one step."""
+
+    kind: Literal["lbfgs"]
+    l2: PositiveFloat | None = None
+    """L2 penalty: l2 / 2 times the squared distance of the weights from 0, or from naive Bayes where the head begins as
+    that, added to the sum of the losses of the rows, whose features have a mean square of 1. Null chooses it by
+    cross-validation."""
+
+    @property
+    def lr(self) -> float:
+        """No rate: a line search sets the length of each iteration."""
+        return 1.0
+
+    def moments(self, matrices: int, rest: int) -> int:
+        return 0
+
+
+Optimizer = Annotated[Adam | AdamW | Sgd | Muon | Lbfgs, Field(discriminator="kind")]
 
 
 class Constant(Spec):
