@@ -1,44 +1,48 @@
 """The index of a search: a vector of each text, memory-mapped, and the texts beside them.
 
-    INDEX/index.json      which model, and how many rows are whole; written last
-    INDEX/rows-000001/    vectors.f32 (N, D) of length 1; rows.jsonl, an Entry a line; keys.u64 (N, 3): where the line
-                          ends, and hashes of the id, and of the id and the text
+    INDEX/vectors.f32      vectors of length 1, one after the other (N, D)
+    INDEX/texts.sqlite     which model they are of, and the id, file and text of each, with the number of its vector
 
-Rows are added at the ends of these files, and count once index.json says so: what a killed process has left behind them
-is cut off by the next one. Where rows are removed, the others are written to a new folder. A text that is in the index
-already is not computed again: so an indexing that was interrupted goes on when it is repeated.
+A vector is written and synced before its text is committed, so that a killed process leaves at most vectors without a
+text; these, and those of texts that are removed or replaced, are set to zero by the next change and never found. A text
+that is in the index already is not computed again: an indexing that was interrupted goes on when it is repeated.
 
-Shapes: N rows, D vector width, Q queries, K neighbours.
+Shapes: N vectors, D vector width, Q queries, K neighbours.
 """
 
-import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
-from lmtool import durable, records
+from lmtool import durable
 from lmtool.data.files import shown
 from lmtool.data.survey import Report
-from lmtool.errors import CheckpointError, DataError
+from lmtool.errors import CheckpointError, DataError, ResourceError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded
 from lmtool.search.nearest import Ints, Vectors, nearest, nearest_of_lists, read_lists, unit, write_lists
 
-MANIFEST, FILES = "index.json", ("vectors.f32", "rows.jsonl", "keys.u64")
+TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
 
 STRIDE = 1024
-"""Rows after which an index is whole again: the most that a process loses that is killed."""
+"""Texts that are committed at once: the most that are computed again after a kill."""
 
 MANY = 1_000_000
-"""Rows beyond which faiss is used, where it is installed."""
+"""Texts beyond which faiss is used, where it is installed."""
+
+_TABLES = """
+CREATE TABLE model (run TEXT, checkpoint TEXT, width INTEGER);
+CREATE TABLE texts (id TEXT PRIMARY KEY, source TEXT, text TEXT, vector INTEGER UNIQUE);
+"""
 
 
 class Entry(NamedTuple):
@@ -48,182 +52,166 @@ class Entry(NamedTuple):
     source: str
     text: str
 
-    @property
-    def keys(self) -> tuple[int, int]:
-        """Hashes of the id, and of the id and the text."""
-        return xxhash.xxh3_64_intdigest(self.id.encode()), xxhash.xxh3_64_intdigest(f"{self.id}\0{self.text}".encode())
 
+class Hit(NamedTuple):
+    """A text that was found. score: the cosine similarity, or what a cross-encoder makes of the query and the text."""
 
-class Manifest(records.SealedModel):
-    """index.json. run, model: name and checksum of the checkpoint whose vectors these are. width: of a vector.
-
-    bytes: of the lines. folder: that of the rows.
-    """
-
-    format: Literal[1]
-    run: str
-    model: str
-    width: int = 0
-    rows: int = 0
-    bytes: int = 0
-    folder: str = "rows-000001"
+    id: str
+    source: str
+    text: str
+    score: float
 
 
 class Index:
-    """An index that is open for reading. What is changed later, it does not see."""
+    """An index that is open for reading. What is added later, it does not see; what is removed, it no longer finds.
+
+    run, checkpoint: name and hash of the model. vectors_ND: of all texts, and zeros. row_N: those that are of a text.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises DataError for an index that is missing or damaged."""
         self.path = path
-        fix = "name a folder that lmtool search index has made"
-        with durable.refusing("the index cannot be read", path, fix, DataError, missing="there is no index"):
-            raw = durable.read(path / MANIFEST)
-        try:
-            self.manifest = records.read(Manifest, raw)
-            n = self.manifest.rows
-            shapes = (n, self.manifest.width), (self.manifest.bytes,), (n, 3)
-            self.vectors_ND, self._lines, self.keys_N3 = (
-                np.memmap(path / self.manifest.folder / name, dtype, "r", shape=shape) if n else np.empty(shape, dtype)
-                for name, dtype, shape in zip(FILES, ("<f4", "u1", "<u8"), shapes, strict=True)
-            )
-        except (OSError, ValueError) as error:
-            raise self._damage(str(error)) from error
-
-    def _damage(self, what: str) -> DataError:
-        fix = "delete the folder, and index again"
-        return DataError(f"the index is damaged: {what}", where=str(self.path), fix=fix, code="damaged")
+        with _connected(path) as db:
+            (self.run, self.checkpoint, width), *_ = db.execute("SELECT run, checkpoint, width FROM model").fetchall()
+            rows = db.execute("SELECT vector FROM texts ORDER BY vector")
+            self.row_N: Ints = np.fromiter(chain.from_iterable(rows), np.int64)
+            self.vectors_ND: Vectors = np.empty((0, width), "<f4")
+            if len(self.row_N):
+                shape = int(self.row_N[-1]) + 1, width
+                if (path / VECTORS).stat().st_size < 4 * shape[0] * width:
+                    raise sqlite3.DatabaseError(f"{VECTORS} is too short")
+                self.vectors_ND = np.memmap(path / VECTORS, "<f4", "r", shape=shape)
 
     def __len__(self) -> int:
-        return len(self.vectors_ND)
-
-    def __getitem__(self, row: int) -> Entry:
-        """The text with this number, from 0. Raises DataError where it has changed."""
-        begin = int(self.keys_N3[row - 1, 0]) if row else 0
-        try:
-            entry = Entry(**json.loads(self._lines[begin : int(self.keys_N3[row, 0])].tobytes()))
-        except (ValueError, TypeError):
-            entry = Entry("", "", "")
-        if entry.keys != tuple(self.keys_N3[row, 1:].tolist()):
-            raise self._damage(f"row {row + 1:,} has changed")
-        return entry
+        return len(self.row_N)
 
     def check_model(self, loaded: Loaded) -> None:
         """Raise CheckpointError for another model than the one whose vectors these are."""
-        if loaded.checkpoint_hash != self.manifest.model:
+        if loaded.checkpoint_hash != self.checkpoint:
             what = f"the index is not of this model: {loaded.run_path}, step {loaded.step}"
-            raise CheckpointError(what, where=str(self.path), fix=f"its model is --run {self.manifest.run}")
+            raise CheckpointError(what, where=str(self.path), fix=f"its model is --run {self.run}")
 
-    def nearest(self, query_QD: Vectors, k: int) -> Iterator[tuple[Vectors, Ints]]:
-        """Cosine similarities and numbers of the k nearest texts of each query, the nearest first (K each)."""
-        if self.lists is None:
-            return nearest(self.vectors_ND, unit(query_QD), k)
-        return nearest_of_lists(self.lists, self.vectors_ND, unit(query_QD), k)
+    def nearest(self, query_QD: Vectors, k: int) -> Iterator[list[Hit]]:
+        """The k texts whose vectors are the most similar to that of each query, by cosine, the nearest first."""
+        rows = nearest(self.vectors_ND, unit(query_QD), k, self.row_N)
+        if self.lists is not None:
+            rows = nearest_of_lists(self.lists, self.vectors_ND, unit(query_QD), k)
+        sql = "SELECT id, source, text, ? FROM texts WHERE vector = ?"
+        with _connected(self.path) as db:
+            for score_K, row_K in rows:
+                pairs = zip(score_K.tolist(), row_K.tolist(), strict=True)
+                yield [Hit(*columns) for pair in pairs for columns in db.execute(sql, pair)]
 
     @cached_property
     def lists(self) -> Any:
-        """What faiss needs to propose rows, where there is such a file of these very rows."""
-        return read_lists(self.lists_path) if len(self) > MANY else None
-
-    @property
-    def lists_path(self) -> Path:
-        """The file for faiss."""
-        return self.path / self.manifest.folder / f"{self.manifest.checksum}.faiss"
+        """What faiss needs to propose texts, where there are many."""
+        return read_lists(self.path / LISTS) if len(self) > MANY else None
 
 
-def add(path: Path, loaded: Loaded, texts: Iterable[Entry], report: Report) -> Mapping[str, int]:
+def add(path: Path, loaded: Loaded, texts: Iterable[Entry], report: Report) -> Counter[str]:
     """Add texts to an index, which is made if there is none. Those with the id of a text replace it where they differ.
 
     texts: read twice. Returns how many were added, replaced and kept.
     Raises DataError for two texts of one id, and where there is none; CheckpointError for an index of another model;
     UsageError for a folder that is none; ResourceError where it cannot be written.
     """
-    wanted: dict[int, int] = {}
-    for number, entry in enumerate(texts, 1):
-        wanted[entry.keys[0]] = entry.keys[1]
-        if len(wanted) < number:
-            fix = "name each file once, and a column whose values differ"
-            raise DataError(f"two texts have the id {shown(entry.id)}", where=entry.source, fix=fix)
-    if not wanted:
+    n_texts, counts, seen = sum(1 for _ in texts), Counter(added=0, replaced=0, kept=0), set[str]()
+    if not n_texts:
         raise DataError("there is no text to index", fix="name files with text")
-    if not (path / MANIFEST).exists():
+    if not (path / TEXTS).exists():
         durable.refuse_used(path)
-        empty = Manifest(format=1, run=f"{loaded.run_path}@{loaded.step}", model=loaded.checkpoint_hash)
-        with durable.filling(path) as new:
-            durable.write_new(new / MANIFEST, empty.sealed())
-    with _changing(path) as index:
-        index.check_model(loaded)
-        known = set(index.keys_N3[:, 2].tolist())
-        n_new = len(set(wanted.values()) - known)
-        entries, copies = tee(entry for entry in texts if entry.keys[1] not in known)
-        embedded = embed(loaded, (entry.text for entry in copies), -1, "own", truncate=True) if n_new else ()
-        rows = zip(entries, (one.vectors for one in embedded), strict=False)
-        manifest, n_done = index.manifest, 0
-        while stride := list(islice(rows, STRIDE)):
-            vectors_ND = unit(np.concatenate([vectors for _, vectors in stride]))
-            manifest = _appended(path, manifest, [entry for entry, _ in stride], vectors_ND)
-            durable.write_file(path / MANIFEST, manifest.sealed())
-            n_done += len(stride)
-            report("indexing", n_done, n_new)
-        index = Index(path)
-        last = np.unique(index.keys_N3[::-1, 1], return_index=True)[1]
-        stale = np.setdiff1d(np.arange(len(index)), len(index) - 1 - last)
-        _without(index, stale)
-    return {"added": n_new - len(stale), "replaced": len(stale), "kept": len(wanted) - n_new}
+        with durable.filling(path) as new, _connected(new, "rwc") as db:
+            durable.write_new(new / VECTORS, b"")
+            db.executescript(_TABLES)
+            model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash
+            db.execute("INSERT INTO model VALUES (?, ?, 0)", model)
+
+    def changed(db: sqlite3.Connection) -> Iterator[Entry]:
+        for entry in texts:
+            if entry.id in seen:
+                fix = "name each file once, and a column whose values differ"
+                raise DataError(f"two texts have the id {shown(entry.id)}", where=entry.source, fix=fix)
+            seen.add(entry.id)
+            old = db.execute("SELECT text FROM texts WHERE id = ?", entry[:1]).fetchone()
+            counts["added" if old is None else "kept" if old[0] == entry.text else "replaced"] += 1
+            if old is None or old[0] != entry.text:
+                yield entry
+
+    with _changing(path, loaded) as db:
+        entries = changed(db)
+        for first in islice(entries, 1):  # no text is embedded where none has changed
+            entries, copies = tee(chain([first], entries))
+            embedded = embed(loaded, (entry.text for entry in copies), -1, "own", truncate=True)
+            pairs = zip(entries, embedded, strict=False)
+            while stride := list(islice(pairs, STRIDE)):
+                vectors_ND = unit(np.concatenate([one.vectors for _, one in stride]))
+                row = _write_vectors(path / VECTORS, vectors_ND)
+                with db:
+                    db.execute("UPDATE model SET width = ?", vectors_ND.shape[1:])
+                    numbered = [(*entry, row + i) for i, (entry, _) in enumerate(stride)]
+                    db.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", numbered)
+                report("indexing", counts.total(), n_texts)
+    return counts
 
 
-def remove(path: Path, names: Collection[str]) -> Mapping[str, int]:
+def remove(path: Path, names: Collection[str]) -> Counter[str]:
     """Remove the texts with these ids, and all of these files, also from the disk. Returns how many were removed.
 
-    Raises DataError for a name that the index does not have.
+    Raises DataError for a name that the index does not have, and then removes none.
     """
-    with _changing(path) as index:
-        of_name = {name: [row for row in range(len(index)) if name in index[row][:2]] for name in names}
-        if missing := [name for name, rows in of_name.items() if not rows]:
-            what = f"no text and no file of the index is called {shown(missing[0])}"
-            raise DataError(what, where=str(path), fix="name ids, or files, as lmtool search shows them")
-        gone = np.unique(np.concatenate(list(of_name.values())))
-        _without(index, gone)
-    return {"removed": len(gone)}
+    counts = Counter(removed=0)
+    with _changing(path) as db, db:
+        for name in names:
+            n = db.execute("DELETE FROM texts WHERE id = ? OR source = ?", (name, name)).rowcount
+            if not n:
+                what = f"no text and no file of the index is called {shown(name)}"
+                raise DataError(what, where=str(path), fix="name ids, or files, as lmtool search shows them")
+            counts["removed"] += n
+    return counts
 
 
 @contextmanager
-def _changing(path: Path) -> Iterator[Index]:
-    """The index, which no other process changes meanwhile."""
-    Index(path)  # no lock is left where there is none
-    with durable.locked(path / ".lock"), durable.writing(path):
-        yield Index(path)
+def _changing(path: Path, loaded: Loaded | None = None) -> Iterator[sqlite3.Connection]:
+    """The texts of an index that no other process changes; at the end, vectors that are of none become zeros."""
+    with _connected(path) as db, durable.locked(path / ".lock"), durable.writing(path):
+        if loaded is not None:
+            Index(path).check_model(loaded)
+        (path / LISTS).unlink(missing_ok=True)
+        yield db
         index = Index(path)
-        for folder in path.glob("rows-*"):
-            if folder.name != index.manifest.folder:
-                durable.remove(folder)
-        if len(index) > MANY and find_spec("faiss") and not index.lists_path.exists():
-            write_lists(index.vectors_ND, index.lists_path)
+        free = np.setdiff1d(np.arange(len(index.vectors_ND)), index.row_N)
+        if len(free):
+            vectors_ND = np.memmap(path / VECTORS, "<f4", "r+", shape=index.vectors_ND.shape)
+            vectors_ND[free] = 0
+            vectors_ND.flush()
+        if len(index) > MANY and find_spec("faiss"):
+            write_lists(index.vectors_ND, path / LISTS)
 
 
-def _without(index: Index, gone: Ints) -> None:
-    """Write the index without these rows."""
-    if len(gone):
-        number = int(index.manifest.folder.removeprefix("rows-"))
-        manifest = index.manifest.model_copy(update={"folder": f"rows-{number + 1:06}", "rows": 0, "bytes": 0})
-        rows = np.setdiff1d(np.arange(len(index)), gone)
-        for stride in np.split(rows, range(16 * STRIDE, len(rows), 16 * STRIDE)):
-            manifest = _appended(index.path, manifest, [index[row] for row in stride], index.vectors_ND[stride])
-        durable.write_file(index.path / MANIFEST, manifest.sealed())
+def _write_vectors(path: Path, vectors_ND: Vectors) -> int:
+    """Write vectors behind all others, also those of a killed process, and sync them; the number of the first."""
+    row: int = -(-path.stat().st_size // vectors_ND[0].nbytes)
+    with path.open("r+b") as file:
+        file.seek(row * vectors_ND[0].nbytes)
+        file.write(vectors_ND.astype("<f4").tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return row
 
 
-def _appended(path: Path, manifest: Manifest, entries: Sequence[Entry], vectors_ND: Vectors) -> Manifest:
-    """Write rows behind those of a manifest, and sync them; the manifest that has them, which is not written."""
-    folder, (n, width), n_before, n_bytes = path / manifest.folder, vectors_ND.shape, manifest.rows, manifest.bytes
-    lines = [json.dumps(entry._asdict(), ensure_ascii=False).encode() + b"\n" for entry in entries]
-    ends = (n_bytes + np.cumsum([len(line) for line in lines])).tolist()
-    keys_N3 = np.array([(end, *entry.keys) for end, entry in zip(ends, entries, strict=True)], "<u8")
-    contents = vectors_ND.astype("<f4").tobytes(), b"".join(lines), keys_N3.tobytes()
-    folder.mkdir(exist_ok=True)
-    for name, begin, content in zip(FILES, (4 * n_before * width, n_bytes, 24 * n_before), contents, strict=True):
-        with (folder / name).open("ab") as file:
-            file.truncate(begin)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    durable.sync_directory(folder)
-    return manifest.model_copy(update={"width": width, "rows": n_before + n, "bytes": ends[-1]})
+@contextmanager
+def _connected(path: Path, mode: str = "rw") -> Iterator[sqlite3.Connection]:
+    """The texts of an index. Raises DataError where it is missing or damaged, and ResourceError for other errors."""
+    if mode == "rw" and not (path / TEXTS).exists():
+        fix = "name a folder that lmtool search index has made"
+        raise DataError("there is no index", where=str(path), fix=fix, code="file_not_found")
+    try:
+        uri = f"{(path / TEXTS).absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(uri, timeout=60, uri=True)) as db:
+            db.execute("PRAGMA secure_delete = ON")
+            yield db
+            db.commit()
+    except sqlite3.DatabaseError as error:
+        kind = ResourceError if isinstance(error, sqlite3.OperationalError) else DataError
+        fix = "free the disk, or delete the folder and index again"
+        raise kind(f"the index cannot be used: {error}", where=str(path), fix=fix) from error

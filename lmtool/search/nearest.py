@@ -43,13 +43,17 @@ def best(score_N: Vectors, k: int) -> Ints:
     return index_C[np.argsort(-score_N[index_C], kind="stable")][:k]
 
 
-def nearest(vectors_ND: Vectors, query_QD: Vectors, k: int) -> Iterator[tuple[Vectors, Ints]]:
-    """Cosine similarities and numbers of the k nearest rows, or all, of each query, the nearest first (K each)."""
+def nearest(vectors_ND: Vectors, query_QD: Vectors, k: int, row_N: Ints) -> Iterator[tuple[Vectors, Ints]]:
+    """Cosine similarities and numbers of the k nearest rows, or all, of each query, the nearest first (K each).
+
+    row_N: the rows that may be found, in order.
+    """
     step = max(1, AT_ONCE // max(1, len(vectors_ND)))
     for begin in range(0, len(query_QD), step):
         for score_N in query_QD[begin : begin + step] @ vectors_ND.T:
-            row_K = best(score_N, k)
-            yield score_N[row_K], row_K
+            score_N = score_N if len(row_N) == len(score_N) else score_N[row_N]
+            index_K = best(score_N, k)
+            yield score_N[index_K], row_N[index_K]
 
 
 def near_duplicates(vectors_ND: Vectors, threshold: float, n_kept: int = 0) -> Iterator[tuple[int, int, float]]:
@@ -95,5 +99,6 @@ def nearest_of_lists(lists: Any, vectors_ND: Vectors, query_QD: Vectors, k: int)
     """As `nearest`, but only of the rows that faiss proposes."""
     for query_D, row_C in zip(query_QD, lists.search(query_QD, max(CANDIDATES, 10 * k))[1], strict=True):
         row_C = np.unique(row_C[row_C >= 0])
-        for score_K, index_K in nearest(vectors_ND[row_C], query_D[None], k):
-            yield score_K, row_C[index_K]
+        score_C = vectors_ND[row_C] @ query_D
+        index_K = best(score_C, k)
+        yield score_C[index_K], row_C[index_K]

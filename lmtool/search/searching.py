@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self, cast
+from typing import Self, cast
 
 import numpy as np
 
@@ -12,21 +12,12 @@ from lmtool.errors import UsageError
 from lmtool.inference.embedding import Vectors, embed
 from lmtool.inference.load import Loaded, load_packed
 from lmtool.recipe.spec.objective import Classification
-from lmtool.search.index import Index
+from lmtool.search.index import Hit, Index
 from lmtool.tables.predict import TextClassifier, texts_of_a_row
 from lmtool.tables.tasks.metrics import positive
 
 RERANKED = 100
 """Nearest texts that a cross-encoder ranks, unless more are wanted."""
-
-
-class Hit(NamedTuple):
-    """A text of an index. score: the cosine similarity, or what a cross-encoder makes of the query and the text."""
-
-    id: str
-    source: str
-    text: str
-    score: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,7 @@ class Searcher:
         Raises the errors of indexes and models.
         """
         index = Index(path)
-        loaded = load_packed(run or index.manifest.run, compute)
+        loaded = load_packed(run or index.run, compute)
         index.check_model(loaded)
         return cls(index, loaded, None if rerank is None else CrossEncoder.of(load_packed(rerank, compute)))
 
@@ -85,8 +76,7 @@ class Searcher:
     def hits(self, queries: Sequence[str], query_QD: Vectors, k: int) -> list[list[Hit]]:
         """As `search`, where the vectors of the queries are known."""
         nearest = self.index.nearest(query_QD, k if self.cross_encoder is None else max(k, RERANKED))
-        answers = []
-        for query, (score_K, row_K) in zip(queries, nearest, strict=True):
-            hits = [Hit(*self.index[row], score) for row, score in zip(row_K.tolist(), score_K.tolist(), strict=True)]
-            answers.append(self.cross_encoder.ranked(query, hits)[:k] if self.cross_encoder else hits)
-        return answers
+        if self.cross_encoder is None:
+            return list(nearest)
+        ranked = self.cross_encoder.ranked
+        return [ranked(query, hits)[:k] for query, hits in zip(queries, nearest, strict=True)]

@@ -95,10 +95,10 @@ def index(
     if remove:
         counts = indexing.remove(output, remove)
     else:
-        if run is None and not (output / indexing.MANIFEST).exists():
+        if run is None and not (output / indexing.TEXTS).exists():
             raise UsageError("a new index needs a model", where=str(output), fix="name it: --run RUN")
         files = TextFiles(texts or [], as_data(settings_in(reading)), id_column)
-        loaded = open_model(run or indexing.Index(output).manifest.run, device, "float32")
+        loaded = open_model(run or indexing.Index(output).run, device, "float32")
         describe(loaded, quiet)
         with Display(shown=True, quiet=quiet) as display:
             counts = indexing.add(output, loaded, files, display.report)
@@ -145,7 +145,7 @@ def query(
             if as_json:
                 put_json({"query": text, "hits": [hit._asdict() for hit in hits]})
                 continue
-            put(text, *(f"{hit.score:.4f}\t{hit.id}\t{' '.join(hit.text.split())[:SHOWN]}" for hit in hits))
+            put(text, *(f"{hit.score:.4f}  {hit.id}  {' '.join(hit.text.split())[:SHOWN]}" for hit in hits))
 
 
 searches = group(
