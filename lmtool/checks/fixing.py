@@ -18,7 +18,7 @@ from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded
 from lmtool.search.nearest import near_duplicates, unit
 from lmtool.tables.findings import duplicates
-from lmtool.tables.reading import LabelledTexts, contradictions, rows_in
+from lmtool.tables.reading import LabelledTexts, contradictions, rows_in, unordered
 
 TRAIN = "train"
 
@@ -48,8 +48,9 @@ def removals(parts: Mapping[str, LabelledTexts]) -> Iterator[Removal]:
     """
     train = parts[TRAIN]
     for group in contradictions(train.items) if train.labels is not None else ():
-        for item, other in zip(group, (group[-1], *group), strict=False):
-            yield Removal(item.row, "duplicate rows with different labels", TRAIN, other.row)
+        for item in group:
+            other = next(one.row for one in group if unordered(one.label) != unordered(item.label))
+            yield Removal(item.row, "duplicate rows with different labels", TRAIN, other)
     held = {name: part for name, part in parts.items() if name != TRAIN}
     for name, part in held.items():
         shared = rows_in(train.items, part.items)
@@ -59,7 +60,7 @@ def removals(parts: Mapping[str, LabelledTexts]) -> Iterator[Removal]:
 
 def near_removals(parts: Mapping[str, LabelledTexts], loaded: Loaded, threshold: float) -> Iterator[Removal]:
     """Rows for training whose vectors are as similar as `threshold` to those of one held out, or an earlier one."""
-    named = [(name, item) for name, part in parts.items() for item in part.items if " ".join(item.texts).strip()]
+    named = [(name, item) for name, part in parts.items() for item in part.items]
     named.sort(key=lambda pair: pair[0] == TRAIN)
     n_held = sum(name != TRAIN for name, _ in named)
     embedded = embed(loaded, (" ".join(item.texts) for _, item in named), -1, "own", truncate=True)

@@ -145,7 +145,10 @@ def query(
             if as_json:
                 put_json({"query": text, "hits": [hit._asdict() for hit in hits]})
                 continue
-            put(text, *(f"{hit.score:.4f}  {hit.id}  {' '.join(hit.text.split())[:SHOWN]}" for hit in hits))
+            put(
+                *([text] if len(some) > 1 else []),
+                *(f"{hit.score:.4f}  {hit.id}  {' '.join(hit.text.split())[:SHOWN]}" for hit in hits),
+            )
 
 
 searches = group(
