@@ -94,10 +94,12 @@ class Group(_Tidy, TyperGroup):
 class GroupWithDefault(Group):
     """A group whose last command is meant where none is named."""
 
+    def named(self, args: list[str]) -> list[str]:
+        """The arguments with the name of a command."""
+        return [list(self.commands)[-1], *args] if args and args[0] not in (*self.commands, "--help") else args
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
-            args = [list(self.commands)[-1], *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, self.named(args))
 
 
 def group(help: str, *lines: str, cls: type[Group] = Group, **more: Any) -> typer.Typer:

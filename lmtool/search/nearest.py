@@ -50,7 +50,8 @@ def nearest(vectors_ND: Vectors, query_QD: Vectors, k: int, row_N: Ints) -> Iter
     """
     step = max(1, AT_ONCE // max(1, len(vectors_ND)))
     for begin in range(0, len(query_QD), step):
-        for score_N in query_QD[begin : begin + step] @ vectors_ND.T:
+        score_NQ = vectors_ND @ query_QD[begin : begin + step].T  # in this order quicker for one query
+        for score_N in np.ascontiguousarray(score_NQ.T):
             score_N = score_N if len(row_N) == len(score_N) else score_N[row_N]
             index_K = best(score_N, k)
             yield score_N[index_K], row_N[index_K]
@@ -78,7 +79,7 @@ def write_lists(vectors_ND: Vectors, path: Path) -> None:
     import faiss
 
     n_lists = min(4 * math.isqrt(len(vectors_ND)), 1 + len(vectors_ND) // TRAINED)
-    index = faiss.index_factory(vectors_ND.shape[1], f"IVF{n_lists},SQ8", faiss.METRIC_INNER_PRODUCT)
+    index: Any = faiss.index_factory(vectors_ND.shape[1], f"IVF{n_lists},SQ8", faiss.METRIC_INNER_PRODUCT)
     index.train(np.ascontiguousarray(vectors_ND[:: max(1, len(vectors_ND) // (TRAINED * n_lists))]))
     for begin in range(0, len(vectors_ND), 1 << 16):
         index.add(np.ascontiguousarray(vectors_ND[begin : begin + (1 << 16)]))

@@ -21,7 +21,6 @@ from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
 from lmtool.inference.generator import TextGenerator
 from lmtool.recipe.spec.objective import Classification, Embedding
 from lmtool.search.index import Index
-from lmtool.search.searching import Searcher
 from lmtool.serving.errors import BadRequest
 from lmtool.serving.protocol import (
     MAX_TEXTS,
@@ -218,11 +217,10 @@ class Service:
     async def search(self, body: SearchBody, rows: Sequence[TextRow]) -> bytes:
         """The answer to a search: the nearest texts of each query."""
         query_QD = np.concatenate(await self._computed(self._embed, rows))
-        queries = [body.input] if isinstance(body.input, str) else body.input
 
         def answer() -> bytes:
-            found = Searcher(cast(Index, self._index), self.loaded).hits(queries, query_QD, body.k)
-            data = ({"index": i, "hits": [hit._asdict() for hit in hits]} for i, hits in enumerate(found))
+            answers = cast(Index, self._index).nearest(query_QD, body.k)
+            data = ({"index": i, "hits": [hit._asdict() for hit in hits]} for i, hits in enumerate(answers))
             return listed({"object": "list", "model": self.name}, "data", data)
 
         return await asyncio.to_thread(answer)

@@ -122,7 +122,7 @@ def query(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show the texts of an index that are nearest to a query, by cosine similarity. This command needs no name.
+    """Show the texts of an index that are nearest to a query, by cosine similarity. `query` may be left out.
 
     Examples:
     lmtool search query notes.index "how to bake bread"
