@@ -28,6 +28,7 @@ LEVELS = [
     {"inference"},
     {"analysis"},
     {"tables"},
+    {"search"},
     {"checks"},
     {"training"},
     {"cost"},

@@ -79,6 +79,7 @@ def check_lmtool(arguments):
     command, rest = LMTOOL, list(arguments)
     while hasattr(command, "commands"):
         assert rest, "a command is missing"
+        rest = getattr(command, "named", list)(rest)
         assert rest[0] in command.commands, f"there is no command {rest[0]}"
         command = command.commands[rest.pop(0)]
     command.make_context(command.name, rest)

@@ -15,7 +15,7 @@ from lmtool.cli.commands import exchange, recipes, runs
 from lmtool.cli.commands.attention import attention
 from lmtool.cli.commands.chat import chat
 from lmtool.cli.commands.check import check
-from lmtool.cli.commands.embed import embed
+from lmtool.cli.commands.embed import embed, searches
 from lmtool.cli.commands.evaluate import evaluate
 from lmtool.cli.commands.finetune import finetune
 from lmtool.cli.commands.generate import generate
@@ -66,6 +66,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in COMMANDS.items():
     register(app, _name, _command)
+app.add_typer(searches, name="search")
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(exchange.data, name="data")

@@ -91,6 +91,17 @@ class Group(_Tidy, TyperGroup):
     """A group of commands with tidy help."""
 
 
-def group(help: str, *lines: str, **more: Any) -> typer.Typer:
+class GroupWithDefault(Group):
+    """A group whose last command is meant where none is named."""
+
+    def named(self, args: list[str]) -> list[str]:
+        """The arguments with the name of a command."""
+        return [list(self.commands)[-1], *args] if args and args[0] not in (*self.commands, "--help") else args
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self.named(args))
+
+
+def group(help: str, *lines: str, cls: type[Group] = Group, **more: Any) -> typer.Typer:
     """A program of several commands, and examples of it."""
-    return typer.Typer(cls=Group, help=help, epilog=examples(*lines), no_args_is_help=True, **more)
+    return typer.Typer(cls=cls, help=help, epilog=examples(*lines), no_args_is_help=True, **more)

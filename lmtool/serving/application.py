@@ -21,7 +21,7 @@ from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import POLICY, as_page
-from lmtool.serving.protocol import Body, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, parse
+from lmtool.serving.protocol import Body, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, SearchBody, parse
 from lmtool.serving.scheduler import Progress
 from lmtool.serving.service import ClientAnswer, Service
 
@@ -60,6 +60,7 @@ class Application:
             "/v1/completions": partial(self._text, CompletionBody, service.completion),
             "/v1/chat/completions": partial(self._text, ChatBody, service.conversation),
             "/v1/embeddings": partial(self._rows, EmbeddingBody, service.text_rows, service.embeddings),
+            "/search": partial(self._rows, SearchBody, service.query_rows, service.search),
             "/classify": partial(self._rows, ClassifyBody, service.table_rows, service.classify),
         }
         gets: dict[str, Handler] = {

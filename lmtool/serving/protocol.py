@@ -24,6 +24,7 @@ _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 MAX_MISTAKES = 1000
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
+MAX_HITS = 1000
 
 GivenText = Annotated[str, Field(max_length=1 << 20)]
 GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=1 << 17, fail_fast=True)]
@@ -135,6 +136,12 @@ class EmbeddingBody(Body):
 
     input: GivenText | Annotated[list[GivenText], FEW]
     encoding_format: Literal["float", "base64"] | None = None
+
+
+class SearchBody(EmbeddingBody):
+    """POST /search. input: queries. k: texts for each."""
+
+    k: int = Field(default=10, ge=1, le=MAX_HITS)
 
 
 class ClassifyBody(Body):

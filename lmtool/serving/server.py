@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lmtool.durable import refusing
 from lmtool.errors import ResourceError
 from lmtool.inference.generator import TextGenerator
+from lmtool.search.index import Index
 from lmtool.serving.application import Application
 from lmtool.serving.guard import Access, Guard, log
 from lmtool.serving.metrics import Metrics
@@ -34,7 +35,7 @@ IDLE_SECONDS = 30
 class Serving:
     """How to serve. port: 0 for any free one. grace: seconds that requests have to complete after a signal.
 
-    max_tokens: maximum new tokens of a text. n_rows, n_slots, n_queued: as of `Scheduler`.
+    max_tokens: maximum new tokens of a text. n_rows, n_slots, n_queued: as of `Scheduler`. index: of the model's texts.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +47,7 @@ class Serving:
     n_slots: int | None = None
     n_queued: int = 256
     logs_prompts: bool = False
+    index: Index | None = None
 
 
 class _Connection(H11Protocol):
@@ -109,10 +111,15 @@ class _Server(uvicorn.Server):
 
 
 def assemble(generator: TextGenerator, serving: Serving) -> tuple[Guard, Scheduler]:
-    """The application that answers for a model, and what computes its answers."""
+    """The application that answers for a model, and what computes its answers.
+
+    Raises CheckpointError for an index of another model.
+    """
+    if serving.index is not None:
+        serving.index.check_model(generator.loaded)
     metrics = Metrics()
     scheduler = Scheduler(generator, metrics, n_rows=serving.n_rows, n_slots=serving.n_slots, n_queued=serving.n_queued)
-    service = Service(generator, scheduler, serving.max_tokens)
+    service = Service(generator, scheduler, serving.max_tokens, serving.index)
     application = Application(service, metrics, logs_prompts=serving.logs_prompts)
     return Guard(application.app, serving.access or Access(serving.host, None), metrics), scheduler
 

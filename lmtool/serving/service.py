@@ -20,8 +20,18 @@ from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
 from lmtool.inference.generator import TextGenerator
 from lmtool.recipe.spec.objective import Classification, Embedding
+from lmtool.search.index import Index
 from lmtool.serving.errors import BadRequest
-from lmtool.serving.protocol import MAX_TEXTS, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, TextBody, listed
+from lmtool.serving.protocol import (
+    MAX_TEXTS,
+    ChatBody,
+    ClassifyBody,
+    CompletionBody,
+    EmbeddingBody,
+    SearchBody,
+    TextBody,
+    listed,
+)
 from lmtool.serving.scheduler import GenerationRequest, Progress, Scheduler
 from lmtool.tables.predict import TextClassifier, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
@@ -46,10 +56,16 @@ Result = TypeVar("Result")
 
 
 class Service:
-    """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text."""
+    """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text.
 
-    def __init__(self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int) -> None:
+    index: texts to search, with vectors of this model.
+    """
+
+    def __init__(
+        self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int, index: Index | None = None
+    ) -> None:
         self.generator, self.scheduler, self.max_tokens = generator, scheduler, max_tokens
+        self._index = index
         self.loaded = generator.loaded
         self.name = self.loaded.run_path.name
         self.fingerprint = self.loaded.checkpoint_hash[:16]
@@ -76,6 +92,7 @@ class Service:
             "chat": None if self.chat is None else self.chat.name,
             "classifies": isinstance(spec, Classification),
             "embeds": isinstance(spec, Embedding),
+            "searches": None if self._index is None else len(self._index),
             "max_tokens": self.max_tokens,
         }
 
@@ -179,11 +196,7 @@ class Service:
 
     async def embeddings(self, body: EmbeddingBody, rows: Sequence[TextRow]) -> bytes:
         """The answer to a request for embeddings."""
-
-        def embed(rows: Sequence[TextRow]) -> list[Vectors]:
-            return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own")]
-
-        vectors = await self._computed(embed, rows)
+        vectors = await self._computed(self._embed, rows)
         n_tokens = sum(row.last - row.first for row in rows)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         data = (
@@ -191,6 +204,26 @@ class Service:
             for i, row in enumerate(vectors)
         )
         return await asyncio.to_thread(listed, {"object": "list", "model": self.name, "usage": usage}, "data", data)
+
+    def _embed(self, rows: Sequence[TextRow]) -> list[Vectors]:
+        return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own")]
+
+    def query_rows(self, body: SearchBody) -> list[TextRow]:
+        """Queries as token ids. Raises BadRequest, and UsageError for texts without any."""
+        if self._index is None:
+            raise BadRequest(404, "there is nothing to search here: the server has no --index")
+        return self.text_rows(body)
+
+    async def search(self, body: SearchBody, rows: Sequence[TextRow]) -> bytes:
+        """The answer to a search: the nearest texts of each query."""
+        query_QD = np.concatenate(await self._computed(self._embed, rows))
+
+        def answer() -> bytes:
+            answers = cast(Index, self._index).nearest(query_QD, body.k)
+            data = ({"index": i, "hits": [hit._asdict() for hit in hits]} for i, hits in enumerate(answers))
+            return listed({"object": "list", "model": self.name}, "data", data)
+
+        return await asyncio.to_thread(answer)
 
     @cached_property
     def classifier(self) -> TextClassifier:

@@ -68,16 +68,17 @@ def _texts(rows: LabelledTexts, item: LabelledText) -> tuple[str, ...]:
 
 
 def _duplicates(rows: LabelledTexts) -> Iterator[Notice]:
-    """Rows that are wholly equal to an earlier one; for those that differ in the label see `read_labelled`."""
-    first: dict[tuple[tuple[str, ...], Label | None, str | None], int] = {}
-    twice = []
-    for item in rows.items:
-        if first.setdefault((item.texts, item.label, item.target), item.row) != item.row:
-            twice.append(item)
-    if twice:
-        earlier = first[(twice[0].texts, twice[0].label, twice[0].target)]
+    """A notice of rows that are equal to an earlier one; for those that differ in the label see `read_labelled`."""
+    if twice := duplicates(rows.items):
         text = f"{len(twice):,} of {counted(len(rows), 'row')} are equal to an earlier one"
-        yield Notice("duplicate rows", len(twice), f"{text}; first: row {twice[0].row} is row {earlier}")
+        yield Notice("duplicate rows", len(twice), f"{text}; first: row {twice[0][0].row} is row {twice[0][1]}")
+
+
+def duplicates(items: Iterable[LabelledText]) -> list[tuple[LabelledText, int]]:
+    """Rows that are wholly equal to an earlier one, and the number of the first such row."""
+    first: dict[tuple[tuple[str, ...], Label | None, str | None], int] = {}
+    rows = ((item, first.setdefault((item.texts, item.label, item.target), item.row)) for item in items)
+    return [(item, earlier) for item, earlier in rows if earlier != item.row]
 
 
 def _missing_classes(rows: LabelledTexts, name: str, apart: Container[str]) -> Iterator[Notice]:

@@ -22,8 +22,9 @@ from lmtool.tables.prepare import kind_of_rows, task_names
 from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.build import build_task, with_decided
+from lmtool.tables.tasks.classification import HeadTask
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.task import AnsweringModel, Cells, Task
+from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, Task
 
 AS_TRAINED = Data()
 """Tables are read as in training."""
@@ -138,6 +139,13 @@ class TextClassifier:
     def encode(self, rows: Sequence[tuple[str, ...]]) -> list[EncodedRow]:
         """The texts of rows, of the columns that `texts_of_a_row` names, as token ids."""
         return self.task.encode([LabelledText(texts, None, None, row) for row, texts in enumerate(rows)])
+
+    def probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
+        """The probability of each class or label, or the number, for each row (R, C)."""
+        task = cast(HeadTask, self.task)
+        with self.loaded.joined() as loaded:
+            scores_RC, _ = task.scores(_model(loaded), rows)
+        return task.probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """The answer for each row."""

@@ -252,19 +252,22 @@ def _known_kind(spec: AnyObjective) -> LabelKind | None:
 
 def check_tables(
     recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None
-) -> tuple[list[str], list[Notice]]:
-    """Lines that describe the tables that a recipe names, and all notices of them, once; see `find_in_tables`.
+) -> tuple[list[str], list[Notice], list[dict[str, LabelledTexts]]]:
+    """Lines that describe the tables that a recipe names, all notices of them, once, and the rows of each task by part.
+    See `find_in_tables`.
 
     Without a validation table the rows are those that a run would hold out. Raises the errors of tables.
     """
     lines: list[str] = []
     notices: list[Notice] = []
+    parts: list[dict[str, LabelledTexts]] = []
     for task in open_tables(recipe.data, kind):
         read = _read(task, recipe, None, None, None)
         notices += [*read.notices, *find_in_tables(read.train, read.held, tokenizer, usual, brief=False)]
         sizes = "; ".join(f"{name}: {part.describe()}" for name, part in read.parts.items())
         lines += [task.table.describe(), task.columns.describe(), sizes]
-    return lines, list(dict.fromkeys(notices))
+        parts.append(read.parts)
+    return lines, list(dict.fromkeys(notices)), parts
 
 
 def _read(

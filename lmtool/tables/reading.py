@@ -332,31 +332,41 @@ def _notices(items: Sequence[LabelledText], labels: LabelMap | None) -> Iterator
 
 
 def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
-    """Rows with the same texts but different labels."""
-    groups: dict[tuple[str, ...], list[LabelledText]] = {}
-    for item in items:
-        groups.setdefault(item.texts, []).append(item)
-    bad = [group for group in groups.values() if len({_unordered(item.label) for item in group}) > 1]
-    if bad:
+    """A notice of rows with the same texts but different labels."""
+    if bad := contradictions(items):
         count = sum(map(len, bad))
-        pair = next([bad[0][0], item] for item in bad[0] if _unordered(item.label) != _unordered(bad[0][0].label))
+        pair = next([bad[0][0], item] for item in bad[0] if unordered(item.label) != unordered(bad[0][0].label))
         what = f"{counted(count, 'row')} have the text of another row and a different label"
         text = f"{what}; first: rows {pair[0].row} and {pair[1].row}"
         yield Notice("duplicate rows with different labels", count, text)
 
 
-def _unordered(label: Label | None) -> Any:
+def contradictions(items: Sequence[LabelledText]) -> list[list[LabelledText]]:
+    """Groups of rows with the same texts, whose labels differ."""
+    groups: dict[tuple[str, ...], list[LabelledText]] = {}
+    for item in items:
+        groups.setdefault(item.texts, []).append(item)
+    return [group for group in groups.values() if len({unordered(item.label) for item in group}) > 1]
+
+
+def unordered(label: Label | None) -> Any:
+    """A label for comparison: the order of several does not count."""
     return frozenset(label) if isinstance(label, tuple) else label
 
 
 def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice | None:
     """A notice of the rows of `test`, a table of this name, whose texts are also in `train`."""
-    first: dict[tuple[str, ...], int] = {}
-    for item in train.items:
-        first.setdefault(item.texts, item.row)
-    shared = [item for item in test.items if item.texts in first]
+    shared = rows_in(test.items, train.items)
     if not shared:
         return None
-    pair = f"row {shared[0].row} is row {first[shared[0].texts]} there"
+    pair = f"row {shared[0][0].row} is row {shared[0][1]} there"
     text = f"{len(shared):,} of {counted(len(test), 'row')} of {name} are also in the training table; first: {pair}"
     return Notice("rows shared by train and test", len(shared), text)
+
+
+def rows_in(items: Iterable[LabelledText], others: Iterable[LabelledText]) -> list[tuple[LabelledText, int]]:
+    """The rows whose texts are among others, and the number of the first such row there."""
+    first: dict[tuple[str, ...], int] = {}
+    for item in others:
+        first.setdefault(item.texts, item.row)
+    return [(item, first[item.texts]) for item in items if item.texts in first]

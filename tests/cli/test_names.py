@@ -12,7 +12,10 @@ import typer
 
 import lmtool as api
 from lmtool.cli import app
+from lmtool.compute.device import CPU
+from lmtool.data.survey import silent
 from lmtool.export.exporting import export, export_gguf
+from lmtool.inference.load import load_run
 from lmtool.interop import importing
 from lmtool.interop.names import imports_folder, pointer_of
 from lmtool.interop.reference import RESOLVED
@@ -21,6 +24,7 @@ from lmtool.recipe.grammar import keys, owners
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
+from lmtool.search.index import Entry, add
 from tests.cli.conftest import RUN, SENTENCES, CommandLine
 
 FOLDERS = {
@@ -55,6 +59,10 @@ OPTIONS = {
     "export run": "export MODEL exported",
     "check names": "check MODEL",
     "check tokenizer": "check text.txt --tokenizer MODEL",
+    "check run": "check rows.csv --run MODEL",
+    "search index run": "search index text.txt --run MODEL -o new.index",
+    "search query run": "search texts.index The --run MODEL",
+    "search query rerank": "search texts.index The --rerank MODEL",
     "tokenize tokenizer": "tokenize --tokenizer MODEL --show The",
     "runs show run": "runs show MODEL",
     "runs compare runs": "runs compare runs/other MODEL",
@@ -133,6 +141,7 @@ def models_in(home: Path, trained: Path, published: Path, monkeypatch: pytest.Mo
         (home / name).symlink_to(published / name)
     (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
     (home / "rows.csv").write_text("text,label\n" + "good day,a\nbad day,b\n" * 20, encoding="utf-8")
+    add(home / "texts.index", load_run(str(home / "runs" / "other"), CPU), [Entry("a", "a", "The baker.")], silent)
     runs = dict.fromkeys(NAMES, home / "runs" / RUN)
     runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
     runs |= {"published directory": importing.imported("hf"), "GGUF file": importing.imported("model.gguf")}

@@ -159,7 +159,10 @@ OTHERS = {
     "pretrain": {"--recipe", "--set", "--from", "--output", "--start-or-resume", "--until", "--quiet"},
     "plan": {"--recipe", "--set", "--from", "--devices", "--device-kind", "--utilization", "--json", "--quiet"},
     "tokenize": {"--output", "--recipe", "--set", "--show", "--html", "--json", "--quiet"},
-    "check": {"RUN|TABLE|TEXT", "--tokenizer", "--set", "--cache", "--strict", "--json", "--quiet"},
+    "check": {
+        *("RUN|TABLE|TEXT", "--tokenizer", "--set", "--cache", "--strict", "--json", "--quiet"),
+        *("--fix", "--run", "--near"),
+    },
     "finetune": {
         *("--from", "--recipe", "--set", "--merge", "--seeds", "--output", "--start-or-resume", "--until", "--quiet"),
     },

@@ -16,6 +16,7 @@ def serve(
     api_key_file: Path | None = option("FILE", "A file with the key that clients must send."),
     no_auth: bool = flag("Answer everyone on an address that others reach.", "--no-auth"),
     allow_host: list[str] | None = option("NAME", "A name of this machine in URLs; may be repeated."),
+    index: Path | None = option("INDEX", "An index of lmtool search index, made by this model, to search at /search."),
     max_tokens: int = option("N", "Maximum new tokens of a text.", default=4096, min=1),
     max_rows: int = option("N", "Texts that are generated at once.", default=64, min=1),
     max_in_flight: int | None = option("N", "Tokens of all these texts.", shown="a quarter of the memory", min=1),
@@ -42,6 +43,7 @@ def serve(
 
     from lmtool.cli.output import describe, tell
     from lmtool.inference.generator import TextGenerator
+    from lmtool.search.index import Index
     from lmtool.serving.guard import Access, is_loopback, read_key
     from lmtool.serving.server import Serving
     from lmtool.serving.server import serve as answer
@@ -55,7 +57,6 @@ def serve(
 
     generator = TextGenerator.open(run, device=device, precision=precision)
     describe(generator.loaded, quiet)
-    serving = Serving(
-        host, port, access, grace, max_tokens, max_rows, max_in_flight, max_queue, logs_prompts=log_prompts
-    )
+    limits = grace, max_tokens, max_rows, max_in_flight, max_queue
+    serving = Serving(host, port, access, *limits, log_prompts, None if index is None else Index(index))
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))

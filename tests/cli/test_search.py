@@ -1,0 +1,142 @@
+"""`lmtool search`: indexes of files and tables, queries, ranking by a model of pairs, and what is refused."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from lmtool.search.index import Index
+from tests.cli.conftest import SENTENCES
+
+LINES = SENTENCES[:12]
+
+
+@pytest.fixture
+def folder(run, home):
+    """A file and a table to index."""
+    (home / "a.txt").write_text("\n".join(["", *LINES]) + "\n", encoding="utf-8")
+    rows = "".join(f"k{i};{line};{i % 2}\n" for i, line in enumerate(SENTENCES[12:18]))
+    (home / "b.csv").write_text(f"key;text;label\n{rows}", encoding="utf-8")
+    return home
+
+
+@pytest.fixture
+def index(lmtool, folder):
+    lmtool.succeeds("search", "index", "a.txt", "--run", "last", "-o", "i", "-q")
+    return "i"
+
+
+def searched(lmtool, *arguments):
+    return [json.loads(line) for line in lmtool.succeeds("search", *arguments, "--json", "-q").out.splitlines()]
+
+
+def test_a_file_and_a_table_are_indexed_and_found(lmtool, folder, index):
+    done = lmtool.succeeds("search", "index", "b.csv", "--id-column", "key", "-o", index)
+    assert done.out == "i: 18 texts; 6 added, 0 replaced, 0 kept\n"
+    done = lmtool.succeeds("search", "index", "b.csv", "a.txt", "--id-column", "key", "-o", index, "--json", "-q")
+    assert json.loads(done.out) == {"index": "i", "texts": 18, "added": 0, "replaced": 0, "kept": 18}
+    (found,) = searched(lmtool, index, LINES[3], "-k", "2")
+    assert found["query"] == LINES[3]
+    assert [set(hit) for hit in found["hits"]] == [{"id", "source", "text", "score"}] * 2
+    assert found["hits"][0] | {"score": 1} == {"id": "a.txt:5", "source": "a.txt", "text": LINES[3], "score": 1}
+    assert found["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+    (found,) = searched(lmtool, "query", index, SENTENCES[13], "-k", "1")
+    assert found["hits"][0]["id"] == "k1"
+    assert found["hits"][0]["source"] == "b.csv"
+
+
+def test_a_table_has_its_rows_as_ids(lmtool, folder):
+    lmtool.succeeds("search", "index", "b.csv", "--run", "last", "-o", "i", "-q")
+    (found,) = searched(lmtool, "i", SENTENCES[13], "-k", "1")
+    assert found["hits"][0]["id"] == "b.csv:2"
+    lmtool.succeeds("search", "index", "b.csv", "--text-column", "key", "--text-column", "text", "-o", "i", "-q")
+    assert {hit["text"].split()[0] for hit in searched(lmtool, "i", "a")[0]["hits"]} == {f"k{i}" for i in range(6)}
+
+
+def test_queries_of_a_pipe_and_of_a_file(lmtool, folder, index, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES[:3]).encode())))
+    assert [one["hits"][0]["text"] for one in searched(lmtool, index, "-k", "1")] == LINES[:3]
+    found = searched(lmtool, index, LINES[5], "--file", "b.csv", "--file", "a.txt")
+    assert [one["query"] for one in found] == [LINES[5], *SENTENCES[12:18], *LINES]
+    plain = lmtool.succeeds("search", index, LINES[0], LINES[1], "-k", "1", "-q").out
+    assert plain == f"{LINES[0]}\n1.0000  a.txt:2  {LINES[0]}\n{LINES[1]}\n1.0000  a.txt:3  {LINES[1]}\n"
+    assert lmtool.succeeds("search", index, LINES[0], "-k", "1", "-q").out == f"1.0000  a.txt:2  {LINES[0]}\n"
+
+
+def test_texts_are_removed(lmtool, folder, index):
+    assert lmtool.succeeds("search", "index", "-o", index, "--remove", "a.txt:2").out == "i: 11 texts; 1 removed\n"
+    assert LINES[0] not in lmtool.succeeds("search", index, LINES[0], "-q").out
+    lmtool.refuses(3, "search", "index", "-o", index, "--remove", "c.txt", "-q", words=["c.txt", "name ids, or files"])
+    lmtool.succeeds("search", "index", "-o", index, "--remove", "a.txt")
+    assert lmtool.succeeds("search", index, LINES[0], "-q").out == ""
+
+
+def test_an_index_goes_where_its_run_went(lmtool, run, folder, index):
+    run.rename(run.with_name("moved"))
+    lmtool.refuses(4, "search", index, "a", words=[run.name])
+    assert searched(lmtool, index, LINES[0], "-k", "1", "--run", str(run.with_name("moved")))
+
+
+@pytest.fixture
+def pairs(lmtool, folder):
+    """Runs that tell whether two sentences have the same subject: of classes, of a number; and one of single texts."""
+    quick = ("-q", "-s", "training.epochs=null", "-s", "training.steps=2")
+    rows = [(a, b, a.split()[1] == b.split()[1]) for a in SENTENCES[::5] for b in SENTENCES[::7]]
+    for name, yes, no in (("classes", "same", "not_same"), ("numbers", "1.5", "0.25"), ("three", "same", "not_same")):
+        labels = [yes if same else no for *_, same in rows]
+        if name == "three":
+            labels[::3] = ["other"] * len(labels[::3])
+        lines = "".join(f"{a},{b},{label}\n" for (a, b, _), label in zip(rows, labels, strict=True))
+        (folder / f"{name}.csv").write_text(f"text1,text2,label\n{lines}", encoding="utf-8")
+        kind = ("--labels", "number") if name == "numbers" else ()
+        lmtool.succeeds("finetune", f"{name}.csv", "--from", "last", *kind, *quick, "-o", name)
+    lmtool.succeeds("finetune", "b.csv", "--from", "last", *quick, "-o", "single")
+    return folder
+
+
+def test_a_model_of_pairs_ranks_the_nearest_anew(lmtool, pairs, run):
+    lmtool.succeeds("search", "index", "a.txt", "--run", str(run), "-o", "i", "-q")
+    for name, column in (("classes", "p_same"), ("numbers", "predicted")):
+        (found,) = searched(lmtool, "i", LINES[0], "--rerank", name, "-k", "12")
+        rows = "".join(f"{LINES[0]},{hit['text']}\n" for hit in found["hits"])
+        (pairs / "rows.csv").write_text(f"text1,text2\n{rows}", encoding="utf-8")
+        lines = lmtool.succeeds("predict", name, "rows.csv", "-q").out.splitlines()
+        at = lines[0].split(",").index(column)
+        scores = [hit["score"] for hit in found["hits"]]
+        assert scores == pytest.approx([float(line.split(",")[at]) for line in lines[1:]], rel=1e-4, abs=1e-5)
+        assert scores == sorted(scores, reverse=True)
+        assert len(found["hits"]) == 12
+        (few,) = searched(lmtool, "i", LINES[0], "--rerank", name, "-k", "3")
+        assert few["hits"] == found["hits"][:3], "they are ranked before they are cut"
+    lmtool.refuses(2, "search", "i", "a", "--rerank", "single", words=["cannot rank", "1 text"])
+    lmtool.refuses(2, "search", "i", "a", "--rerank", "three", words=["cannot rank", "other"])
+    lmtool.refuses(2, "search", "i", "a", "--rerank", str(run), words=["does not classify"])
+
+
+def test_what_is_refused(lmtool, folder, index):
+    lmtool.refuses(2, "search", "index", "a.txt", "-o", "new", words=["needs a model", "--run"])
+    lmtool.refuses(2, "search", "index", "-o", "new", words=["nothing to index"])
+    lmtool.refuses(2, "search", "index", "a.txt", "-o", index, "--remove", "a.txt", words=["--remove"])
+    lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", words=["-o"])
+    lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", "-o", ".", "-q", words=["not empty"])
+    lmtool.refuses(3, "search", "index", "none.txt", "--run", "last", "-o", "new", "-q", words=["none.txt"])
+    lmtool.refuses(3, "search", "index", "a.txt", "a.txt", "-o", index, "-q", words=["two texts have the id 'a.txt:2'"])
+    lmtool.refuses(3, "search", "index", "b.csv", "--id-column", "kee", "-o", index, "-q", words=["--id-column key"])
+    lmtool.refuses(
+        3, "search", "index", "b.csv", "--id-column", "label", "-o", index, "-q", words=["two texts have the id"]
+    )
+    lmtool.refuses(3, "search", "none", "a", words=["there is no index"])
+    lmtool.refuses(2, "search", index, "a", "-k", "0", words=["-k"])
+    lmtool.refuses(3, "search", index, "--file", "none.txt", "-q", words=["none.txt"])
+    assert len(Index(folder / index)) == 12
+
+
+def test_bad_rows_are_refused_or_skipped(lmtool, folder):
+    (folder / "c.csv").write_text("text,label\none,a\ntwo\nthree,b\n")
+    lmtool.refuses(
+        3, "search", "index", "c.csv", "--run", "last", "-o", ".", "-q", words=["c.csv:3", "--skip-bad-rows"]
+    )
+    done = lmtool.succeeds("search", "index", "c.csv", "--run", "last", "-o", "i", "--skip-bad-rows")
+    assert done.out == "i: 2 texts; 2 added, 0 replaced, 0 kept\n"
+    assert "skipped 1 bad row" in done.err

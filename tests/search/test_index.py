@@ -1,0 +1,180 @@
+"""An index: what is added, replaced, removed and found again; other models, damage, and processes that are killed."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from lmtool.compute.device import CPU
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.inference.embedding import embed
+from lmtool.inference.load import load_run
+from lmtool.search import index as module
+from lmtool.search.index import TEXTS, VECTORS, Entry, Index, add, remove
+from lmtool.search.searching import Searcher
+from tests.reference import search as plain
+from tests.run.killing import in_child
+from tests.training.tiny import Work, no_report
+
+LINES = ["the cat sat", "a dog ran away", "naïve mat", "and the dog", "home", "on the mat", "a cat ran home"]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    work = Work(tmp_path_factory.mktemp("searched"))
+    work.pretrain()
+    return load_run(str(work.run()), CPU)
+
+
+def entries(lines=LINES, source="a.txt"):
+    return [Entry(f"{source}:{i}", source, line) for i, line in enumerate(lines, 1)]
+
+
+def vectors_of(loaded, lines):
+    return [one.vectors[0].tolist() for one in embed(loaded, lines, -1, "own", truncate=True)]
+
+
+def found(path, loaded, query, k=99):
+    ((hits),) = Searcher(Index(path), loaded).search([query], k)
+    return hits
+
+
+def check(path, loaded, texts, query="the cat"):
+    """Assert that an index has these texts, ranks them as a loop does, and has no vectors of others."""
+    (vector,) = vectors_of(loaded, [query])
+    wanted = plain.ranking(vector, vectors_of(loaded, [one.text for one in texts]), 99)
+    hits = found(path, loaded, query)
+    assert sorted(hit[:3] for hit in hits) == sorted(texts)
+    np.testing.assert_allclose([hit.score for hit in hits], [score for _, score in wanted], atol=1e-5)
+    index = Index(path)
+    assert len(index) == len(texts)
+    assert np.count_nonzero(np.abs(index.vectors_ND).sum(1)) == len(texts)
+
+
+def test_all_texts_are_ranked_as_by_a_loop(tmp_path, loaded):
+    counts = add(tmp_path / "i", loaded, entries(), no_report)
+    assert counts == {"added": 7, "replaced": 0, "kept": 0}
+    check(tmp_path / "i", loaded, entries())
+    assert found(tmp_path / "i", loaded, LINES[2], 1)[0].text == LINES[2]
+    assert len(found(tmp_path / "i", loaded, "a", 3)) == 3
+
+
+def test_many_queries_are_answered_each(tmp_path, loaded):
+    add(tmp_path / "i", loaded, entries(), no_report)
+    answers = Searcher(Index(tmp_path / "i"), loaded).search(LINES, 1)
+    assert [hits[0].text for hits in answers] == LINES
+    assert [hits[0].score for hits in answers] == pytest.approx([1.0] * 7, abs=1e-5)
+
+
+def test_texts_are_added_replaced_kept_and_removed(tmp_path, loaded, monkeypatch):
+    monkeypatch.setattr(module, "STRIDE", 2)
+    path = tmp_path / "i"
+    add(path, loaded, entries(LINES[:3]), no_report)
+    changed = [*entries(LINES[:2]), Entry("a.txt:3", "a.txt", "another"), Entry("b:1", "b", "the cat sat")]
+    assert add(path, loaded, changed, no_report) == {"added": 1, "replaced": 1, "kept": 2}
+    check(path, loaded, changed)
+    assert remove(path, ["b", "a.txt:1"]) == {"removed": 2}
+    check(path, loaded, changed[1:3])
+    assert b"cat sat" not in (path / TEXTS).read_bytes()
+    with pytest.raises(DataError, match="called 'none'"):
+        remove(path, ["a.txt:2", "none"])
+    check(path, loaded, changed[1:3])
+    assert add(path, loaded, entries(), no_report) == {"added": 5, "replaced": 1, "kept": 1}
+    check(path, loaded, entries())
+    assert remove(path, ["a.txt"]) == {"removed": 7}
+    assert found(path, loaded, "a") == []
+
+
+def test_nothing_is_computed_where_nothing_has_changed(tmp_path, loaded, monkeypatch):
+    add(tmp_path / "i", loaded, entries(), no_report)
+    monkeypatch.setattr(module, "embed", lambda *arguments, **options: pytest.fail("a text is embedded again"))
+    assert add(tmp_path / "i", loaded, entries(), no_report)["kept"] == 7
+
+
+def test_a_reader_does_not_see_what_comes_later(tmp_path, loaded):
+    path = tmp_path / "i"
+    add(path, loaded, entries(LINES[:3]), no_report)
+    searcher = Searcher(Index(path), loaded)
+    add(path, loaded, entries(), no_report)
+    assert len(searcher.search(["cat"], 9)[0]) == 3
+    remove(path, ["a.txt:1"])
+    assert [hit.id for hit in searcher.search([LINES[0]], 9)[0]].count("a.txt:1") == 0
+
+
+def test_another_model_is_refused_by_name(tmp_path, loaded, work):
+    add(tmp_path / "i", loaded, entries(), no_report)
+    work.pretrain("seed=5", name="other")
+    other = load_run(str(work.run("other")), CPU)
+    for call in (
+        lambda: add(tmp_path / "i", other, entries(), no_report),
+        lambda: Index(tmp_path / "i").check_model(other),
+    ):
+        with pytest.raises(CheckpointError, match="not of this model") as refusal:
+            call()
+        assert str(loaded.run_path) in refusal.value.fix
+    check(tmp_path / "i", loaded, entries())
+
+
+def test_what_cannot_be_indexed_leaves_nothing(tmp_path, loaded):
+    with pytest.raises(DataError, match="no text"):
+        add(tmp_path / "i", loaded, [], no_report)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        add(tmp_path / "full", loaded, entries(), no_report)
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    with pytest.raises(DataError, match=r"two texts have the id 'a.txt:1'"):
+        add(tmp_path / "i", loaded, [*entries(), *entries()], no_report)
+
+
+@pytest.mark.parametrize("name", [TEXTS, VECTORS])
+def test_damage_is_told(tmp_path, loaded, name):
+    add(tmp_path / "i", loaded, entries(), no_report)
+    (tmp_path / "i" / name).write_bytes(b"x" * 50)
+    with pytest.raises(DataError, match="cannot be used"):
+        Index(tmp_path / "i")
+    with pytest.raises(DataError, match="there is no index"):
+        Index(tmp_path / "none")
+
+
+@pytest.mark.filterwarnings("ignore:builtin type")
+def test_beyond_many_texts_faiss_proposes(tmp_path, loaded, monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(module, "MANY", 3)
+    path = tmp_path / "i"
+    add(path, loaded, entries(), no_report)
+    assert Index(path).lists is not None
+    check(path, loaded, entries())
+    add(path, loaded, entries([*LINES, "another cat"]), no_report)
+    check(path, loaded, entries([*LINES, "another cat"]))
+    remove(path, ["a.txt:1"])
+    assert "a.txt:1" not in [hit.id for hit in found(path, loaded, LINES[0])]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("when", ["vectors", "texts"])
+def test_an_indexing_that_is_killed_goes_on(tmp_path, loaded, monkeypatch, at, when):
+    """Killed when vectors are written and their texts are not, or just after these."""
+    monkeypatch.setattr(module, "STRIDE", 2)
+    path, calls = tmp_path / "i", []
+
+    def die(*_):
+        calls.append(1)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def is_vectors(handle):
+        return os.readlink(f"/proc/self/fd/{handle}").endswith(VECTORS) and os.fstat(handle).st_size
+
+    def work():
+        if when == "vectors":
+            os.fsync = lambda handle: die() if is_vectors(handle) else None
+        add(path, loaded, entries(), die if when == "texts" else no_report)
+
+    assert os.WIFSIGNALED(os.waitpid(in_child(work), 0)[1])
+    n_whole = 2 * (at - (when == "vectors"))
+    assert len(Index(path)) == n_whole
+    assert add(path, loaded, entries(), no_report) == {"added": 7 - n_whole, "replaced": 0, "kept": n_whole}
+    check(path, loaded, entries())

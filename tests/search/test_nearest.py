@@ -1,0 +1,93 @@
+"""Nearest neighbours against a plain loop, sentence-transformers and exhaustive search."""
+
+import numpy as np
+import pytest
+
+from lmtool.search import nearest as module
+from lmtool.search.nearest import best, near_duplicates, nearest, nearest_of_lists, read_lists, unit, write_lists
+from tests.reference import search as plain
+
+
+def vectors(n: int, width: int = 8, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 1 << 20])
+@pytest.mark.parametrize("k", [1, 5, 40, 99])
+def test_the_ranking_is_that_of_a_loop(monkeypatch, at_once, k):
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    rows, queries = vectors(40), vectors(7, seed=1)
+    found = list(nearest(unit(rows), unit(queries), k, np.arange(40)))
+    assert len(found) == 7
+    for (score_K, row_K), query in zip(found, queries, strict=True):
+        wanted = plain.ranking(query.tolist(), rows.tolist(), k)
+        assert row_K.tolist() == [row for row, _ in wanted]
+        np.testing.assert_allclose(score_K, [score for _, score in wanted], atol=1e-6)
+
+
+def test_rows_that_may_not_be_found_are_not():
+    rows = vectors(30)
+    allowed = np.arange(1, 30, 2)
+    ((score_K, row_K),) = nearest(unit(rows), unit(rows[:1]), 4, allowed)
+    wanted = plain.ranking(rows[0].tolist(), rows[allowed].tolist(), 4)
+    assert row_K.tolist() == [int(allowed[i]) for i, _ in wanted]
+    assert score_K[0] < 0.99
+
+
+def test_of_equal_scores_the_first_come_first():
+    assert best(np.array([1, 3, 3, 2, 3, 1], np.float32), 2).tolist() == [1, 2]
+    assert best(np.array([1, 3, 3, 2, 3, 1], np.float32), 9).tolist() == [1, 2, 4, 3, 0, 5]
+    assert best(np.zeros(0, np.float32), 3).tolist() == []
+
+
+def test_a_vector_without_length_stays():
+    assert unit(np.array([[0, 0], [3, 4]], np.float32)).tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
+
+
+def test_the_ranking_is_that_of_sentence_transformers():
+    util = pytest.importorskip("sentence_transformers.util")
+    torch = pytest.importorskip("torch")
+    rows, queries = vectors(500, 32), vectors(9, 32, seed=1)
+    theirs = util.semantic_search(torch.tensor(queries), torch.tensor(rows), top_k=20)
+    for hits, (score_K, row_K) in zip(theirs, nearest(unit(rows), unit(queries), 20, np.arange(500)), strict=True):
+        assert [hit["corpus_id"] for hit in hits] == row_K.tolist()
+        np.testing.assert_allclose([hit["score"] for hit in hits], score_K, atol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [1, 300, 1 << 20])
+@pytest.mark.parametrize(("threshold", "n_kept"), [(0.5, 0), (0.7, 0), (0.5, 20), (-1, 0), (2, 0)])
+def test_near_duplicates_are_those_of_a_loop(monkeypatch, at_once, threshold, n_kept):
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    rows = vectors(60, 4)
+    found = list(near_duplicates(unit(rows), threshold, n_kept))
+    kept = plain.without_near(rows.tolist(), threshold, n_kept)
+    assert [row for row, _, _ in found] == [i for i in range(60) if i not in kept]
+    for row, other, similarity in found:
+        assert other in kept
+        assert other < row
+        assert similarity == pytest.approx(plain.cosine(rows[row].tolist(), rows[other].tolist()), abs=1e-6)
+        assert similarity >= threshold
+
+
+def test_no_rows_have_no_near_duplicates():
+    assert list(near_duplicates(vectors(0), 0.5)) == []
+
+
+@pytest.mark.filterwarnings("ignore:builtin type")
+def test_faiss_proposes_nearly_all_that_is_nearest(tmp_path):
+    pytest.importorskip("faiss")
+    centres = vectors(50, 16)
+    rows = unit(np.repeat(centres, 40, axis=0) + 0.3 * vectors(2000, 16, seed=1))
+    queries = unit(centres[:20] + 0.1 * vectors(20, 16, seed=2))
+    write_lists(rows, tmp_path / "lists")
+    found = list(nearest_of_lists(read_lists(tmp_path / "lists"), rows, queries, 10))
+    exact = list(nearest(rows, queries, 10, np.arange(len(rows))))
+    shared = [len({*a.tolist()} & {*b.tolist()}) for (_, a), (_, b) in zip(found, exact, strict=True)]
+    assert sum(shared) >= 0.9 * 200
+    for (score_K, row_K), query in zip(found, queries, strict=True):
+        np.testing.assert_allclose(score_K, rows[row_K] @ query, atol=1e-6)
+        assert score_K.tolist() == sorted(score_K.tolist(), reverse=True)
+
+
+def test_without_a_file_nothing_is_proposed(tmp_path):
+    assert read_lists(tmp_path / "lists") is None
