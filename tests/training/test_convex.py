@@ -1,0 +1,124 @@
+"""A head on features that stay: fitted to the minimum of its loss and penalty, which cross-validation chooses."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from torch import nn
+
+from lmtool.batch import Batch
+from lmtool.model.heads import Classifier
+from lmtool.objective.base import Vocabulary
+from lmtool.objective.heads import ClassificationObjective
+from lmtool.recipe.spec.objective import Classification
+from lmtool.training.convex import PENALTIES, Problem, fit_head
+
+N, F = 60, 7
+
+
+def problem(task: str, labels: Any, features: Any, names: tuple[str, ...] = (), prior: bool = False) -> Problem:
+    """Features and labels without a body."""
+    spec = Classification.model_validate({"kind": "classification", "task": task, "labels": names})
+    model = SimpleNamespace(head=nn.Linear(features.shape[1], len(names) or 1), pair=lambda scores: scores)
+    kind = {"labels_B": torch.from_numpy(labels)} if task == "class" else {"values_BC": torch.from_numpy(labels)}
+    batch = Batch(torch.zeros(0, 0, dtype=torch.int64), **kind)
+    objective = ClassificationObjective(spec, cast(Vocabulary, None))
+    return Problem(cast(Classifier, model), objective, features, batch, prior)
+
+
+@pytest.fixture
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    """Three classes that overlap."""
+    rng = np.random.default_rng(0)
+    class_R = rng.integers(0, 3, N)
+    return rng.normal(size=(N, F)) + 0.7 * np.eye(3, F)[class_R], class_R
+
+
+@pytest.mark.parametrize("l2", [10.0, 1.0, 0.1])
+def test_classes_end_where_scikit_learn_does(rows, l2):
+    features, class_R = rows
+    weights, _ = problem("class", class_R, features, ("a", "b", "c")).fit(l2)
+    theirs = LogisticRegression(C=1 / l2, tol=1e-10, max_iter=10_000).fit(features, class_R)
+    ours_RC = torch.from_numpy(features @ weights[:-1] + weights[-1]).softmax(1)
+    np.testing.assert_allclose(ours_RC, theirs.predict_proba(features), atol=1e-4)
+
+
+def test_several_labels_end_where_a_regression_of_each_does(rows):
+    features, class_R = rows
+    multi_RC = np.stack((class_R > 0, class_R % 2 == 0), 1).astype(np.float64)
+    weights, _ = problem("multi", multi_RC, features, ("a", "b")).fit(0.5)
+    for c in range(2):
+        # the loss of a row is the mean over its labels, so a penalty counts twice
+        theirs = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(features, multi_RC[:, c])
+        np.testing.assert_allclose(weights[:-1, c], theirs.coef_[0], atol=1e-3)
+
+
+def test_numbers_end_where_ridge_regression_does(rows):
+    features, class_R = rows
+    weights, _ = problem("number", class_R[:, None].astype(np.float64), features).fit(2.0)
+    theirs = Ridge(alpha=1.0).fit(features, class_R)
+    np.testing.assert_allclose(weights[:-1, 0], theirs.coef_, atol=1e-5)
+    assert weights[-1, 0] == pytest.approx(theirs.intercept_, abs=1e-5)
+
+
+def test_the_largest_penalty_leaves_naive_bayes(rows):
+    _, class_R = rows
+    has_RF = (np.random.default_rng(1).random((N, F)) < 0.4).astype(np.float64)
+    whole = problem("class", class_R, has_RF, ("a", "b", "c"), prior=True)
+    weights, _ = whole.fit(PENALTIES[0])
+    np.testing.assert_allclose(weights[:-1], 1.0, atol=2e-2)
+    np.testing.assert_allclose(weights[-1], 0.0, atol=2e-2)
+    # the ratios by their definition
+    n_CF = np.stack([has_RF[class_R == c].sum(0) for c in range(3)])
+    ratios = np.log((n_CF + 1) / (n_CF.sum(1, keepdims=True) / n_CF.sum() * n_CF.sum(0) + 1))
+    np.testing.assert_allclose(whole.scale_FC, (ratios / np.sqrt(np.square(has_RF @ ratios.T).mean())).T)
+
+
+def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
+    """And scores that nothing is known from are near each other."""
+    _, class_R = rows
+    noise = np.random.default_rng(2).normal(size=(N, 40))
+    penalty, factor, value = problem("class", class_R, noise, ("a", "b", "c")).choose(0)
+    clear = np.eye(3)[class_R] + np.random.default_rng(3).normal(size=(N, 3)) / 10
+    _, sharp, right = problem("class", class_R, clear, ("a", "b", "c")).choose(0)
+    assert value is not None and right is not None
+    assert value < 0.55 < 0.95 < right
+    assert factor < 1 < sharp or penalty > 1
+    assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == (1.0, 1.0, None)
+
+
+def test_other_weights_stay_and_the_result_is_the_same_again(rows):
+    """Of a model with a body: its pooled states are the features."""
+    features, class_R = rows
+    spec = Classification.model_validate({"kind": "classification", "task": "class", "labels": ("a", "b", "c")})
+
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.pool, self.other = nn.Linear(F, 3), nn.Identity(), nn.Parameter(torch.ones(1))
+            self.pair = lambda scores: scores
+
+        def vectors(self, batches: Any) -> np.ndarray:
+            return np.concatenate([features[batch.tokens_BT[:, 0].numpy()] for batch in batches])
+
+    def fitted() -> Body:
+        torch.manual_seed(0)
+        model = Body()
+        batches = [
+            Batch(torch.arange(i, i + 20)[:, None], labels_B=torch.from_numpy(class_R[i : i + 20]))
+            for i in range(0, N, 20)
+        ]
+        objective = ClassificationObjective(spec, cast(Vocabulary, None))
+        done = fit_head(cast(Classifier, model), objective, batches, None, 1)
+        assert done.l2 in PENALTIES and done.n_rows == N
+        assert f"{done.chosen:.4f}" in done.line("accuracy")
+        return model
+
+    one, other = fitted(), fitted()
+    assert torch.equal(one.head.weight, other.head.weight)
+    assert one.other.item() == 1.0
+    scores = one.head(torch.from_numpy(features).float())
+    assert (scores.argmax(1).numpy() == class_R).mean() > 0.6
