@@ -40,10 +40,10 @@ MOST_ROWS = 20_000
 FACTOR = 5.0
 """Largest logarithm of a factor on scores."""
 
-MOST_ITERATIONS = 500
+MOST_ITERATIONS, ITERATIONS = 500, 10
 
-TOLERANCE = 1e-10
-"""Relative decrease of the loss at which the search for the weights ends."""
+TOLERANCE = 1e-8
+"""Decrease of the mean loss by ITERATIONS at which the search for the weights ends."""
 
 ROUGH = 1e-5
 """The same in cross-validation."""
@@ -65,6 +65,17 @@ class Fitted:
         """The choice as a line."""
         how = "" if self.chosen is None else f", chosen by cross-validation: {metric} {self.chosen:.4f}"
         return f"head: fitted to {self.n_rows:,} rows by L-BFGS, l2 {self.l2:g}{how}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A penalty. factor: on the scores of rows that a head was not fitted to, which makes their loss least: 1 / T of
+    temperature scaling (Guo et al. 2017). value: how good they are. start: weights that were fitted to some rows."""
+
+    l2: float
+    factor: float = 1.0
+    value: float | None = None
+    start_FC: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class Problem:
         return np.asarray(self.labels.values_BC, dtype=np.float64)
 
     @cached_property
-    def scale_FC(self) -> Floats | float:
+    def scale_FC(self) -> Any:
         """What the weights are multiplied by."""
         if not self.prior:
             return 1.0
@@ -110,65 +121,95 @@ class Problem:
         """The same with some of the rows."""
         return replace(self, features=self.features[rows], labels=_rows_of(self.labels, torch.from_numpy(rows)))
 
-    def fit(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
-        """The weights with the biases as their last row (F + 1, C), and the loss. start: where the search begins."""
-        from scipy.optimize import minimize
+    @cached_property
+    def joining_FG(self) -> Any:
+        """What makes one feature of those that a single row has, and none of those that no row has; None if dense.
 
-        n_features, n_scores = self.features.shape[1], self.model.head.out_features
-        transposed, scale_FC = self.features.T, self.scale_FC
+        Its columns are orthonormal, and such features differ in their values alone, so the minimum is the same.
+        """
+        from scipy.sparse import csc_array, csr_array, issparse
+
+        if not issparse(self.features):
+            return None
+        columns = csc_array(self.features)
+        n_rows_F = np.diff(columns.indptr)
+        (single_S,), (several_M,) = (n_rows_F == 1).nonzero(), (n_rows_F > 1).nonzero()
+        entry_S = columns.indptr[single_S]
+        value_S, (_, group_S) = columns.data[entry_S], np.unique(columns.indices[entry_S], return_inverse=True)
+        norm_G = np.sqrt(np.bincount(group_S, np.square(value_S)))
+        values = np.concatenate((np.ones(len(several_M)), value_S / norm_G[group_S]))
+        joined = np.concatenate((np.arange(len(several_M)), len(several_M) + group_S))
+        shape = len(n_rows_F), len(several_M) + len(norm_G)
+        return csr_array((values, (np.concatenate((several_M, single_S)), joined)), shape=shape)
+
+    def fit(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
+        """The weights with the biases as their last row (F + 1, C), and the loss. start: where the search begins.
+
+        What is looked for is their distance from the origin.
+        """
+        features, scale, joining = self.features, self.scale_FC, self.joining_FG
+        origin_RC: Floats | float = 0.0
+        if self.prior:
+            origin_RC = np.asarray(features @ scale)
+            # those of one row have one ratio
+            scale = scale[joining.argmax(0)]
+        if joining is not None:
+            features = features @ joining
+        n_features, n_scores = features.shape[1], self.model.head.out_features
+        transposed = features.T
         # a bias is drawn to 0 with the rest of naive Bayes, and else is free
         l2_F1 = np.full((n_features + 1, 1), l2)
         l2_F1[-1] = l2 * self.prior
-        origin_F1 = np.full((n_features + 1, 1), float(self.prior))
-        origin_F1[-1] = 0.0
+        found_FC = torch.zeros(n_features + 1, n_scores, dtype=torch.float64)
+        found_FC.grad = torch.zeros_like(found_FC)
+        away_FC, slope_FC = found_FC.numpy(), found_FC.grad.numpy()  # the same memory
+        if start_FC is not None:
+            from_FC = start_FC[:-1] - self.prior
+            away_FC[:-1], away_FC[-1] = from_FC if joining is None else joining.T @ from_FC, start_FC[-1]
 
-        def total(flat: Floats) -> tuple[float, Floats]:
-            weight_FC = flat.reshape(-1, n_scores)
-            scores_RC = torch.from_numpy(self._scores(weight_FC, self.features)).requires_grad_()
+        def total() -> float:
+            scores_RC = torch.from_numpy(features @ (away_FC[:-1] * scale) + away_FC[-1] + origin_RC).requires_grad_()
             loss = self.objective.head_loss(self.model, self.model.pair(scores_RC), self.labels, trains=True).total
             (slope_RC,) = (slope.numpy() for slope in torch.autograd.grad(loss, scores_RC))
-            away_FC = weight_FC - origin_F1
-            slope_FC = l2_F1 * away_FC
-            slope_FC[:-1] += (transposed @ slope_RC) * scale_FC
-            if self.model.head.bias is not None:
-                slope_FC[-1] += slope_RC.sum(0)
-            value = loss.item() + float(np.vdot(away_FC, l2_F1 * away_FC)) / 2
-            return value / self.n_rows, slope_FC.ravel() / self.n_rows
+            drawn_FC = l2_F1 * away_FC
+            slope_FC[:-1] = drawn_FC[:-1] + (transposed @ slope_RC) * scale
+            slope_FC[-1] = drawn_FC[-1] + slope_RC.sum(0) * (self.model.head.bias is not None)
+            return loss.item() + float(np.vdot(away_FC, drawn_FC)) / 2
 
-        if start_FC is None:
-            start_FC = np.repeat(origin_F1, n_scores, 1)
-        limits = {"maxiter": MOST_ITERATIONS, "ftol": tolerance, "gtol": 1e-6, "maxcor": 5}
-        found = minimize(total, start_FC.ravel(), jac=True, method="L-BFGS-B", options=limits)
-        return np.asarray(found.x).reshape(-1, n_scores), float(found.fun)
-
-    def _scores(self, weight_FC: Floats, features: Any) -> Floats:
-        return np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
+        limits: dict[str, Any] = {"max_iter": ITERATIONS, "tolerance_grad": 0.0, "tolerance_change": 1e-12}
+        search = torch.optim.LBFGS([found_FC], history_size=5, line_search_fn="strong_wolfe", **limits)
+        loss = total()
+        for _ in range(MOST_ITERATIONS // ITERATIONS):
+            before, _ = loss, search.step(total)
+            loss = total()
+            if before - loss <= tolerance * self.n_rows:
+                break
+        weight_FC = away_FC[:-1] if joining is None else joining @ away_FC[:-1]
+        return np.concatenate((weight_FC + self.prior, away_FC[-1:])), loss / self.n_rows
 
     def scores(self, weight_FC: Floats, features: Any) -> Floats:
         """The scores (R, C) of other rows under weights that `fit` returned for these."""
-        return np.asarray(self.model.pair(torch.from_numpy(self._scores(weight_FC, features))))
+        scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
+        return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
-    def choose(self, seed: int) -> tuple[float, float, float | None]:
-        """The penalty by which a head is best on rows that it was not fitted to, and the factor on their scores that
-        makes the loss least: 1 / T of temperature scaling (Guo et al. 2017); and how good it is.
-
-        Best are accuracy, micro F1 or squared error.
-        """
+    def choose(self, seed: int) -> "Choice":
+        """The penalty by which a head is best on rows that it was not fitted to: by accuracy, micro F1 or squared error."""
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
         folds = list(self._folds(rows, seed)) if len(rows) > 1 else []
         if not folds:
-            return 1.0, 1.0, None
+            return Choice(1.0)
         held = self.of(np.concatenate([other for _, other in folds]))
         parts: list[list[Floats]] = [[] for _ in PENALTIES]
+        starts: list[Floats] = []
         for fitted, other in folds:
-            part, weights = self.of(fitted), None
+            part, starts = self.of(fitted), []
             for scores, l2 in zip(parts, PENALTIES, strict=True):
-                weights, _ = part.fit(l2, weights, ROUGH)
-                scores.append(part.scores(weights, self.features[other]))
+                starts.append(part.fit(l2, starts[-1] if starts else None, ROUGH)[0])
+                scores.append(part.scores(starts[-1], self.features[other]))
         every = [np.concatenate(scores) for scores in parts]
         values = [headline(held.target_RC, scores_RC, self._kind) for scores_RC in every]
         best = int(np.argmin(values) if self._kind == "number" else np.argmax(values))
-        return PENALTIES[best], held.factor(every[best]), values[best]
+        return Choice(PENALTIES[best], held.factor(every[best]), values[best], starts[best])
 
     def factor(self, scores_RC: Floats) -> float:
         """The factor on scores of these rows that makes their loss least; 1 for numbers."""
@@ -218,9 +259,9 @@ def fit_head(
     labels = _joined(batches)
     problem = Problem(model, objective, features[:, used_F] / scale, labels, isinstance(model.head, RatioHead))
     with torch.enable_grad():
-        penalty, factor, value = problem.choose(seed) if l2 is None else (l2, 1.0, None)
-        weights, loss = problem.fit(penalty)
-    weights *= factor
+        choice = problem.choose(seed) if l2 is None else Choice(l2)
+        weights, loss = problem.fit(choice.l2, choice.start_FC)
+    weights *= choice.factor
     weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.prior else scale))
     if not problem.prior:
         model.head.weight.zero_()
@@ -228,7 +269,7 @@ def fit_head(
     if model.head.bias is not None:
         model.head.bias.copy_(torch.from_numpy(weights[-1]))
     model.to(device)
-    return Fitted(loss, penalty, problem.n_rows, value)
+    return Fitted(loss, choice.l2, problem.n_rows, choice.value)
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array, eye_array
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 
@@ -14,7 +15,7 @@ from lmtool.model.heads import Classifier
 from lmtool.objective.base import Vocabulary
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
-from lmtool.training.convex import PENALTIES, Problem, fit_head
+from lmtool.training.convex import PENALTIES, Choice, Problem, fit_head
 
 N, F = 60, 7
 
@@ -67,7 +68,7 @@ def test_numbers_end_where_ridge_regression_does(rows):
 def test_the_largest_penalty_leaves_naive_bayes(rows):
     _, class_R = rows
     has_RF = (np.random.default_rng(1).random((N, F)) < 0.4).astype(np.float64)
-    whole = problem("class", class_R, has_RF, ("a", "b", "c"), prior=True)
+    whole = problem("class", class_R, csr_array(has_RF), ("a", "b", "c"), prior=True)
     weights, _ = whole.fit(PENALTIES[0])
     np.testing.assert_allclose(weights[:-1], 1.0, atol=2e-2)
     np.testing.assert_allclose(weights[-1], 0.0, atol=2e-2)
@@ -81,13 +82,29 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     """And scores that nothing is known from are near each other."""
     _, class_R = rows
     noise = np.random.default_rng(2).normal(size=(N, 40))
-    penalty, factor, value = problem("class", class_R, noise, ("a", "b", "c")).choose(0)
+    blind = problem("class", class_R, noise, ("a", "b", "c")).choose(0)
     clear = np.eye(3)[class_R] + np.random.default_rng(3).normal(size=(N, 3)) / 10
-    _, sharp, right = problem("class", class_R, clear, ("a", "b", "c")).choose(0)
-    assert value is not None and right is not None
-    assert value < 0.55 < 0.95 < right
-    assert factor < 1 < sharp or penalty > 1
-    assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == (1.0, 1.0, None)
+    sharp = problem("class", class_R, clear, ("a", "b", "c")).choose(0)
+    assert blind.value is not None and sharp.value is not None
+    assert blind.value < 0.55 < 0.95 < sharp.value
+    assert blind.factor < 1 < sharp.factor or blind.l2 > 1
+    assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == Choice(1.0)
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_features_of_one_row_are_fitted_together_without_a_difference(rows, prior, monkeypatch):
+    _, class_R = rows
+    features = np.abs(np.random.default_rng(4).normal(size=(N, 5 * N)))
+    features[:, :20] *= np.random.default_rng(5).random((N, 20)) < 0.4
+    features[:, 20:] *= np.arange(N)[:, None] == np.random.default_rng(6).integers(0, N + 5, 5 * N - 20)
+    assert ((features > 0).sum(0) == 0).any()
+    one = problem("class", class_R, csr_array(features), ("a", "b", "c"), prior)
+    assert one.joining_FG.shape[1] <= N + 20
+    together, loss = one.fit(0.5, tolerance=1e-12)
+    monkeypatch.setattr(Problem, "joining_FG", eye_array(5 * N, format="csr"))
+    apart, other_loss = one.fit(0.5, tolerance=1e-12)
+    np.testing.assert_allclose(together, apart, atol=1e-4)
+    assert loss == pytest.approx(other_loss, abs=1e-9)
 
 
 def test_other_weights_stay_and_the_result_is_the_same_again(rows):
