@@ -146,7 +146,16 @@ FITTED = {
 LEAST_HELD = 50
 """Rows below which none are held out where a head is fitted: cross-validation over all of them tells more."""
 
-_BY_STEPS = ("optimizer", "schedule", "training.steps", "training.epochs", "training.minutes", "objective.dense")
+_OF_STEPS = ("optimizer", "schedule", "training.steps", "training.min_steps", "training.epochs", "training.minutes")
+
+
+def are_of_steps(settings: Sequence[Setting]) -> bool:
+    """Whether some speak of training by steps, so that a head is trained by them instead of being fitted."""
+    of_fit = (("optimizer.kind", "lbfgs"), ("training.steps", 1))
+    return any(
+        setting.key.startswith(_OF_STEPS) and setting.key != "optimizer.l2" and (setting.key, setting.value) not in of_fit
+        for setting in settings
+    )
 
 
 def held_out(n_rows: int) -> dict[str, float]:
@@ -163,7 +172,8 @@ def _is_fitted(chosen: Recipe, settings: Sequence[Setting]) -> bool:
         and head.layers not in ("mix", "mix-hidden")
         and head.pool != "attention"
         and chosen.distillation.teacher is None
-        and not any(setting.key.startswith(_BY_STEPS) for setting in settings)
+        and not are_of_steps(settings)
+        and not any(setting.key == "objective.dense" for setting in settings)
     )
 
 

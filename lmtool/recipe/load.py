@@ -123,6 +123,11 @@ def load(name: str | Path, settings: Assignments = (), *, chosen: Sequence[Setti
     return _laid_over(document, source, file.stem, settings_of(settings), chosen)
 
 
+def written(name: str | Path, path: KeyPath) -> object:
+    """What the file of a recipe has there; None for nothing. Raises as `load` does."""
+    return value_at(_opened(name)[2].value, path)
+
+
 def load_of_run(path: Path) -> Recipe:
     """The recipe.yaml of a run, as it was written. Raises as `load` does."""
     _, source, document = _opened(path)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lmtool.recipe.finetuning import Parent, TableShape, continued, fine_tuned, held_out
-from lmtool.recipe.load import Resolved, Setting, lay_over, load, settings_of
+from lmtool.recipe.finetuning import Parent, TableShape, are_of_steps, continued, fine_tuned, held_out
+from lmtool.recipe.load import Resolved, Setting, lay_over, load, settings_of, written
 from lmtool.recipe.pretraining import NAME, TextShape, default_recipe
 from lmtool.recipe.spec.recipe import Recipe
 
@@ -12,6 +12,19 @@ LINEAR = "linear"
 
 CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
 """Its settings for texts whose words do not recur."""
+
+BY_STEPS = (
+    "optimizer={kind: adam, lr: 3e-2}",
+    "schedule.kind=linear",
+    "training.steps=1000",
+    "training.epochs=10",
+    "training.min_steps=400",
+    "evaluation.every=200",
+    "evaluation.epochs=1",
+    "evaluation.patience=5",
+    "checkpoint.every=1000",
+)
+"""What replaces the fitting of its head where settings are of steps."""
 
 
 def is_default(recipe: str | Recipe | None) -> bool:
@@ -41,9 +54,16 @@ def resolve(
             return fine_tuned(parent, facts, settings)
         case TableShape() if recipe is None:
             usual = [f"{key}={value}" for key, value in held_out(facts.n_rows).items()]
-            return load(LINEAR, settings_of([*usual, *(() if facts.has_words else CHARACTERS)], settings))
+            return _loaded(LINEAR, settings, [*usual, *(() if facts.has_words else CHARACTERS)])
     if parent is not None:
         return continued(parent, None if recipe is None else load(recipe).recipe, settings)
     if recipe is not None and not is_default(recipe):
-        return load(recipe, settings)
+        return _loaded(recipe, settings)
     return default_recipe(settings, facts if isinstance(facts, TextShape) else None)
+
+
+def _loaded(name: str, settings: Sequence[Setting], usual: Sequence[str] = ()) -> Resolved:
+    """A shipped recipe, or a file. usual: settings in place of its own."""
+    if written(name, ("optimizer", "kind")) == "lbfgs" and are_of_steps(settings):
+        usual = [*BY_STEPS, *(setting for setting in usual if not setting.startswith("data.valid_fraction"))]
+    return load(name, settings, chosen=settings_of(usual))

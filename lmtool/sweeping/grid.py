@@ -10,6 +10,7 @@ from lmtool.checksum import sha256
 from lmtool.errors import UsageError
 from lmtool.recipe.document import parse
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
 
 MOST_RUNS = 1000
@@ -60,8 +61,11 @@ def name_of(choice: GridPoint) -> str:
 def usual_axes(recipe: Recipe, is_tuning: bool) -> Axes:
     """What is searched where no values are named: learning rates, and what most decides how much is learnt by heart.
 
-    Those are the epochs in which a run is fine-tuned, the weight decay of a linear model, the dropout of any other.
+    Those are the epochs in which a run is fine-tuned, the weight decay of a linear model, the dropout of any other; of
+    a head that is fitted the penalty.
     """
+    if isinstance(recipe.optimizer, Lbfgs):
+        return {"optimizer.l2": ["null", "10.0", "1.0", "0.1", "0.01"]}
     axes = {"optimizer.lr": [f"{recipe.optimizer.lr * factor:.5g}" for factor in (1, 1 / 3, 3)]}
     model = dict(recipe.model)
     key = "model.word_dropout" if isinstance(recipe.model, Averaging) else "model.dropout"

@@ -102,7 +102,7 @@ def test_wrong_values_of_the_model(refused, line, message):
         ("n_layers: 2", "n_layers: unknown key; did you mean model.n_layers?"),
         ("1: 2", "1: unknown key; known here: description"),
         ('"\\e[0m": 2', "\\x1b[0m: unknown key; known here: description"),
-        ("optimizer: {kind: gelu}", "optimizer.kind: 'gelu' is not adam, adamw, sgd or muon"),
+        ("optimizer: {kind: gelu}", "optimizer.kind: 'gelu' is not adam, adamw, sgd, muon or lbfgs"),
         (
             "schedule: {kind: consine}",
             "schedule.kind: 'consine' is not constant, linear, cosine or inverse-square-root; did you mean cosine?",
@@ -242,7 +242,7 @@ schedul: {kind: cosine}
         "r.yaml:11: training.batch_size: missing; a whole number above 0 and at most 16777216",
         "r.yaml:12: training.steps: 'abc' is not a whole number above 0",
         "r.yaml:13: training.steps: written twice, first in line 12",
-        "r.yaml:14: optimizer.kind: 'adma' is not adam, adamw, sgd or muon; did you mean adam?",
+        "r.yaml:14: optimizer.kind: 'adma' is not adam, adamw, sgd, muon or lbfgs; did you mean adam?",
         "r.yaml:15: schedul: unknown key; did you mean schedule?",
     ]
 

@@ -7,7 +7,7 @@ from lmtool.recipe.load import load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import AdamW, Tuning
+from lmtool.recipe.spec.training import AdamW, Lbfgs, Tuning
 
 
 def base(width: int = 128, *settings: str) -> Recipe:
@@ -57,7 +57,8 @@ def test_what_is_chosen_decides_the_rest() -> None:
     long = chosen(6_000, "training.epochs=10", "training.batch_size=8", "data.valid=[other.csv]")
     assert (long.schedule.warmup_steps, long.evaluation.every) == (750, 500)
     assert chosen(6_000, "training.epochs=null", "training.steps=40").schedule.warmup_steps == 4
-    assert rate(chosen(6_000, "tuning.lora.rank=4")) == rate(chosen(6_000, "tuning.freeze=body")) > rate(usual)
+    by_steps = chosen(6_000, "tuning.freeze=body", "training.epochs=3")
+    assert rate(chosen(6_000, "tuning.lora.rank=4")) == rate(by_steps) > rate(usual)
     assert rate(chosen(6_000, "tuning.lora.rank=4", "optimizer.lr=0.5")) == 0.5
     assert chosen(6_000, "schedule.warmup_steps=7", "evaluation.every=9").schedule.warmup_steps == 7
 

@@ -246,7 +246,7 @@ def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
         ("evaluation.patience=+4", "evaluation.patience: +4 adds to a number, and this is null"),
         ("model.bias=+1", "model.bias: +1 adds to a number, and this is true"),
         ("optimizer=sgd", "optimizer: 'sgd' is not a mapping; write {kind: sgd}"),
-        ("optimizer.kind=sdg", "optimizer.kind: 'sdg' is not adam, adamw, sgd or muon; did you mean sgd?"),
+        ("optimizer.kind=sdg", "optimizer.kind: 'sdg' is not adam, adamw, sgd, muon or lbfgs; did you mean sgd?"),
         ("optimizer.momentum=0.9", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
         ("tokenizer.lowercase=true", "tokenizer.lowercase: unknown key for kind bpe; wordpiece and word have it"),
         ("tokenizer.kind=file", "tokenizer.path: missing; text"),
@@ -421,7 +421,7 @@ def test_reading_a_wrong_recipe_imports_nothing_heavy(tmp_path):
     ],
 )
 def test_what_the_user_sets_is_not_overruled_by_the_recipe(overrides: list[str], dropped: list[str]) -> None:
-    found = load("linear", overrides).recipe
+    found = load("softmax", overrides).recipe
     values = {
         "training.epochs": found.training.epochs,
         "training.min_steps": found.training.min_steps,

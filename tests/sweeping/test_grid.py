@@ -75,7 +75,8 @@ def test_names_differ_where_values_do():
     [
         ("tiny", False, ["optimizer.lr", "model.dropout"]),
         ("dan", False, ["optimizer.lr", "model.word_dropout"]),
-        ("linear", False, ["optimizer.lr", "optimizer.weight_decay"]),
+        ("softmax", False, ["optimizer.lr", "optimizer.weight_decay"]),
+        ("linear", False, ["optimizer.l2"]),
         ("tiny", True, ["optimizer.lr", "training.epochs"]),
     ],
 )
@@ -85,7 +86,7 @@ def test_the_usual_search_begins_with_the_values_of_the_recipe(recipe, is_tuning
     axes = usual_axes(base, is_tuning)
     assert [*axes] == keys
     choices = choices_of(axes)
-    assert len(choices) == 9
+    assert len(choices) == (9 if len(keys) > 1 else 5)
     recipes = [
         load(recipe, [*fixed, *(f"{key}={value}" for key, value in choice.items())]).recipe for choice in choices
     ]

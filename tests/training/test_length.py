@@ -234,7 +234,7 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
     assert both.resolved.recipe.training.epochs == 3
     none = finetuning.plan_finetuning(str(work.run("base")), None, flags)
     assert none.resolved.recipe.training.epochs is not None
-    assert load("linear", [key]).recipe.training.epochs is None
+    assert load("dan", [key]).recipe.training.epochs is None
 
 
 # Less than a pass
