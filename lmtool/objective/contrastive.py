@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -179,7 +179,9 @@ class EmbeddingObjective(BatchObjective):
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Right-padded texts, those of a row one after the other; `Example.segments` numbers them."""
-        texts = [part for example in examples for part in _texts(example)]
+        texts = [
+            part for example in examples for part in texts_of(example.tokens, cast(NDArray[np.int64], example.segments))
+        ]
         tokens_BT, keep_BT = padded(texts, self.vocabulary.pad)
         labels = [example.label for example in examples if example.label is not None]
         values_BC = torch.from_numpy(np.stack(labels)).float() if labels else None
@@ -213,8 +215,6 @@ class EmbeddingObjective(BatchObjective):
         raise ValueError(f"loss {self.spec.loss} of rows that do not have what it needs")
 
 
-def _texts(example: Example) -> list[NDArray[np.int64]]:
-    """The tokens of each text of a row."""
-    if example.segments is None:
-        return [example.tokens]
-    return np.split(example.tokens, np.flatnonzero(np.diff(example.segments)) + 1)
+def texts_of(tokens: NDArray[np.int64], segments: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The tokens of each text of a row. segments: the number of the text of each token."""
+    return np.split(tokens, np.flatnonzero(np.diff(segments)) + 1)

@@ -287,7 +287,7 @@ class Embedding(Spec):
     normalize: bool = False
     """Scale vectors to length one."""
     scale: PositiveFloat = 20.0
-    """Factor of the cosines in a loss, 1 / temperature."""
+    """Factor of the cosines in a loss: 1 / temperature."""
     margin: PositiveFloat = 0.3
     """Of loss triplet, in cosines."""
     dims: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = ()
@@ -297,6 +297,9 @@ class Embedding(Spec):
 
 HeadSpec = Classification | Tagging | QuestionAnswering
 """Objectives that put a head on a model, which the rows of a table train."""
+
+RowSpec = HeadSpec | Seq2Seq | Embedding
+"""Objectives that the rows of a table train."""
 
 
 AnyObjective = Annotated[
