@@ -227,12 +227,16 @@ def _texts_and_label(table: Table, named: Data, labelled: bool) -> Columns:
 
 def _related(table: Table, named: Data, labelled: bool) -> Columns:
     """The columns of related texts, or of one text with a label."""
-    of_pair = tuple(filter(None, (named.source_column, named.target_column)))
-    texts = named.text_columns or of_pair or related_texts(table)
+    by_name = _named_texts(named)
+    texts = by_name or related_texts(table)
     label = named.label_column or (_usual(table, LABELS, exclude=texts) if labelled else None)
     if len(texts or (texts := _texts(table, label, labelled)[0])) < 1 + (label is None and labelled):
         raise _cannot_tell(table, "another text or a label", "--text-column or --label-column")
-    return Columns(texts, label, inferred=not (named.text_columns or of_pair), kind="related")
+    return Columns(texts, label, inferred=not by_name, kind="related")
+
+
+def _named_texts(named: Data) -> tuple[str, ...]:
+    return named.text_columns or tuple(filter(None, (named.source_column, named.target_column)))
 
 
 def related_texts(table: Table) -> tuple[str, ...]:
@@ -257,7 +261,7 @@ def is_related(table: Table, named: Data, scored: bool) -> bool:
 
     Rows with other labels, conversations and instructions are not.
     """
-    texts = named.text_columns or related_texts(table)
+    texts = _named_texts(named) or related_texts(table)
     others = named.messages_column or named.input_column or _usual(table, (*MESSAGES, INSTRUCTION))
     if len(texts) < 2 or others or infer_kind(table) != "texts":
         return False

@@ -269,8 +269,10 @@ def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
             fix = "fine-tune a decoder with --from, or name columns with --source-column and --target-column"
             raise DataError(what, where=where, fix=fix)
         if recipe.data.tasks and isinstance(spec, HeadSpec | Embedding):
-            what = "a classifier is" if isinstance(spec, HeadSpec) else "vectors of texts are"
-            raise UsageError(f"{what} trained on one table", where="data.train", fix="name one table")
+            what = "a classifier is trained on one labelled table"
+            if isinstance(spec, Embedding):
+                what = "vectors of texts are trained on one table"
+            raise UsageError(what, where="data.train", fix="name one table")
         if isinstance(spec, Classification) and task.columns.target is not None:
             what = f"{task.columns.describe()}: a target text, where a classifier needs a label"
             fix = "name the label with --label-column, or train a text-to-text model: see lmtool recipes ls"

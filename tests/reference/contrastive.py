@@ -1,4 +1,4 @@
-"""Losses of text vectors by loops over rows, in plain numbers; and Spearman's correlation, ranks and nDCG."""
+"""Losses of text vectors by loops over rows, in plain numbers; and the ranks of documents."""
 
 import math
 from collections.abc import Sequence
@@ -57,3 +57,15 @@ def label_similarity(vectors: Sequence[Vector], labels: Sequence[int]) -> float:
             is_same = labels[i] == labels[j]
             errors[is_same].append((cosine(vectors[i], vectors[j]) - is_same) ** 2)
     return sum(sum(part) / len(part) for part in errors.values() if part) / 2
+
+
+def ranks(query: Vector, documents: Sequence[Vector], relevant: set[int]) -> list[int]:
+    """The ranks, from 1, of the relevant documents by their cosine."""
+    order = sorted(range(len(documents)), key=lambda i: -cosine(query, documents[i]))
+    return [rank for rank, i in enumerate(order, 1) if i in relevant]
+
+
+def ndcg(ranks: Sequence[int], depth: int) -> float:
+    """Järvelin and Kekäläinen 2002, with relevance 0 or 1."""
+    best = sum(1 / math.log2(1 + rank) for rank in range(1, min(depth, len(ranks)) + 1))
+    return sum(1 / math.log2(1 + rank) for rank in ranks if rank <= depth) / best
