@@ -81,8 +81,8 @@ def text_vectors(spec: Embedding, hidden_BTD: Tensor, keep_BT: Tensor | None) ->
 
 
 def without_effect(model: LanguageModel, states: Callable[[Batch], Output]) -> list[nn.Parameter]:
-    """The parameters that these hidden states do not depend on, such as those of a head for another objective."""
-    parameters = list(model.parameters())
+    """The trained parameters that these states do not depend on, such as those of a head for another objective."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model), torch.enable_grad():
         grads = torch.autograd.grad(states(_probe(model)).hidden_BTD.sum(), parameters, allow_unused=True)
     return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
