@@ -80,9 +80,12 @@ def search(names: Sequence[str], slots: int, left: Callable[[], float], runs: Ru
     if not runs.ranked(first):
         what = f"the first runs have failed, or done no step in {budget / ETA / 60:.2g} minutes"
         raise UsageError(what, where=", ".join(first), fix="see their .log files; give more --minutes, or train less")
-    if not plan(1, 1, left(), cost, ETA ** -halvings(len(names))):
+    share, rest = ETA ** -halvings(len(names)), left()
+    if not plan(1, 1, rest, cost, share):
         needed = math.ceil((2 * cost.start + cost.whole) / MARGIN / 60 + 0.5)
-        what = f"{budget / 60:.3g} minutes are too short for a whole run, which takes about {cost.whole / 60:.2g} here"
+        more = seconds([Rung(1, 1.0)], 1, cost, share) / MARGIN / 60
+        of_all = f"the first runs have left {max(0.0, rest) / 60:.2g} of them, and it needs {more:.2g} more here"
+        what = f"{budget / 60:.3g} minutes are too short for a whole run: {of_all}"
         raise UsageError(what, fix=f"give --minutes {needed} or more, or train less: -s training.steps=N")
     while names and done < 1:
         planned = plan(len(names), slots, left(), cost, done) or [Rung(min(slots, len(names)), 1.0)]

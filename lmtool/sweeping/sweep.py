@@ -1,5 +1,6 @@
 """Runs with other values of some keys, in one folder: each is trained by a command of its own, several at once."""
 
+import json
 import math
 import multiprocessing
 import os
@@ -55,12 +56,13 @@ def usual_slots() -> int:
 
 @dataclass(frozen=True)
 class Typed:
-    """What is typed. source, recipe: see `plan_training`. fixed: `KEY=VALUE` texts."""
+    """What is typed. source, recipe: see `plan_training`. fixed: `KEY=VALUE` texts. read_by: options of tables."""
 
     data: Sequence[str]
     source: str | None
     recipe: str | None
     fixed: Sequence[str]
+    read_by: Sequence[Setting] = ()
 
     def planned(self) -> "tuple[Typed, str, str]":
         """The same with the run that is trained further named by its path, since the last one will soon be another; the
@@ -88,10 +90,12 @@ class Typed:
     def command(self, verb: str, choice: GridPoint) -> list[str]:
         """The command of a run."""
         named = [*(["-r", self.recipe] if self.recipe else []), *(["--from", self.source] if self.source else [])]
-        return ["lmtool", verb, *self.data, *named, *(word for text in self._texts(choice) for word in ("-s", text))]
+        options = (f"{one.key}={json.dumps(one.value)}" for one in self.read_by)
+        texts = [*self._texts(choice), *options]
+        return ["lmtool", verb, *self.data, *named, *(word for text in texts for word in ("-s", text))]
 
     def _settings(self, choice: GridPoint) -> list[Setting]:
-        return settings_of(self._texts(choice), [Setting("data.train", list(self.data), "DATA")])
+        return settings_of(self._texts(choice), [Setting("data.train", list(self.data), "DATA"), *self.read_by])
 
     def _texts(self, choice: GridPoint) -> list[str]:
         return [*self.fixed, *(f"{key}={value}" for key, value in choice.items())]

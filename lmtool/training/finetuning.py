@@ -17,7 +17,7 @@ from lmtool.recipe.resolve import LINEAR, resolve
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.text import Data
+from lmtool.recipe.spec.text import OF_TABLES, Data
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import has_words
 from lmtool.tables.columns import RowKind, is_related
@@ -95,7 +95,8 @@ def plan_finetuning(source: str | None, recipe: str | None, settings: Sequence[S
 def plan_training(source: str | None, recipe: str | None, settings: Sequence[Setting]) -> Pretraining | FineTuning:
     """What `lmtool finetune` would train, where recipe or data are for it, or else `lmtool pretrain`.
 
-    Raises UsageError as `plan_finetuning` does, and where neither recipe nor data are named.
+    Raises UsageError as `plan_finetuning` does, where neither recipe nor data are named, and for a text with settings
+    of tables.
     """
     if recipe is not None:
         scratch = resolve(recipe, settings).recipe
@@ -113,6 +114,9 @@ def plan_training(source: str | None, recipe: str | None, settings: Sequence[Set
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
         return plan_finetuning(source, recipe, settings)
+    if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
+        what = f"{unread.flag} is for labelled tables, and a text is trained on"
+        raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
     return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
 
 

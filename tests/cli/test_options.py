@@ -12,10 +12,11 @@ import pytest
 import typer
 
 from lmtool.checks import check as checking
-from lmtool.cli import app
+from lmtool.cli import app, settings
 from lmtool.cost import planning
 from lmtool.data import survey
 from lmtool.data.survey import resolve_for_text
+from lmtool.recipe.spec.text import OF_TABLES
 from lmtool.training.finetuning import FineTuning
 from lmtool.training.start import Pretraining
 from tests.cli.conftest import SENTENCES, CommandLine
@@ -240,6 +241,7 @@ def test_every_option_is_known(name: str) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     taking = {own for own, command in commands.items() if "--set" in options(command)}
     assert taking - {"sweep"} == CASES.keys(), "but sweep, whose keys are those of other commands"
+    assert settings.READING.keys() == OF_TABLES
     assert options(commands[name]) - {"--help"} == {case.option for case in CASES[name]} | OTHERS[name]
 
 

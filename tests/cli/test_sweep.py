@@ -255,3 +255,11 @@ def test_a_table_is_read_by_the_options_that_finetune_has(lmtool, home, inside):
     lmtool.refuses(3, "sweep", odd, *columns, *values, words=["--encoding"])
     done = lmtool.succeeds("sweep", odd, "--encoding", "cp1252", *columns, *values)
     assert [row["runs"][0]["state"] for row in json.loads(done.out)["rows"]] == ["finished", "finished"]
+    lmtool.refuses(2, "sweep", odd, *columns, *values, "-s", "data.label_column=a,b", words=["--label-column"])
+
+
+def test_options_of_tables_are_refused_for_a_text(lmtool, home, corpus):
+    values = ["-s", "training.steps=2,3"]
+    lmtool.refuses(2, "sweep", corpus, *SMALL, *values, "--labels", "class", words=["--labels"])
+    lmtool.refuses(2, "sweep", corpus, *SMALL, *values, "--skip-bad-rows", words=["--skip-bad-rows", "a text"])
+    lmtool.refuses(2, "plan", corpus, *SMALL, "--label-column", "x", words=["--label-column", "a text"])

@@ -1,6 +1,5 @@
 """`lmtool sweep`: train with several values of keys, beside each other."""
 
-import json
 import random
 import shlex
 import time
@@ -58,8 +57,9 @@ def sweep(
     began = time.monotonic()
     fixed, axes = read(values or ())
     read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
-    fixed = [*fixed, *(f"{one.key}={json.dumps(one.value)}" for one in read_by)]
-    typed, verb, chosen = Typed(data, source, recipe, fixed).planned()
+    if twice := next((one for one in read_by if one.key in axes), None):
+        raise UsageError(f"{twice.flag} and -s {twice.key} are the same", fix="give one of them")
+    typed, verb, chosen = Typed(data, source, recipe, fixed, read_by).planned()
     usual = typed.resolved({})
     if minutes is not None and seeds > 1:
         raise UsageError("a search has one seed", fix="search first, then train the best with several --seeds")

@@ -68,6 +68,16 @@ AnyTokenizer = Annotated[
 ]
 
 
+OF_TABLES = frozenset(
+    f"data.{key}"
+    for key in (
+        *("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column"),
+        *("encoding", "delimiter", "skip_bad_rows"),
+    )
+)
+"""Keys that say how a labelled table is read."""
+
+
 class Data(Spec):
     """The text to train on."""
 
