@@ -1,7 +1,7 @@
 """The types that text, models and objectives share: Batch, the input of a model, and Mask, the attention mask.
 
 Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words, C labels,
-W words of a row.
+W words of a row, N rows of a table, K texts of such a row.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,6 +43,8 @@ class Batch:
     seen_BTT: bool, False where a position (second) does not attend to another (third), beside the model's own mask;
         None without such a mask.
     positions_BT: int64 position of each token in its text, where that is not its number in the row; else None.
+    texts_NK: int64, for each of N rows of a table, the rows of this batch that are its K texts; None where each row of
+        a table is one of the batch.
     """
 
     tokens_BT: Tensor
@@ -62,6 +64,7 @@ class Batch:
     spans_B2: Tensor | None = None
     seen_BTT: Tensor | None = None
     positions_BT: Tensor | None = None
+    texts_NK: Tensor | None = None
 
     @property
     def n_computed(self) -> int:

@@ -20,7 +20,7 @@ from lmtool.data.table import open_table
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.base import Base, read_recipe, read_tokenizer
 from lmtool.inference.load import Loaded, trained_model
-from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
+from lmtool.recipe.spec.objective import RowSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
@@ -223,7 +223,7 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
     if not _is_there(recipe.data):
         return
     try:
-        if isinstance(recipe.objective, HeadSpec | Seq2Seq):
+        if isinstance(recipe.objective, RowSpec):
             tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
             fingerprint = read_tables(recipe, tables, tokenizer, run.saved_split).fingerprint
         else:

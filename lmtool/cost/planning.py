@@ -25,7 +25,7 @@ from lmtool.model import build
 from lmtool.model.size import BEYOND, held_in_training, size_of
 from lmtool.objective import Objective, Vocabulary, build_objective
 from lmtool.objective import build as objective_of
-from lmtool.recipe.spec.objective import HeadSpec, Masked, ReplacedTokens, SkipGramWindow
+from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTokens, SkipGramWindow
 from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.data import TableData
@@ -218,7 +218,7 @@ class _Work:
             tokens_BT = torch.zeros(n_rows, self.spec.context, dtype=torch.int64)
             has_source = self.spec.reads == "source" and not self.spec.shares_row
             prefix_B = torch.full((n_rows,), self.spec.context // 2) if self.spec.shares_row else None
-            scored = 0.0 if isinstance(self.recipe.objective, HeadSpec) else 1.0
+            scored = 0.0 if isinstance(self.recipe.objective, HeadSpec | Embedding) else 1.0
             batch = Batch(tokens_BT, source_BS=tokens_BT if has_source else None, prefix_B=prefix_B)
             return Rows(batch, scored, accumulates)
         objective = self.objective

@@ -185,6 +185,7 @@ def _modules(spec: Embedding, model: Transformer) -> dict[str, bytes]:
     return {
         MODULES: json.dumps(modules, indent=2).encode() + b"\n",
         "1_Pooling/config.json": to_json({"word_embedding_dimension": model.d_model, **modes}),
+        "config_sentence_transformers.json": to_json({"prompts": {}, "similarity_fn_name": "cosine"}),
         "sentence_bert_config.json": to_json({"max_seq_length": model.context, "do_lower_case": False}),
     }
 

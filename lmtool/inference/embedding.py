@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from lmtool import durable
 from lmtool.batch import Batch, padded
@@ -28,7 +27,7 @@ from lmtool.durable import writing
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Items, evaluate
 from lmtool.inference.load import Loaded
-from lmtool.model.heads import Pool
+from lmtool.model.heads import Pool, text_vectors
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.tokenization.tokenizer import find_words
 
@@ -211,9 +210,7 @@ def _read(
     hidden_BTD = layers[layer].float().cpu()
     spec = loaded.recipe.objective
     if pool == "own" and isinstance(spec, Embedding):
-        pooled_BD = Pool(spec.pool, hidden_BTD.shape[-1])(hidden_BTD, keep_BT)
-        pooled_BD = F.normalize(pooled_BD, dim=-1) if spec.normalize else pooled_BD
-        return None, [pooled_D[None].numpy() for pooled_D in pooled_BD]
+        return None, [vector_D[None].numpy() for vector_D in text_vectors(spec, hidden_BTD, keep_BT)]
     return None, [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
 
 

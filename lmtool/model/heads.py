@@ -3,13 +3,14 @@
 Shapes: B rows, T positions, W words, D width of hidden states, C classes, labels, tags or 1 number, L layers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
@@ -22,7 +23,7 @@ from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import Attending
 from lmtool.model.layers.parts import activate
 from lmtool.model.recurrent import BidirectionalModel, RecurrentDecoder
-from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagging, TokenHead
+from lmtool.recipe.spec.objective import Classification, Embedding, QuestionAnswering, Tagging, TokenHead
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -70,6 +71,21 @@ class Pool(Attending):
                 if self.observer is not None:
                     self.observer(weights_BT1.transpose(1, 2)[:, None])
                 return cast(Tensor, (weights_BT1.to(hidden_BTD.dtype) * hidden_BTD).sum(1))
+
+
+def text_vectors(spec: Embedding, hidden_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
+    """The vectors of texts (B, D), from their hidden states in float32 or wider."""
+    wide = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    pooled_BD: Tensor = Pool(spec.pool, hidden_BTD.shape[-1])(hidden_BTD.to(wide), keep_BT)
+    return F.normalize(pooled_BD, dim=-1) if spec.normalize else pooled_BD
+
+
+def without_effect(model: LanguageModel, states: Callable[[Batch], Output]) -> list[nn.Parameter]:
+    """The trained parameters that these states do not depend on, such as those of a head for another objective."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with evaluating(model), torch.enable_grad():
+        grads = torch.autograd.grad(states(_probe(model)).hidden_BTD.sum(), parameters, allow_unused=True)
+    return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
 
 class Answer(NamedTuple):
@@ -120,12 +136,8 @@ class HeadedModel(Wrapper):
 
     def _freeze_beside_states(self) -> None:
         """Freeze the body's parameters that do not affect the hidden states: those of its own head."""
-        parameters = list(self.body.parameters())
-        with evaluating(self), torch.enable_grad():
-            grads = torch.autograd.grad(self.states(_probe(self.body)).hidden_BTD.sum(), parameters, allow_unused=True)
-        for parameter, grad in zip(parameters, grads, strict=True):
-            if grad is None:
-                parameter.requires_grad_(False)
+        for parameter in without_effect(self.body, self.states):
+            parameter.requires_grad_(False)
 
 
 def states_width(body: LanguageModel, layers: LayerChoice, model: Model) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor
 from lmtool.errors import UsageError
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.causal import BidirectionalObjective, CausalObjective
+from lmtool.objective.contrastive import EmbeddingObjective
 from lmtool.objective.heads import AnswerSpanObjective, ClassificationObjective, TaggingObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.replaced import ReplacedTokensObjective
@@ -65,10 +66,8 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return SpanCorruptionObjective(spec, vocabulary, recipe.model.shares_row)
         case specs.Seq2Seq() as spec:
             return Seq2SeqObjective(spec, vocabulary, recipe.model.shares_row, recipe.model.reads == "past")
-        case specs.Embedding():
-            what = "this model embeds whole texts, and is neither trained nor evaluated on a text"
-            fix = "use lmtool embed --whole, or fine-tune it further: lmtool finetune TABLE --from RUN"
-            raise UsageError(what, where="objective.kind", fix=fix)
+        case specs.Embedding() as spec:
+            return EmbeddingObjective(spec, vocabulary)
 
 
 def _all_pairs(window: int) -> specs.SkipGramWindow:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from lmtool.errors import UsageError
 from lmtool.recipe.load import Resolved, Setting, lay_over
-from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, Seq2Seq, objectives_of
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, objectives_of
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, Data
 from lmtool.recipe.spec.training import (
@@ -86,8 +86,8 @@ def passes_of_few(n_rows: int, published: bool) -> int:
     return max(MOST_PASSES, math.ceil(least_steps * FEW_BATCH / max(1, n_rows)))
 
 
-HeadKind = Literal["classification", "tagging", "question-answering"]
-"""Kinds of objectives that put a head on a model."""
+HeadKind = Literal["classification", "tagging", "question-answering", "embedding"]
+"""Kinds of objectives that put a head on a model, or train its vectors of texts."""
 
 
 @dataclass(frozen=True)
@@ -262,9 +262,14 @@ def continued(parent: Parent, other: Recipe | None, settings: Sequence[Setting])
     return lay_over(recipe, f"recipe of {parent.name}", f"from-{parent.name}", settings)
 
 
-def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq:
+def _objective(base: Recipe, writes: bool, head: HeadKind) -> RowSpec:
     model = base.model
     learns = objectives_of(model)
+    if head == "embedding":
+        if head not in learns:
+            what = f"a {model.title} does not learn vectors of texts"
+            raise UsageError(what, where="objective.kind", fix="name an encoder with --from")
+        return base.objective if isinstance(base.objective, Embedding) else Embedding(kind="embedding")
     layers: Literal["last", "mix"] = "mix" if _gives_features(model) else "last"
     if head != "classification" and not writes:
         if head not in learns:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lmtool.recipe.load import Resolved, Setting, load
-from lmtool.recipe.spec.objective import Causal, HeadSpec, Seq2Seq
+from lmtool.recipe.spec.objective import Causal, RowSpec
 from lmtool.recipe.spec.transformer import Transformer
 
 NAME = "default"
@@ -129,7 +129,7 @@ def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) 
     if shape is None:
         return usual
     model, objective = usual.recipe.model, usual.recipe.objective
-    if model.counts or isinstance(objective, HeadSpec | Seq2Seq):
+    if model.counts or isinstance(objective, RowSpec):
         keys += LENGTHS
     if shape.is_closed:
         reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"

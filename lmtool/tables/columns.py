@@ -13,7 +13,7 @@ from lmtool.data.rowfile import Delimited, bare_name, matching_column, missing_c
 from lmtool.data.table import Skipped, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.labels import MANY
+from lmtool.tables.labels import MANY, as_cell, decide_kind
 
 SINGLE = ("label_column", "source_column", "target_column", "input_column", "messages_column")
 """Keys of `Data` that name one column each; their options are called as they are."""
@@ -53,6 +53,8 @@ QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
 """Questions whose answers are in a context, where cells can be lists."""
 INSTRUCTION, INPUTS, OUTPUTS = "instruction", ("input", "context"), ("output", "response", "completion", "answer")
 """A table with an instruction and an output is one of pairs; the input, if there is one, belongs to the source."""
+ANCHORS, POSITIVE, NEGATIVES = (*TEXTS, "anchor"), ("positive", "pos"), ("negative", "neg", "hardnegative")
+"""Texts, others that are to be near them, and, with any number at the end, others that are not."""
 MESSAGES = ("messages", "conversations", "conversation")
 """Conversations, where cells can be lists."""
 LANGUAGES = frozenset(
@@ -88,8 +90,9 @@ _DATE = re.compile(
 _CODE = re.compile(r"\S*(?:\d|://|\S@\S)\S*")
 """One word with a digit, an address of mail, or one of a page."""
 
-RowKind = Literal["texts", "words", "questions"]
-"""What a row is: texts with a label or a target, words with tags, or a question and a context with answers in it."""
+RowKind = Literal["texts", "words", "questions", "related"]
+"""What a row is: texts with a label or a target, words with tags, a question and a context with answers in it, or
+texts whose vectors are to be near each other, as near as a number says where there is one."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,8 @@ def choose_columns(
         what = f"{what}, where a table of texts is needed"
         fix = f"name a table of texts, or train a model on it: lmtool finetune FILE --labels {option}"
         raise DataError(what, where=display(table.path), fix=fix)
+    if kind == "related":
+        return _related(table, named, labelled)
     if kind != "texts":
         return _annotated(table, kind, named.text_columns, named.label_column, labelled)
     if named.messages_column:
@@ -218,6 +223,53 @@ def _texts_and_label(table: Table, named: Data, labelled: bool) -> Columns:
     is_inferred = not (named.text_columns and (named.label_column or not labelled))
     ignored = tuple(name for name in ignored if name != label)
     return Columns(texts, label, inferred=is_inferred, ignored=ignored if labelled else ())
+
+
+def _related(table: Table, named: Data, labelled: bool) -> Columns:
+    """The columns of related texts, or of one text with a label."""
+    by_name = _named_texts(named)
+    texts = by_name or related_texts(table)
+    label = named.label_column or (_usual(table, LABELS, exclude=texts) if labelled else None)
+    if len(texts or (texts := _texts(table, label, labelled)[0])) < 1 + (label is None and labelled):
+        raise _cannot_tell(table, "another text or a label", "--text-column or --label-column")
+    return Columns(texts, label, inferred=not by_name, kind="related")
+
+
+def _named_texts(named: Data) -> tuple[str, ...]:
+    return named.text_columns or tuple(filter(None, (named.source_column, named.target_column)))
+
+
+def related_texts(table: Table) -> tuple[str, ...]:
+    """The columns of two texts of a row, and of those that they are told from, by their names; else the only two
+    columns of texts that are mostly different. None where there are no such columns."""
+    negatives = tuple(name for name in table.names if bare_name(name).rstrip("0123456789") in NEGATIVES)
+    with_positive = ((anchor, positive) for positive in POSITIVE for anchor in ANCHORS)
+    for names in (*with_positive, *TEXT_PAIRS, *TRANSLATIONS):
+        if pair := _all_usual(table, names, None):
+            return (*pair, *negatives)
+    if spoken := _translation(table):
+        return spoken
+    cells = _sample(table)
+    prose = tuple(name for name in table.names if is_prose(cells[name]) and not _parses(name))
+    if len(prose) != 2 or any(len(set(cells[name])) <= SEVERAL * len(cells[name]) for name in prose):
+        return ()
+    return prose
+
+
+def is_related(table: Table, named: Data, scored: bool) -> bool:
+    """Whether the rows are related texts without a label; with `scored` also with one that is a number.
+
+    Rows with other labels, conversations and instructions are not.
+    """
+    texts = _named_texts(named) or related_texts(table)
+    others = named.messages_column or named.input_column or _usual(table, (*MESSAGES, INSTRUCTION))
+    if len(texts) < 2 or others or infer_kind(table) != "texts":
+        return False
+    label = named.label_column or _usual(table, LABELS, exclude=texts)
+    if label is None or not scored:
+        return label is None
+    cells = [as_cell(cell) for cell in _sample(table)[matching_column(label, table.names) or label]]
+    return decide_kind([cell for cell in cells if cell]) == "number"
 
 
 def infer_kind(table: Table) -> RowKind:

@@ -12,13 +12,13 @@ from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
 from lmtool.interop.reference import find
-from lmtool.recipe.spec.objective import Classification, HeadSpec, Seq2Seq, Tagging
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.costs import decide_by
 from lmtool.tables.labels import LabelKind, LabelMap
-from lmtool.tables.prepare import kind_of_rows, task_names
+from lmtool.tables.prepare import kind_of_rows, known_kind, task_names, with_loss
 from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.build import build_task, with_decided
@@ -36,7 +36,7 @@ CHUNK_ROWS = 512
 def answers_tables(reference: str) -> bool:
     """Whether a run predicts rows of tables; reads no weights."""
     recipe, _ = written_recipe(find(reference))
-    return isinstance(recipe.objective, HeadSpec | Seq2Seq)
+    return isinstance(recipe.objective, RowSpec)
 
 
 def measure_tables(
@@ -57,6 +57,9 @@ def measure_tables(
         labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
     with loaded.joined() as loaded:
         for source in sources:
+            if isinstance(spec, Embedding):
+                yield _measure_vectors(loaded, source, reading, skipped, costs)
+                continue
             table, columns, trained = _open(loaded, source, task, reading, labelled=True)
             texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=loaded.prompt_format.chat)
             if skipped is not None:
@@ -65,6 +68,25 @@ def measure_tables(
             of_table = task_of(loaded, task, trained, classes)
             decide_by(of_table, costs)
             yield of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
+
+
+def _measure_vectors(loaded: Loaded, source: str, reading: Data, skipped: Skipped | None, costs: str | None) -> Results:
+    """Measure vectors on the rows of a table, which need not be of the kind that trained them."""
+    data, spec = loaded.recipe.data, cast(Embedding, loaded.recipe.objective)
+    skips = data.skip_bad_rows or reading.skip_bad_rows
+    table, named = open_beside(source, data, reading), reading
+    trained = tuple(filter(None, (*data.text_columns, data.label_column)))
+    if trained and all(matching_column(name, table.names) for name in trained):
+        named = _laid_over(data, reading)
+    columns = choose_columns(table, named, kind="related")
+    texts = read_labelled(table, columns, kind=known_kind(spec, columns), skip_bad_rows=skips)
+    if skipped is not None:
+        skipped.kinds.update(texts.skipped.kinds)
+    of_table = with_loss(spec.with_values({"loss": "auto"}), columns)
+    loaded = replace(loaded, recipe=loaded.recipe.with_values({"objective": of_table}))
+    task = task_of(loaded, "", columns, ())
+    decide_by(task, costs)
+    return task.measure(_model(loaded), task.encode(texts.items), "table", loaded.step)
 
 
 def texts_of_a_row(loaded: Loaded, reading: Data = AS_TRAINED) -> tuple[tuple[str, ...], bool]:
@@ -218,4 +240,7 @@ def _refuse_others(loaded: Loaded) -> None:
     """Raise UsageError unless the run was fine-tuned on a table."""
     if not isinstance(loaded.recipe.objective, HeadSpec | Seq2Seq):
         what = "this run cannot predict tables: it was not fine-tuned on one"
-        raise UsageError(what, where=str(loaded.run_path), fix="run lmtool finetune first, or name another run")
+        fix = "run lmtool finetune first, or name another run"
+        if isinstance(loaded.recipe.objective, Embedding):
+            what, fix = "this run gives vectors of texts, and predicts nothing", "run lmtool embed RUN FILES --whole"
+        raise UsageError(what, where=str(loaded.run_path), fix=fix)

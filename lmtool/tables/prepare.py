@@ -13,7 +13,15 @@ import numpy as np
 from lmtool.data.files import display, shown
 from lmtool.data.table import Skipped, Table, open_table, spelled_number
 from lmtool.errors import DataError, UsageError
-from lmtool.recipe.spec.objective import AnyObjective, Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.objective import (
+    AnyObjective,
+    Classification,
+    Embedding,
+    HeadSpec,
+    QuestionAnswering,
+    Seq2Seq,
+    Tagging,
+)
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
 from lmtool.run.files import HeldRows, SavedSplit
@@ -95,7 +103,7 @@ def task_names(data: Data) -> list[str]:
 
 def kind_of_rows(objective: AnyObjective) -> RowKind:
     """What the rows are that train a model with this objective."""
-    kinds: dict[type, RowKind] = {Tagging: "words", QuestionAnswering: "questions"}
+    kinds: dict[type, RowKind] = {Tagging: "words", QuestionAnswering: "questions", Embedding: "related"}
     return kinds.get(type(objective), "texts")
 
 
@@ -139,7 +147,7 @@ class _Read:
         for item in self.train.items:
             if isinstance(objective, Tagging):
                 yield " ".join(item.texts)
-            elif isinstance(objective, Classification | QuestionAnswering):
+            elif isinstance(objective, Classification | QuestionAnswering | Embedding):
                 yield from item.texts
             else:
                 yield as_source(self.tables.name, self.tables.columns.texts, item.texts)
@@ -165,7 +173,9 @@ class _Read:
         if len(train) > len(self.train):
             lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
         parts = train, encoded.get("validation", train), encoded.get("test")
-        labelled = None if labels is None else (self.train, self.parts.get("test", self.valid))
+        # a baseline answers by labels, which vectors are only near by
+        has_baseline = labels is not None and not isinstance(recipe.objective, Embedding)
+        labelled = (self.train, self.parts.get("test", self.valid)) if has_baseline else None
         rows_of_task = TaskRows(task, self.tables.weight, *parts, labelled)
         return rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings]
 
@@ -185,7 +195,7 @@ def read_tables(
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else PromptFormat.of(recipe, tokenizer).chat
     known = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
-    kind = _known_kind(recipe.objective)
+    kind = known_kind(recipe.objective, tasks[0].columns)
     labels = LabelMap(kind, known) if kind is not None and known else None
     read = []
     for task in tasks:
@@ -195,6 +205,8 @@ def read_tables(
             read[-1].notices.extend(find_in_tables(read[-1].train, read[-1].held, tokenizer, None, brief=True))
     if isinstance(recipe.objective, Classification):
         recipe = recipe.with_values({"objective": _settled(recipe.objective, read)})
+    elif isinstance(recipe.objective, Embedding):
+        recipe = recipe.with_values({"objective": with_loss(recipe.objective, tasks[0].columns)})
     elif isinstance(recipe.objective, Tagging):
         recipe = recipe.with_values({"objective.labels": cast(LabelMap, read[0].train.labels).names})
     if recipe.evaluation.metric == "auto":
@@ -221,7 +233,28 @@ def usual_metric(objective: AnyObjective) -> str:
             return "f1" if has_entities(tags) else "accuracy"
         case QuestionAnswering():
             return "f1"
+        case Embedding(loss=loss):
+            return {"ranking": "ndcg", "cosent": "spearman"}.get(loss, "accuracy")
     return "loss"
+
+
+def with_loss(spec: Embedding, columns: Columns) -> Embedding:
+    """The spec with the loss that rows of these columns train. Raises UsageError for one that they cannot."""
+    n_texts, has_label = len(columns.texts), columns.label is not None
+    fits = {
+        "ranking": n_texts > 1 and not has_label,
+        "cosent": n_texts == 2 and has_label,
+        "triplet": n_texts == 3 and not has_label,
+        "labels": n_texts == 1 and has_label,
+    }
+    able = [loss for loss, is_able in fits.items() if is_able]
+    if spec.loss == "auto" and able:
+        return spec.with_values({"loss": able[0]})
+    if spec.loss not in able:
+        what = f"loss {spec.loss} is not for rows of {n_texts} texts {'with' if has_label else 'without'} a label"
+        fix = f"take {' or '.join(able)}" if able else "name two texts with --text-column, or omit the label"
+        raise UsageError(what, where="objective.loss", fix=fix)
+    return spec
 
 
 def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
@@ -235,16 +268,21 @@ def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
             what = f"a {recipe.model.title} with objective {spec.kind} does not read conversations"
             fix = "fine-tune a decoder with --from, or name columns with --source-column and --target-column"
             raise DataError(what, where=where, fix=fix)
-        if recipe.data.tasks and isinstance(spec, HeadSpec):
-            raise UsageError("a classifier is trained on one labelled table", where="data.train", fix="name one table")
+        if recipe.data.tasks and isinstance(spec, HeadSpec | Embedding):
+            what = "a classifier is trained on one labelled table"
+            if isinstance(spec, Embedding):
+                what = "vectors of texts are trained on one table"
+            raise UsageError(what, where="data.train", fix="name one table")
         if isinstance(spec, Classification) and task.columns.target is not None:
             what = f"{task.columns.describe()}: a target text, where a classifier needs a label"
             fix = "name the label with --label-column, or train a text-to-text model: see lmtool recipes ls"
             raise DataError(what, where=str(task.table.path), fix=fix)
 
 
-def _known_kind(spec: AnyObjective) -> LabelKind | None:
-    """The kind of labels that an objective says, if any."""
+def known_kind(spec: AnyObjective, columns: Columns) -> LabelKind | None:
+    """The kind of labels that an objective says, if any; of related texts a number, of one text a class."""
+    if isinstance(spec, Embedding):
+        return "number" if len(columns.texts) > 1 else "class"
     if isinstance(spec, Tagging):
         return "tags"
     return spec.task if isinstance(spec, Classification) and spec.task != "auto" else None
@@ -277,7 +315,7 @@ def _read(
 
     labels: the known ones. split: the rows that are held out, where they are known.
     """
-    data, skips, kind = recipe.data, recipe.data.skip_bad_rows, _known_kind(recipe.objective)
+    data, skips, kind = recipe.data, recipe.data.skip_bad_rows, known_kind(recipe.objective, task.columns)
     texts = read_labelled(task.table, task.columns, kind=kind, labels=labels, skip_bad_rows=skips, chat=chat)
     notices = [*texts.notices, *_skipped(texts.skipped)]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from lmtool.checks.check import subject_of
 from lmtool.compute.device import Compute
 from lmtool.data.survey import Report
+from lmtool.data.table import open_table
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.pretrained import open_features
@@ -13,13 +14,13 @@ from lmtool.interop.reference import with_runs
 from lmtool.recipe.finetuning import HeadKind, TableShape
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.resolve import LINEAR, resolve
-from lmtool.recipe.spec.objective import Classification, HeadSpec
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import OF_TABLES, Data
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import has_words
-from lmtool.tables.columns import RowKind
+from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.data import TableData
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
 from lmtool.training.data import TrainingData
@@ -134,20 +135,45 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
     # settings of the data come first: the rest depends on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
     data = resolve(base.recipe.with_values({"data": Data()}), about_data).recipe.data
-    tables = tuple(open_tables(data, named_kind(settings)))
+    kind, choice = named_kind(settings), ""
+    if kind is None and (choice := _embeds(base, data, settings)):
+        kind = "related"
+    tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
     n_rows = sum(task.table.n_rows for task in tables)
     shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind])
-    return FineTuning(resolve(None, settings, shape, base.parent), base, tables)
+    return FineTuning(resolve(None, settings, shape, base.parent), base, tables, choice)
 
 
-OF_ROWS: Mapping[RowKind, HeadKind] = {"texts": "classification", "words": "tagging", "questions": "question-answering"}
+def _embeds(base: Base, data: Data, settings: Sequence[Setting]) -> str:
+    """Why vectors of texts are trained, where no objective is named; empty where they are not.
+
+    An encoder cannot write the second text of a row. A model that gives vectors also learns how near they should be.
+    """
+    if "embedding" not in objectives_of(base.recipe.model) or len(data.train) != 1 or data.tasks:
+        return ""
+    of_others = {"objective." + key for key in Embedding.model_fields}
+    if any(setting.key.startswith("objective.") and setting.key not in of_others for setting in settings):
+        return ""
+    gives_vectors = isinstance(base.recipe.objective, Embedding)
+    if not is_related(open_table(data.train[0], data), data, scored=gives_vectors):
+        return ""
+    other = "; -s objective.kind=classification trains one that reads both texts at once" if gives_vectors else ""
+    return f"rows of related texts: vectors are trained that are near each other (objective embedding){other}"
+
+
+OF_ROWS: Mapping[RowKind, HeadKind] = {
+    "texts": "classification",
+    "words": "tagging",
+    "questions": "question-answering",
+    "related": "embedding",
+}
 """The objective that each kind of rows trains a head by."""
 
 
 def named_kind(settings: Sequence[Setting]) -> RowKind | None:
     """What the rows of a table are, as the command line names the objective; None where it does not."""
-    named = [setting.value for setting in settings if setting.key == "objective.kind"]
+    named = [str(setting.value) for setting in settings if setting.key == "objective.kind"]
     if not named:
         return None
     return next((kind for kind, objective in OF_ROWS.items() if objective == named[-1]), "texts")
@@ -178,9 +204,10 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
     data = resolve(LINEAR, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
     tables = tuple(open_tables(data, named_kind(settings)))
     if tables[0].columns.kind != "texts":
-        what, recipe = "tagged words", "tagger"
-        if tables[0].columns.kind == "questions":
-            what, recipe = "questions", "bert-tiny -s objective.kind=question-answering"
+        what, recipe = {
+            "questions": ("questions", "bert-tiny -s objective.kind=question-answering"),
+            "related": ("related texts", "bert-tiny -s objective.kind=embedding"),
+        }.get(tables[0].columns.kind, ("tagged words", "tagger"))
         fix = f"name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe {recipe}"
         raise UsageError(f"a table of {what} needs a model that reads a text word by word: {why}", fix=fix)
     if tables[0].name or tables[0].columns.writes:

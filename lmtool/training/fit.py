@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from lmtool.model.heads import Classifier
 from lmtool.model.language_model import CountingModel
 from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
+from lmtool.objective.contrastive import BatchObjective, cached_gradients, from_gradient
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
@@ -82,8 +83,16 @@ class LossModule(nn.Module):
         self.model = model
         self.objective = objective
 
-    def forward(self, batch: Batch, before: DecodeState | None = None) -> tuple[Tensor, DecodeState | None]:
-        """The summed loss; and, where rows continue from the states `before`, their final states."""
+    def forward(
+        self, batch: Batch, before: DecodeState | None = None, gradient_NKD: Tensor | None = None
+    ) -> tuple[Tensor, DecodeState | None]:
+        """The summed loss; and, where rows continue from the states `before`, their final states.
+
+        gradient_NKD: that of the loss of a batch, of which this is a part, in the vectors of these rows.
+        """
+        if gradient_NKD is not None:
+            assert isinstance(self.objective, BatchObjective)
+            return from_gradient(self.objective.vectors(self.model, batch), gradient_NKD), None
         if before is None:
             return self.objective.loss(self.model, batch).total, None
         carrying = CarriedModel(self.model, before)
@@ -309,21 +318,41 @@ class _Loop:
         """
         losses, states, count, n_rows = [], [], 0, 0
         batches = self.loader.batches(step, self.rows)
+        whole, gradients = self._of_whole_batch(step, batches)
         for index, batch in enumerate(batches):
             n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
             part = None if before is None else rows_of(before, n_before, n_rows)
-            torch.manual_seed(hash_key(self.recipe.seed, "step", step, self.world.rank, index))
+            self._seed(step, index)
             last = index == len(batches) - 1
             with peers_may_end(), nullcontext() if last else self.world.alone(self.module):
                 with self.compute.autocast():
-                    total, after = self.module(batch.to(self.compute.device), part)
+                    total, after = self.module(batch.to(self.compute.device), part, gradients[index])
                 self.optimizers.backward(total)
             losses.append(total.detach())
             states += [] if after is None else [after]
             count += self.objective.count(batch)
         self.carried = DecodeState.join(states) if states else None
         n_computed = sum(map(self.objective.count_computed, batches))
-        return float(torch.stack(losses).sum(dtype=torch.float32)), count, n_computed
+        total = torch.stack(losses).sum(dtype=torch.float32) if whole is None else whole
+        return float(total), count, n_computed
+
+    def _of_whole_batch(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor | None, Sequence[Tensor | None]]:
+        """This process's share of a loss that is of all rows of a batch at once, and its gradients; see
+        `BatchObjective`. None where each micro-batch has a loss of its own."""
+        objective, is_whole = self.objective, len(batches) == self.world.size == 1
+        if is_whole or not isinstance(objective, BatchObjective):
+            return None, [None] * len(batches)
+        vectors, on_device = [], [batch.to(self.compute.device) for batch in batches]
+        for index, batch in enumerate(on_device):
+            self._seed(step, index)
+            with self.compute.autocast():
+                # with a graph, which is freed at once, since kernels without one may draw other dropout
+                vectors.append(objective.vectors(self.model, batch).detached())
+        return cached_gradients(objective, vectors, [objective.answers(batch) for batch in on_device], self.world)
+
+    def _seed(self, step: int, index: int) -> None:
+        """Begin the random numbers of a micro-batch, such as those of dropout."""
+        torch.manual_seed(hash_key(self.recipe.seed, "step", step, self.world.rank, index))
 
     def _not_finite(self, what: str, value: float, step: int) -> NumericalError:
         documents = self.examples.documents(rank_samples(step, self.recipe.training.batch_size))

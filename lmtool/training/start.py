@@ -21,7 +21,7 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.pretraining import NAME
 from lmtool.recipe.resolve import resolve
-from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
+from lmtool.recipe.spec.objective import Embedding, RowSpec
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -221,7 +221,7 @@ def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
 
 def is_for_tables(recipe: Recipe) -> bool:
     """Whether its examples are rows of a table, not windows of a text."""
-    return isinstance(recipe.objective, HeadSpec | Seq2Seq)
+    return isinstance(recipe.objective, RowSpec)
 
 
 def summary(recipe: Recipe) -> str:
@@ -304,6 +304,8 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         (training.compile is True, "training.compile=true"),
         (training.minutes is not None, "training.minutes"),
         (recipe.evaluation.gradient_norms, "evaluation.gradient_norms=true"),
+        # vectors are computed twice, once outside of the module that is sharded
+        (isinstance(recipe.objective, Embedding), "objective.kind=embedding"),
     ):
         if excluded:
             what = "the processes shard this model, which one of its settings does not allow"

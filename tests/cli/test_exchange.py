@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lmtool.interop.names import is_published
@@ -28,10 +29,15 @@ def sentence_transformers(folder: Path, body: str = "bert") -> Path:
     """A small model as that library publishes them, with the mean of all positions."""
     peer_in(folder, body)
     kinds = ["Transformer", "Pooling"]
-    modules = [{"path": f"{i}_{kind}" * (i > 0), "type": f"st.models.{kind}"} for i, kind in enumerate(kinds)]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" * (i > 0), "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+    )
     return folder
 
 
@@ -63,6 +69,34 @@ def test_a_published_encoder_is_tuned_exported_and_read_back(body: str, folder: 
     assert found["loss"] == pytest.approx(figures["loss"])
     again = lmtool.succeeds("finetune", table, "--from", folder / "out", *SHORT, "-o", folder / "again")
     assert "the head is reused" in again.err
+
+
+@pytest.mark.parametrize("settings", [(), ("-s", "objective.normalize=true", "-s", "objective.pool=max")])
+def test_trained_vectors_are_exported_for_sentence_transformers(
+    settings: tuple[str, ...], folder: Path, lmtool: CommandLine
+) -> None:
+    """That library, and the directory read back, give the vectors of the run."""
+    base, table = sentence_transformers(folder / "published"), folder / "pairs.csv"
+    lines = [f"it rained {i},the sea {i % 7} went" for i in range(30)]
+    table.write_text("\n".join(["query,passage", *lines]) + "\n")
+    tuned = lmtool.succeeds("finetune", table, "--from", base, *SHORT, *settings)
+    assert "objective.kind=classification trains one that reads both texts at once" in tuned.err
+    assert "columns: text 'query' and 'passage' (inferred from their names)" in tuned.err
+    assert "recall@10" in tuned.out
+    exported = folder / "out"
+    lmtool.succeeds("export", "last", exported)
+    texts = ["It rained.", "the sea 3 went, and the boats stayed", "it"]
+    ours, again = (
+        [json.loads(line)["vector"] for line in lmtool.succeeds("embed", run, *words, "--whole").out.splitlines()]
+        for words in [[word for text in texts for word in ("--text", text)]]
+        for run in ("last", exported)
+    )
+    np.testing.assert_array_equal(ours, again)
+    measured = [json.loads(lmtool.succeeds("eval", run, table, "--json").out) for run in ("last", exported)]
+    assert measured[0]["ndcg@10"] == measured[1]["ndcg@10"]
+    peers = pytest.importorskip("sentence_transformers")
+    theirs = peers.SentenceTransformer(str(exported), device="cpu").encode(texts)
+    np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6)
 
 
 def test_what_cannot_be_exported_is_told_before_training(folder: Path, lmtool: CommandLine) -> None:

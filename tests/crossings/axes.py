@@ -14,6 +14,7 @@ _WORDS = "d_model: 16, context: 16"
 _CLASSES = ("objective={kind: classification, dropout: 0}", "data.text_columns=[text]")
 _TAGS = ("objective={kind: tagging, dropout: 0}",)
 _PAIRS = ("objective.kind=seq2seq",)
+_VECTORS = ("objective.kind=embedding",)
 _ANSWERS = ("objective={kind: question-answering, dropout: 0, max_answer: 4}",)
 
 
@@ -97,6 +98,9 @@ TASKS: Mapping[str, Task] = {
     ),
     "answers of an encoder": Task(f"{_TRANSFORMER}, shape: encoder, n_segments: 2", _ANSWERS, table="questions"),
     "answers of an lstm": Task(_RECURRENT, _ANSWERS, table="questions", body="lstm"),
+    "vectors of an encoder": Task(
+        f"{_TRANSFORMER}, shape: encoder", _VECTORS, table="related", body="bert", predicts=False, writes=False
+    ),
     "pairs of a decoder": Task(_TRANSFORMER, _PAIRS, table="pairs", body="gpt"),
     "pairs of a prefix LM": Task(f"{_TRANSFORMER}, shape: prefix", _PAIRS, table="pairs", body="prefix"),
     "pairs of t5": Task(f"{_TRANSFORMER}, shape: encoder-decoder", _PAIRS, table="pairs", body="t5 of prefixes"),
@@ -196,6 +200,8 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "one score": ("objective.single_score=true",),
         "dense": ("objective.dense=tanh", "objective.pool=mean"),
         "spans": ("objective.spans={}",),
+        "vectors that can be cut": ("objective.dims=[8, 4]", "objective.normalize=true"),
+        "triplet": ("objective.loss=triplet",),
         "whole words": ("objective.whole_words=true",),
     },
     "dropout": {"none": (), "a tenth": ("model.dropout=0.1",)},
@@ -229,6 +235,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "correlation": ("evaluation.metric=correlation",),
         "f1": ("evaluation.metric=f1",),
         "exact": ("evaluation.metric=exact",),
+        "ndcg": ("evaluation.metric=ndcg",),
     },
     "evaluation": {
         "plain": (),
@@ -253,8 +260,8 @@ PUBLISHED = {
     ),
 }
 """By task, what makes its model one of a published family."""
-WITH_HEADS = ("labels", "tags", "questions")
-"""Kinds of rows that train a head, which generates nothing."""
+WITHOUT_TEXT = ("labels", "tags", "questions", "related")
+"""Kinds of rows that train a head or vectors, which generate nothing."""
 USUAL: Row = {axis: next(iter(values)) for axis, values in AXES.items()}
 OF_MODEL = ("position", "norm", "part", "vectors", "features", "tokenizer")
 """Axes that a base run has settled."""

@@ -17,7 +17,7 @@ from tests.crossings.axes import (
     PUBLISHED,
     TASKS,
     USUAL,
-    WITH_HEADS,
+    WITHOUT_TEXT,
     Row,
     chosen,
     is_named,
@@ -263,7 +263,7 @@ def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """Commands that use a run: a name, their words, and whether they have to work."""
     task = TASKS[row["task"]]
     lora = row["tuning"] == "lora"
-    labels = task.table in WITH_HEADS
+    labels = task.table in WITHOUT_TEXT
     chooses = ("--task", "turn") if task.table == "tasks" else ()
     how = (
         ("the [MASK] sat", "--mask", "[MASK]")
@@ -271,7 +271,9 @@ def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
         else ("the cat", "--greedy", "--max-new-tokens", "3", "--overflow", "cut")
     )
     yield "generate", ("generate", *how, "--run", WHOLE), task.writes and not labels
-    if task.table is not None:
+    if task.table == "related":
+        yield "embed", ("embed", WHOLE, "other.txt", "--whole", "--truncate", "-o", "new.npz"), True
+    elif task.table is not None:
         yield "predict", ("predict", WHOLE, data_of(row, ".test"), "-o", "predicted.csv", *chooses, "-q"), True
     # the recipe of a run that had a base does not say which vocabulary it took over
     is_whole = row["base"] == "none" and not task.counts

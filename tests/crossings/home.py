@@ -24,7 +24,7 @@ SHORT = ("training.epochs=null", f"training.steps={STEPS}", "training.batch_size
 SHORT += ("evaluation.epochs=null", "checkpoint.every=2", "checkpoint.keep_optimizer=true", "training.device=cpu")
 SHORT += ("training.precision=float32", "schedule.warmup_steps=3", "evaluation.prompts=[]")
 """Overrides that train a run from another one as briefly as the recipe does."""
-TABLES = ("labels", "tags", "questions", "pairs", "conversations")
+TABLES = ("labels", "tags", "questions", "related", "pairs", "conversations")
 FORMS = {"cp1252": ".cp1252", "bad rows": ".bad"}
 """Values of the axis `table` whose .csv file has another name."""
 PARTS = {"": 36, ".valid": 9, ".test": 7}
@@ -90,6 +90,9 @@ def _row(kind: str, rng: random.Random, number: int) -> dict[str, object]:
             answer = rng.choice(text.split())
             answers = {"text": [answer], "answer_start": [text.index(answer)]}
             return {"question": f"who {number % 7}", "context": text, "answers": answers}
+        case "related":
+            positive, negative = " ".join(reversed(text.split()[:4])), " ".join(rng.choices(_STOCK, k=3))
+            return {"anchor": text, "positive": f"{positive} {number}", "negative": negative}
         case "conversations":
             return {
                 "messages": [

@@ -24,7 +24,7 @@ _TASK_HELP = "Instead of TABLE: one of several tasks, trained jointly as text-to
 _TASK_TEST_HELP = "Like --test, for one of the tasks. May be repeated."
 _RANK_HELP = "Train LoRA adapters of this rank and the head, and save only these."
 _VALID_HELP = "Validation table, to choose the best checkpoint; else part of TABLE is held out."
-_Metric = Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact"]
+_Metric = Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact", "spearman", "ndcg"]
 OPTIONS: KeyOptions = {
     **READING,
     "data.tasks": (list[str], _data("NAME:FILE[:WEIGHT]", _TASK_HELP, "--task")),

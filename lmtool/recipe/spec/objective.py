@@ -273,18 +273,33 @@ class QuestionAnswering(TokenHead):
 
 
 class Embedding(Spec):
-    """Vectors of whole texts, as published models have learnt them (Reimers and Gurevych 2019); not trained here, but
-    fine-tuned further on tables."""
+    """Vectors of whole texts, near each other where the rows of a table say so (Reimers and Gurevych 2019)."""
 
     kind: Literal["embedding"]
+    loss: Literal["auto", "ranking", "cosent", "triplet", "labels"] = "auto"
+    """Ranking: the second text of a row is nearer to the first one than those of other rows, and than further texts of
+    its own (InfoNCE; MultipleNegativesRanking). Cosent: pairs of a higher number are nearer (CoSENT). Triplet: the
+    second text is nearer to the first than the third is, by `margin`. Labels: texts of one label are near each other
+    (supervised contrastive, Khosla et al. 2020). Auto takes that of the table: ranking for rows of several texts,
+    cosent with a number, labels for a text with a label."""
     pool: Literal["first", "last", "mean", "max"] = "mean"
     """Pooling of the hidden states of a text, special tokens included."""
     normalize: bool = False
     """Scale vectors to length one."""
+    scale: PositiveFloat = 20.0
+    """Factor of the cosines in a loss: 1 / temperature."""
+    margin: PositiveFloat = 0.3
+    """Of loss triplet, in cosines."""
+    dims: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = ()
+    """Also train the first so many numbers of each vector, such as [256, 128, 64], so that vectors can be cut
+    (Matryoshka; Kusupati et al. 2022)."""
 
 
 HeadSpec = Classification | Tagging | QuestionAnswering
 """Objectives that put a head on a model, which the rows of a table train."""
+
+RowSpec = HeadSpec | Seq2Seq | Embedding
+"""Objectives that the rows of a table train."""
 
 
 AnyObjective = Annotated[

@@ -11,9 +11,11 @@ from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
     Classification,
+    Embedding,
     HeadSpec,
     Masked,
     ReplacedTokens,
+    RowSpec,
     Seq2Seq,
     SpanCorruption,
     WeightedCounts,
@@ -106,6 +108,8 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
             except ValidationError as error:
                 why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
                 yield f"objective.generator_size {objective.generator_size} does not fit: {why}"
+        case Transformer(), Embedding() if max(objective.dims, default=0) > model.d_model:
+            yield f"objective.dims {max(objective.dims)} is above model.d_model {model.d_model}, the width of vectors"
         case NGram(), Causal() if objective.scheduled_sampling:
             yield "objective.scheduled_sampling is for models trained by gradients, not for ngram models"
     match model:
@@ -123,7 +127,7 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
 def _data_mistakes(recipe: Recipe) -> Iterator[str]:
     """Data that the model or the objective does not read."""
     model, objective, data = recipe.model, recipe.objective, recipe.data
-    if data.mixture and isinstance(objective, HeadSpec | Seq2Seq | WeightedCounts):
+    if data.mixture and isinstance(objective, RowSpec | WeightedCounts):
         yield f"data.mixture is for windows of text, which objective {objective.kind} does not read"
     if data.mixture and model.counts:
         yield f"data.mixture is for gradients; a model of kind {model.kind} reads a text once"
@@ -136,7 +140,7 @@ def _data_mistakes(recipe: Recipe) -> Iterator[str]:
 def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
     """What needs all of a text at once."""
     objective = recipe.objective
-    if isinstance(objective, HeadSpec | Seq2Seq):
+    if isinstance(objective, RowSpec):
         yield f"data.stream is for text, and objective {objective.kind} for tables"
     elif recipe.model.counts or isinstance(objective, WeightedCounts):
         yield f"data.stream is for windows of text, and a model of kind {recipe.model.kind} counts all of it"
@@ -158,7 +162,7 @@ def _training_mistakes(recipe: Recipe) -> Iterator[str]:
         for key in ("epochs", "tokens", "minutes"):
             if getattr(training, key) is not None:
                 yield f"training.{key} is for gradients; a model of kind {model.kind} reads a text once"
-    elif isinstance(objective, HeadSpec | Seq2Seq) and training.tokens is not None:
+    elif isinstance(objective, RowSpec) and training.tokens is not None:
         yield "training.tokens is for text; on tables take training.epochs"
     if not training.carry_state:
         return
@@ -166,7 +170,7 @@ def _training_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"training.carry_state is for a recurrent decoder, not for a {model.title}"
     if isinstance(model, Recurrent) and model.attention is not None:
         yield "training.carry_state would carry all past states of model.attention, more at each step"
-    if isinstance(objective, HeadSpec | Seq2Seq):
+    if isinstance(objective, RowSpec):
         yield f"training.carry_state carries the state along a text; objective {objective.kind} reads rows"
     if data.mixture:
         yield "training.carry_state carries the state along one text; data.mixture has several"
@@ -247,7 +251,7 @@ def _evaluation_mistakes(recipe: Recipe) -> Iterator[str]:
         masks = f"a {model.title} fills masks, which objective {objective.kind} does not train"
         yield f"evaluation.prompts are for generative models; {masks}"
     metrics = ("loss", "auto") if isinstance(objective, Seq2Seq) else ("loss",)
-    if evaluation.metric not in metrics and not isinstance(objective, HeadSpec):
+    if evaluation.metric not in metrics and not isinstance(objective, HeadSpec | Embedding):
         heads = f"is for objective classification, not for objective {objective.kind}"
         yield f"evaluation.metric {evaluation.metric} {heads}; take loss"
 

@@ -245,10 +245,11 @@ class Evaluation(Spec):
     """Epochs over a table between validations, which then determine `every`; at most 20 validations in all."""
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
-    metric: Literal["auto", "loss", "accuracy", "macro-f1", "correlation", "f1", "exact"] = "loss"
-    """Metric that selects the best checkpoint, the loss among equal ones; all but loss are for heads. f1 is of entities
+    metric: Literal["auto", "loss", "accuracy", "macro-f1", "correlation", "f1", "exact", "spearman", "ndcg"] = "loss"
+    """Metric that selects the best checkpoint, the loss among equal ones; others are for tables. f1 is of entities
     for tagging, and of words for question-answering, as exact is of whole answers. Auto, for tables, is accuracy where
-    each row has one class or words have plain tags, f1 for entities and answers, and else loss."""
+    each row has one class or words have plain tags, f1 for entities and answers, for vectors of texts spearman, ndcg or
+    accuracy by what a row is, and else loss."""
     baseline: bool = False
     """At the end, compare with a 5-gram model of the same text, in bits per byte; for causal language models."""
     gradient_norms: bool = False

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagging
+from lmtool.recipe.spec.objective import Classification, Embedding, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.columns import Columns
 from lmtool.tables.tasks.classification import HEADS
+from lmtool.tables.tasks.embedding import embedding_task
 from lmtool.tables.tasks.spans import SpanTask
 from lmtool.tables.tasks.tagging import EntityTask, TagTask
 from lmtool.tables.tasks.task import Task
@@ -28,6 +29,8 @@ def build_task(
             return (EntityTask if has_entities(spec.labels) else TagTask)(prompt_format, spec)
         case QuestionAnswering() as spec:
             return SpanTask(prompt_format, spec)
+        case Embedding() as spec:
+            return embedding_task(prompt_format, spec, len(columns.texts), recipe.training.batch_size)
     return AnswerTask(recipe, prompt_format, name, columns, labels)
 
 

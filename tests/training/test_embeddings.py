@@ -1,0 +1,207 @@
+"""Encoders whose vectors of texts are trained on tables: what is chosen, resumed, measured and refused."""
+
+import csv
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtool.data.table import open_table
+from lmtool.errors import RecipeError, UsageError
+from lmtool.inference.load import load_run
+from lmtool.recipe.load import Setting, settings_of
+from lmtool.recipe.spec.objective import Embedding
+from lmtool.recipe.spec.text import Data
+from lmtool.tables.predict import measure_tables, predict
+from lmtool.tables.tasks.results import Results
+from lmtool.training.finetuning import FineTuning, plan_finetuning
+from tests.training.tiny import Work, after, ended, lasting
+
+ENCODER = ("model={shape: encoder, dropout: 0.1, context: 24}", "objective={kind: masked}", "training.steps=2")
+STILL = "model.dropout=0"
+THINGS = ["cat", "dog", "mat", "home", "sea"]
+NOISE = ["a", "the", "ran", "sat", "on", "and"]
+
+
+def write(path: Path, kind: str, n: int = 60) -> Path:
+    """Rows whose texts are near each other when they are about the same thing."""
+    rng = random.Random(1)
+    headers = {
+        "pairs": ["anchor", "positive"],
+        "triplets": ["anchor", "positive", "negative"],
+        "scored": ["sentence1", "sentence2", "score"],
+        "labels": ["text", "label"],
+        "entailment": ["premise", "hypothesis", "label"],
+    }
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(headers[kind])
+        for i in range(n):
+            thing, other = rng.sample(THINGS, 2)
+            anchor, positive, negative = f"the {thing} {i}", f"a {thing} ran {i}", f"a {other} sat"
+            alike = rng.random() < 0.5
+            writer.writerow(
+                {
+                    "pairs": [anchor, positive],
+                    "triplets": [anchor, positive, negative],
+                    "scored": [anchor, positive if alike else negative, 0.9 - i / 1000 if alike else 0.1],
+                    "labels": [" ".join([*rng.choices(NOISE, k=2), thing, rng.choice(NOISE)]), thing],
+                    "entailment": [anchor, positive if alike else negative, "yes" if alike else "no"],
+                }[kind]
+            )
+    return path
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """With the run `encoder`."""
+    made = Work(tmp_path_factory.mktemp("work"))
+    made.pretrain(*ENCODER, name="encoder")
+    return made
+
+
+def tuned(work: Work, kind: str, *overrides: str, name: str, source: str = "encoder", stop: Any = None) -> list[Any]:
+    table = write(work.folder / f"{kind}.csv", kind)
+    stopping = {} if stop is None else {"stop": stop}
+    return work.finetune(*overrides, source=work.run(source), table=table, name=name, **stopping)
+
+
+def planned(work: Work, source: str, kind: str, *overrides: str) -> FineTuning:
+    table = write(work.folder / f"{kind}.csv", kind)
+    return plan_finetuning(
+        str(work.run(source)), None, settings_of(overrides, [Setting("data.train", [str(table)], "TABLE")])
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "metric", "overrides"),
+    [
+        ("pairs", "ranking", "ndcg", ()),
+        ("triplets", "ranking", "ndcg", ("objective.dims=[16, 4]",)),
+        ("triplets", "triplet", "accuracy", ("objective={loss: triplet, pool: first}",)),
+        ("scored", "cosent", "spearman", ("objective.kind=embedding",)),
+        ("labels", "labels", "accuracy", ("objective={kind: embedding, normalize: true}",)),
+    ],
+)
+def test_each_kind_of_table_is_learnt(
+    kind: str, loss: str, metric: str, overrides: tuple[str, ...], work: Work
+) -> None:
+    """Vectors become better, by the measure of the table; and are measured again as they were."""
+    name = f"{kind} {loss}"
+    table = write(work.folder / f"{kind}.csv", kind)
+    lively = (STILL, "training.steps=60", "evaluation.every=20", "optimizer.lr=0.02", *overrides)
+    events = tuned(work, kind, *lively, name=name)
+    (results,) = (event for event in events if isinstance(event, Results))
+    recipe = load_run(str(work.run(name))).recipe
+    assert isinstance(recipe.objective, Embedding)
+    assert (recipe.objective.loss, recipe.evaluation.metric) == (loss, metric)
+    figure = {"ndcg": "ndcg@10"}.get(metric, metric)
+    reading = Data(text_columns=("anchor", "positive", "negative")) if kind == "triplets" else Data()
+    (before,) = measure_tables(load_run(str(embedder(work, kind))), [str(table)], reading=reading)
+    (now,) = measure_tables(load_run(str(work.run(name))), [str(table)])
+    assert now.figures[figure] > before.figures[figure] + 0.1
+    assert now.figures[figure] > 0.75
+    assert results.figures.keys() == now.figures.keys()
+    assert results.baseline is None
+
+
+def embedder(work: Work, kind: str) -> Path:
+    """A run that gives the vectors of `encoder`, hardly trained."""
+    if not work.run("still").exists():
+        tuned(work, "pairs", "training.steps=1", "optimizer.lr=1e-9", name="still")
+    return work.run("still")
+
+
+def test_an_encoder_embeds_what_it_cannot_write_and_classifies_the_rest(work: Work) -> None:
+    embedder(work, "pairs")
+    kinds = {
+        ("encoder", "pairs"): "embedding",
+        ("encoder", "scored"): "classification",
+        ("encoder", "entailment"): "classification",
+        ("encoder", "labels"): "classification",
+        ("still", "pairs"): "embedding",
+        ("still", "scored"): "embedding",
+        ("still", "entailment"): "classification",
+        ("still", "labels"): "classification",
+    }
+    for (source, kind), expected in kinds.items():
+        plan = planned(work, source, kind)
+        assert plan.resolved.recipe.objective.kind == expected, (source, kind)
+        assert ("vectors are trained" in plan.choice) == (expected == "embedding")
+    named = planned(work, "still", "scored", "objective.kind=classification")
+    assert named.resolved.recipe.objective.kind == "classification"
+    named = planned(work, "still", "scored", "objective.task=number")
+    assert named.resolved.recipe.objective.kind == "classification"
+    assert "objective.kind=classification" in planned(work, "still", "scored").choice
+
+
+def test_what_the_base_embeds_by_stays(work: Work) -> None:
+    tuned(work, "pairs", "objective={pool: first, normalize: true}", "training.steps=1", name="first")
+    kept = planned(work, "first", "pairs").resolved.recipe.objective
+    assert kept == Embedding(kind="embedding", pool="first", normalize=True, loss="ranking")
+    assert planned(work, "first", "labels").resolved.recipe.objective.pool == "first"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("overrides", [("training.micro_batch=3",), ("training.micro_tokens=60",)])
+def test_resumed_it_is_bitwise_the_same(overrides: tuple[str, ...], work: Work) -> None:
+    name = overrides[0]
+    tuned(work, "triplets", *overrides, name=f"whole {name}")
+    assert ended(tuned(work, "triplets", *overrides, name=f"parts {name}", stop=after(5))).reason == "interrupted"
+    work.resume(name=f"parts {name}")
+    assert lasting(work.run(f"parts {name}"), 12) == lasting(work.run(f"whole {name}"), 12)
+
+
+def test_vectors_are_measured_on_tables_of_another_kind(work: Work) -> None:
+    """By the columns of training where they are there: of triplets, then, the pairs."""
+    loaded = load_run(str(embedder(work, "pairs")))
+    named = Data(text_columns=("anchor", "positive", "negative"))
+    tables = [str(write(work.folder / f"{kind}.csv", kind)) for kind in ("pairs", "triplets", "scored", "labels")]
+    figures = [set(results.figures) for results in measure_tables(loaded, tables)]
+    ranked = {"recall@1", "recall@5", "recall@10", "mrr", "ndcg@10"}
+    assert figures == [ranked, ranked, {"spearman", "pearson"}, {"accuracy"}]
+    (triplets,) = measure_tables(loaded, tables[1:2], reading=named)
+    assert set(triplets.figures) == ranked | {"accuracy"}
+
+
+def test_refusals(work: Work) -> None:
+    work.pretrain("training.steps=1", name="decoder")
+    with pytest.raises(UsageError, match="does not learn vectors of texts"):
+        planned(work, "decoder", "pairs", "objective.kind=embedding")
+    with pytest.raises(RecipeError, match=r"objective\.dims: 99 is above model\.d_model 16"):
+        planned(work, "encoder", "pairs", "objective.dims=[99]")
+    with pytest.raises(UsageError, match="loss cosent is not for rows of 2 texts without a label"):
+        tuned(work, "pairs", "objective.loss=cosent", name="refused")
+    with pytest.raises(UsageError, match="the metric spearman is not for objective embedding"):
+        tuned(work, "pairs", "evaluation.metric=spearman", name="refused")
+    for setting, word in (
+        ("tuning.freeze=body", "leaves nothing to train"),
+        ("distillation.teacher=x", "not for embedding"),
+        ("training.carry_state=true", "carry_state"),
+        ("data.stream=true", "for tables"),
+        ("training.tokens=100", "on tables take training.epochs"),
+    ):
+        with pytest.raises(RecipeError, match=word):
+            planned(work, "encoder", "pairs", setting)
+    assert not work.run("refused").exists()
+    loaded = load_run(str(embedder(work, "pairs")))
+    with pytest.raises(UsageError, match="gives vectors of texts, and predicts nothing"):
+        predict(loaded, str(write(work.folder / "pairs.csv", "pairs")))
+
+
+def test_texts_of_rows_have_the_vectors_of_embed(work: Work) -> None:
+    """The same special tokens and the same pooling as where vectors are used."""
+    from lmtool.api import load
+    from lmtool.tables.columns import choose_columns
+    from lmtool.tables.predict import _model, task_of
+    from lmtool.tables.reading import read_labelled
+
+    run = embedder(work, "pairs")
+    table = open_table(str(write(work.folder / "pairs.csv", "pairs", n=9)))
+    columns, loaded = choose_columns(table, kind="related"), load_run(str(run))
+    items = read_labelled(table, columns).items
+    task = task_of(loaded, "", columns, ())
+    found = task.vectors(_model(loaded), task.encode(items))  # type: ignore[attr-defined]
+    wanted = load(str(run), device="cpu").embed([text for item in items for text in item.texts])
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-6)

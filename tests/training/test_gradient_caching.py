@@ -1,0 +1,179 @@
+"""Losses of all rows of a batch at once: any micro-batches and any number of processes give the same step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from lmtool import objective
+from lmtool.compute.processes import World
+from lmtool.model import build
+from lmtool.objective.contrastive import BatchObjective, EmbeddingObjective, RowVectors, cached_gradients, from_gradient
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.tables.rows import EncodedRow, TableExamples
+from lmtool.training.fit import Step, Trainable, fit
+from lmtool.training.optimizer import Optimizers
+from tests.model import tiny
+from tests.training.test_micro_batches import CPU, VOCABULARY
+
+BATCH = 8
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "pairs": {"loss": "ranking"},
+    "hard negatives": {"loss": "ranking", "dims": [16, 4], "normalize": True},
+    "scored": {"loss": "cosent", "pool": "first"},
+    "triplets": {"loss": "triplet", "margin": 0.1, "pool": "max"},
+    "labels": {"loss": "labels"},
+}
+N_TEXTS = {"labels": 1, "triplets": 3, "hard negatives": 3}
+
+
+def a_recipe(loss: str, dropout: float = 0.0, **training: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "model": {
+                "kind": "transformer",
+                "shape": "encoder",
+                "n_layers": 2,
+                "d_model": 16,
+                "n_heads": 4,
+                "context": 40,
+                "dropout": dropout,
+            },
+            "objective": {"kind": "embedding", **LOSSES[loss]},
+            "training": {"steps": 3, "batch_size": BATCH, **training},
+            "optimizer": {"kind": "sgd", "lr": 0.2, "momentum": 0.9},
+            "schedule": {"kind": "constant"},
+        }
+    )
+
+
+def rows_of(loss: str, n: int = 20) -> list[EncodedRow]:
+    rng = np.random.default_rng(1)
+    rows = []
+    for i in range(n):
+        lengths = rng.integers(2, 9, N_TEXTS.get(loss, 2))
+        labels: dict[str, float] = {"labels": rng.integers(3).item(), "scored": rng.random()}
+        rows.append(
+            EncodedRow(
+                i,
+                rng.integers(7, tiny.VOCAB, lengths.sum()),
+                cut=False,
+                segments=np.repeat(np.arange(len(lengths)), lengths),
+                label=np.array([labels[loss]]) if loss in labels else None,
+            )
+        )
+    return rows
+
+
+def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Step], dict[str, Tensor]]:
+    """Steps and final weights, in float64."""
+    torch.manual_seed(0)
+    recipe = a_recipe(loss, dropout, **training)
+    model = build(recipe.model, tiny.VOCAB).double()
+    learnt = objective.build(recipe, VOCABULARY)
+    for parameter in learnt.idle(model):
+        parameter.requires_grad_(False)
+    examples = TableExamples(rows_of(loss), BATCH, seed=3)
+    steps = list(fit(Trainable(model, learnt, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU))
+    return steps, model.state_dict()
+
+
+@pytest.mark.parametrize("micro", [{"micro_batch": 4}, {"micro_batch": 1}, {"micro_tokens": 30}])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_micro_batches_are_the_same_step(loss: str, micro: dict[str, int]) -> None:
+    whole, weights = trained(loss)
+    parts, same = trained(loss, **micro)
+    assert all(step.grad_norm > 0 for step in whole)
+    for one, other in zip(whole, parts, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-6)
+        assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
+        assert other.tokens == one.tokens == BATCH
+    for name, weight in weights.items():
+        torch.testing.assert_close(same[name], weight, rtol=1e-8, atol=1e-11)
+
+
+def test_every_weight_that_vectors_depend_on_is_trained() -> None:
+    before = build(a_recipe("pairs").model, tiny.VOCAB)
+    learnt = objective.build(a_recipe("pairs"), VOCABULARY)
+    idle = {id(parameter) for parameter in learnt.idle(before)}
+    names = [name for name, parameter in before.named_parameters() if id(parameter) not in idle]
+    torch.manual_seed(0)
+    start = build(a_recipe("pairs").model, tiny.VOCAB).double().state_dict()
+    _, after = trained("pairs")
+    assert len(names) > 20
+    assert [name for name in names if torch.equal(start[name], after[name])] == []
+
+
+class Recording(EmbeddingObjective):
+    """Remembers the vectors of each pass."""
+
+    def vectors(self, model: Any, batch: Any) -> RowVectors:
+        found = super().vectors(model, batch)
+        SEEN.append(found.of_texts_NKD.detach().clone())
+        return found
+
+
+SEEN: list[Tensor] = []
+
+
+def test_both_passes_drop_the_same() -> None:
+    """Of each micro-batch, and in no two micro-batches the same."""
+    recipe = a_recipe("pairs", dropout=0.5, micro_batch=4, steps=1)
+    built = objective.build(recipe, VOCABULARY)
+    assert isinstance(built, EmbeddingObjective)
+    model = build(recipe.model, tiny.VOCAB).double()
+    row = rows_of("pairs")[0]
+    examples = TableExamples([row] * BATCH, BATCH, seed=3)
+    SEEN.clear()
+    recording = Recording(built.spec, built.vocabulary)
+    list(fit(Trainable(model, recording, Optimizers(recipe.optimizer, model, CPU)), examples, recipe, CPU))
+    first, second, first_again, second_again = SEEN
+    torch.testing.assert_close(first_again, first)
+    torch.testing.assert_close(second_again, second)
+    assert not torch.allclose(first, second)
+
+
+@dataclass(frozen=True)
+class Sharing(World):
+    """One of several processes, which knows what all say: `said` has the vectors and the answers of each."""
+
+    said: Sequence[tuple[RowVectors, Tensor | None]] = ()
+
+    def gather(self, arrays: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike) -> list[NDArray[Any]]:
+        parts = [np.asarray(vectors.of_texts_NKD.detach().flatten(1)) for vectors, _ in self.said]
+        if arrays[self.rank].shape != parts[self.rank].shape:
+            parts = [np.asarray(answers)[:, None] for _, answers in self.said if answers is not None]
+        np.testing.assert_array_equal(arrays[self.rank], parts[self.rank])
+        assert n == len(parts)
+        return parts
+
+
+@pytest.mark.parametrize("loss", ["hard negatives", "scored"])
+def test_two_processes_add_up_to_one(loss: str) -> None:
+    recipe = a_recipe(loss)
+    learnt = objective.build(recipe, VOCABULARY)
+    assert isinstance(learnt, BatchObjective)
+    model = build(recipe.model, tiny.VOCAB).double()
+    rows = [row.example() for row in rows_of(loss, BATCH)]
+
+    def vectors(part: slice) -> tuple[RowVectors, Tensor | None]:
+        batch = learnt.collate(rows[part])
+        return learnt.vectors(model, batch), learnt.answers(batch)
+
+    whole = learnt.loss(model, learnt.collate(rows)).total
+    expected = torch.autograd.grad(whole, model.token_vectors())[0]
+    shares, gradients = [], []
+    for rank, own in enumerate((slice(0, 5), slice(5, 8))):
+        world = Sharing(rank, 2, said=[vectors(slice(0, 5)), vectors(slice(5, 8))])
+        mine, answers = vectors(own)
+        share, cached = cached_gradients(learnt, [mine], [answers], world)
+        shares.append(share)
+        gradients.append(torch.autograd.grad(from_gradient(mine, cached[0]), model.token_vectors())[0])
+    assert torch.stack(shares).sum().item() == pytest.approx(whole.item(), rel=1e-9)
+    torch.testing.assert_close(torch.stack(gradients).sum(0), expected)
