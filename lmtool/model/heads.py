@@ -208,8 +208,9 @@ class Classifier(HeadedModel):
         """Scores of the rows, with the hidden states and auxiliary losses."""
         if isinstance(self.body, AveragingModel):
             return Answer(self.pair(self.body.scores(batch, self.head, self.dropout).float()))
+        assert self.pool is not None
         hidden_BTD, auxiliary_B = self.states(batch)
-        pooled_BD = drop(self._pooled(hidden_BTD, batch), self.dropout, self.training)
+        pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         if self.dense is not None and self.activation is not None:
             pooled_BD = activate(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
@@ -221,12 +222,13 @@ class Classifier(HeadedModel):
         if isinstance(self.body, AveragingModel):
             return self.body.matrix(batches)
         with torch.no_grad():
-            pooled = [self._pooled(self.states(batch).hidden_BTD, batch).double().cpu() for batch in batches]
-        return torch.cat(pooled).numpy()
+            return torch.cat([self.pooled(batch)[0].double().cpu() for batch in batches]).numpy()
 
-    def _pooled(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+    def pooled(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The pooled states of the rows (B, D), and their auxiliary losses."""
         assert self.pool is not None
-        return cast(Tensor, self.pool(hidden_BTD, batch.keep_BT))
+        hidden_BTD, auxiliary_B = self.states(batch)
+        return self.pool(hidden_BTD, batch.keep_BT), auxiliary_B
 
     def pair(self, scores_BC: Tensor) -> Tensor:
         """A single score z as the scores 0 and z of two classes: their softmax is the sigmoid of z."""

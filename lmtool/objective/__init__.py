@@ -8,7 +8,7 @@ from lmtool.errors import UsageError
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.causal import BidirectionalObjective, CausalObjective
 from lmtool.objective.contrastive import EmbeddingObjective
-from lmtool.objective.heads import AnswerSpanObjective, ClassificationObjective, TaggingObjective
+from lmtool.objective.heads import AnswerSpanObjective, ClassificationObjective, ContrastiveObjective, TaggingObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.replaced import ReplacedTokensObjective
 from lmtool.objective.skipgram import CbowObjective, GloveObjective, SkipGramObjective
@@ -51,7 +51,7 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
         case specs.SkipGramWindow() as spec:
             return SkipGramObjective(spec, vocabulary)
         case specs.Classification() as spec:
-            return ClassificationObjective(spec, vocabulary)
+            return (ContrastiveObjective if spec.contrastive else ClassificationObjective)(spec, vocabulary)
         case specs.Tagging():
             return TaggingObjective(vocabulary)
         case specs.QuestionAnswering():

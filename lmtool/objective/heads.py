@@ -12,12 +12,14 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Answer, Classifier, SpanReader, Tagger
 from lmtool.objective.base import Example, Loss, Objective, Vocabulary
+from lmtool.objective.contrastive import BatchObjective, RowVectors, label_similarity
 from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy, with_auxiliary
 from lmtool.recipe.spec.objective import Classification
 
@@ -114,6 +116,29 @@ class ClassificationObjective(RowObjective):
         n_B = (targets_BT != IGNORE).sum(1).clamp(min=1)
         rows = zip(hidden_BTD, targets_BT, n_B, strict=True)
         return torch.stack([chunked_cross_entropy(model, h_TD, targets_T) / n for h_TD, targets_T, n in rows]).sum()
+
+
+@dataclass(frozen=True)
+class ContrastiveObjective(BatchObjective, ClassificationObjective):
+    """Texts of one class are to have near vectors, by the cosines of all pairs of rows of a batch.
+
+    A head is fitted to the vectors (`training.convex`), and scored as any other.
+    """
+
+    def vectors(self, model: LanguageModel, batch: Batch) -> RowVectors:
+        vectors_BD, auxiliary_B = cast(Classifier, model).pooled(batch)
+        return RowVectors(vectors_BD[:, None].float(), auxiliary_B)
+
+    def batch_loss(self, vectors_NKD: Tensor, answers_N: Tensor | None) -> Tensor:
+        if answers_N is None:
+            raise ValueError("a batch without classes has no loss")
+        return label_similarity(vectors_NKD[:, 0], answers_N)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return ClassificationObjective.score(self, model, batch)
+
+    def idle(self, model: LanguageModel) -> list[Parameter]:
+        return list(cast(Classifier, model).head.parameters())
 
 
 @dataclass(frozen=True)

@@ -98,12 +98,14 @@ class TableShape:
     writes: the targets are text, not labels; always so for a model with a source.
     head: what labels train.
     has_words: words recur in its texts.
+    per_class: rows of a class, the mean; 0 where rows do not have one class each, or are many.
     """
 
     n_rows: int
     writes: bool = False
     head: HeadKind = "classification"
     has_words: bool = True
+    per_class: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,16 +127,17 @@ def fine_tuned(parent: Parent, shape: TableShape, settings: Sequence[Setting]) -
     """
     recipe = recipe_for_tables(parent, shape)
     source, name = f"fine-tuning of {parent.name}", f"finetune-{parent.name}"
+    if _by_contrast(recipe, shape, settings):
+        values = CONTRASTIVE | _linear_head(recipe) | held_out(shape.n_rows)
+        recipe = recipe.with_values(values | {"training.batch_size": min(MOST_CONTRASTED, shape.n_rows)})
     chosen = lay_over(recipe, source, name, settings).recipe
     if _is_fitted(chosen, settings):
-        return lay_over(recipe.with_values(FITTED | held_out(shape.n_rows)), source, name, settings)
+        values = FITTED | _linear_head(recipe) | held_out(shape.n_rows)
+        return lay_over(recipe.with_values(values), source, name, settings)
     return lay_over(with_choices(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings)
 
 
 FITTED = {
-    "objective.dense": "none",
-    "objective.pool": "mean",
-    "objective.dropout": 0.0,
     "training.steps": 1,
     "training.epochs": None,
     "optimizer": Lbfgs(kind="lbfgs"),
@@ -142,6 +145,23 @@ FITTED = {
     "evaluation.patience": None,
 }
 """The recipe of a probe: logistic regression on the mean of the states of a text."""
+
+CONTRASTIVE = {
+    "objective.contrastive": True,
+    "training.steps": 40,
+    "training.epochs": None,
+    "evaluation.patience": None,
+}
+"""The recipe of few rows: vectors trained by contrast, then logistic regression on them (Tunstall et al. 2022)."""
+
+CONTRASTIVE_RATE = 0.3
+"""Of the usual peak learning rate: near that of Tunstall et al. (2022)."""
+
+FEW_OF_CLASS = 32
+"""Rows of a class up to which that is chosen."""
+
+MOST_CONTRASTED = 64
+"""Rows that are contrasted with each other in a step."""
 
 LEAST_HELD = 50
 """Rows below which none are held out where a head is fitted: cross-validation over all of them tells more."""
@@ -153,8 +173,30 @@ def are_of_steps(settings: Sequence[Setting]) -> bool:
     """Whether some speak of training by steps, so that a head is trained by them instead of being fitted."""
     of_fit = (("optimizer.kind", "lbfgs"), ("training.steps", 1))
     return any(
-        setting.key.startswith(_OF_STEPS) and setting.key != "optimizer.l2" and (setting.key, setting.value) not in of_fit
+        setting.key.startswith(_OF_STEPS)
+        and setting.key != "optimizer.l2"
+        and (setting.key, setting.value) not in of_fit
         for setting in settings
+    )
+
+
+def _linear_head(recipe: Recipe) -> dict[str, object]:
+    """The head of a recipe as a linear one on the vector of a text: that of a model which gives one, else the mean."""
+    pool = getattr(recipe.objective, "pool", "auto")
+    return {"objective.dense": "none", "objective.dropout": 0.0, "objective.pool": "mean" if pool == "auto" else pool}
+
+
+def _by_contrast(recipe: Recipe, shape: TableShape, settings: Sequence[Setting]) -> bool:
+    """Whether vectors are trained by contrast: where it is named, or where an encoder gets few rows of a class, and
+    nothing is named that is of another head, or of validations."""
+    named = [setting.value for setting in settings if setting.key == "objective.contrastive"]
+    if named:
+        return isinstance(recipe.objective, Classification) and named[-1] is True
+    of_others = ("objective.", "evaluation.", "distillation.", "tuning.", "data.valid", "training.minutes")
+    return (
+        0 < shape.per_class <= FEW_OF_CLASS
+        and recipe.model.title == "transformer encoder"
+        and not any(setting.key.startswith(of_others) for setting in settings)
     )
 
 
@@ -230,6 +272,10 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
         is_part = tuning.lora is not None or tuning.freeze == "body"
         values["optimizer.lr"] = _rate(recipe.model, published, is_part)
         values["schedule.warmup_steps"] = math.ceil(steps / 10)
+        if isinstance(recipe.objective, Classification) and recipe.objective.contrastive:
+            # a head is fitted for each validation
+            values |= {"evaluation.every": steps, "checkpoint.every": steps}
+            values["optimizer.lr"] *= CONTRASTIVE_RATE
         if training.minutes is not None:
             # before the rate decays the number of steps can follow the speed
             values["schedule.decay_fraction"] = DECAY

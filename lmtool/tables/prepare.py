@@ -96,6 +96,23 @@ def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> l
     return ["\n".join(item.texts) for _, item in islice(rows, most)]
 
 
+MOST_COUNTED = 5_000
+"""Rows of a table from which those of its classes are not counted."""
+
+
+def rows_per_class(tables: TaskTables, skip_bad_rows: bool) -> float:
+    """Rows of a class of a training table, the mean; 0 where rows have not one class each, or are MOST_COUNTED.
+
+    Raises a RowFault as `read_labelled` does.
+    """
+    columns = tables.columns
+    if columns.label is None or columns.writes or tables.table.n_rows >= MOST_COUNTED:
+        return 0.0
+    rows = read_labelled(tables.table, columns, skip_bad_rows=skip_bad_rows)
+    is_class = rows.labels is not None and rows.labels.kind == "class"
+    return len(rows) / len(rows.counts()) if is_class else 0.0
+
+
 def task_names(data: Data) -> list[str]:
     """Names of the tasks that a run was trained on; one empty name for a single table."""
     return [text.partition(":")[0] for text in data.tasks] or [""]
@@ -355,6 +372,10 @@ def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
     """The spec with what is inferred from the table: kind and names of labels, and the scaling of numbers."""
     train = read[0].train
     labels = cast(LabelMap, train.labels)
+    if spec.contrastive and labels.kind != "class":
+        what = f"vectors are trained by contrast for rows of one class each, but rows have {SEVERAL[labels.kind]}"
+        fix = "omit it, or add --labels class if each row has one"
+        raise UsageError(what, where="objective.contrastive", fix=fix)
     spec = spec.with_values({"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
     if labels.kind == "number":
         value_R = np.array([item.label for item in train.items], dtype=np.float64)
@@ -367,6 +388,10 @@ def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
     return spec.with_values({"class_weights": class_weights(spec, train)})
 
 
+SEVERAL = {"multi": "several labels", "number": "a number"}
+"""What rows have instead of one class."""
+
+
 def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ...] | None:
     """The weight of each class in the loss: n / (C n_c) where the recipe has `balanced`, else as given.
 
@@ -376,8 +401,7 @@ def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ..
     if weights is None:
         return None
     if spec.task != "class":
-        kinds = {"multi": "several labels", "number": "a number"}
-        what = f"class weights need one class per row, but rows have {kinds[spec.task]}"
+        what = f"class weights need one class per row, but rows have {SEVERAL[spec.task]}"
         raise UsageError(what, where=where, fix="omit it, or add --labels class if each row has one")
     if weights == "balanced":
         counts = Counter(item.label for item in train.items)

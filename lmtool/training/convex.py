@@ -26,6 +26,10 @@ PENALTIES = (1e4, 10.0, 1.0, 0.1, 0.01)
 """Values of l2 that cross-validation chooses from; of equally good ones the first. By the first a head that begins as
 naive Bayes stays that, which needs fewer rows than logistic regression (Ng and Jordan 2002)."""
 
+PLAIN_PENALTY = 0.01
+"""That of vectors that were trained on the same rows, of which cross-validation would tell too much good: weak, so that
+probabilities are as high as such vectors are often right."""
+
 FOLDS = 5
 """Of one division of MANY rows, or of several of FEW, so that chance chooses less."""
 
@@ -180,7 +184,7 @@ class Problem:
         search = torch.optim.LBFGS([found_FC], history_size=5, line_search_fn="strong_wolfe", **limits)
         loss = total()
         for _ in range(MOST_ITERATIONS // ITERATIONS):
-            before, _ = loss, search.step(total)
+            before, _ = loss, search.step(total)  # type: ignore[no-untyped-call]
             loss = total()
             if before - loss <= tolerance * self.n_rows:
                 break
@@ -193,7 +197,7 @@ class Problem:
         return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
     def choose(self, seed: int) -> "Choice":
-        """The penalty by which a head is best on rows that it was not fitted to: by accuracy, micro F1 or squared error."""
+        """The penalty by which a head is best on rows that it was not fitted to, by the metric of their labels."""
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
         folds = list(self._folds(rows, seed)) if len(rows) > 1 else []
         if not folds:

@@ -22,7 +22,7 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import has_words
 from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.data import TableData
-from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
+from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
 from lmtool.training.events import Event
@@ -141,8 +141,14 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
     n_rows = sum(task.table.n_rows for task in tables)
-    shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind])
-    return FineTuning(resolve(None, settings, shape, base.parent), base, tables, choice)
+    per_class = rows_per_class(tables[0], data.skip_bad_rows) if len(tables) == 1 and columns.kind == "texts" else 0.0
+    shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind], per_class=per_class)
+    resolved = resolve(None, settings, shape, base.parent)
+    spec, named = resolved.recipe.objective, {setting.key for setting in settings}
+    if isinstance(spec, Classification) and spec.contrastive and "objective.contrastive" not in named:
+        choice = f"{per_class:.3g} rows of a class: vectors are trained by contrast, then a head is fitted to them; "
+        choice += "-s objective.contrastive=false trains both at once, --freeze body the head alone"
+    return FineTuning(resolved, base, tables, choice)
 
 
 def _embeds(base: Base, data: Data, settings: Sequence[Setting]) -> str:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -23,13 +23,13 @@ from lmtool.model.language_model import CountingModel
 from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
 from lmtool.objective.contrastive import BatchObjective, cached_gradients, from_gradient
-from lmtool.objective.heads import ClassificationObjective
+from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import hash_key, rank_samples
 from lmtool.tables.baseline import METRICS
 from lmtool.tables.labels import LabelKind
-from lmtool.training.convex import fit_head
+from lmtool.training.convex import PLAIN_PENALTY, Fitted, fit_head
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import multiplier
 from lmtool.training.truncated_bptt import CarriedModel, fresh, rows_of
@@ -173,7 +173,11 @@ def fit(
         torch.set_num_threads(model.step_threads)
     try:
         for step in steps:
-            yield loop.step(step, stop)
+            done = loop.step(step, stop)
+            if isinstance(trainable.objective, ContrastiveObjective) and _is_measured(done.step, recipe):
+                told = _fit_head(trainable, examples, recipe, PLAIN_PENALTY)[1]
+                done = replace(done, told=told if done.step == recipe.training.steps else "")
+            yield done
     finally:
         loop.loader.close()
         if model.step_threads is not None:
@@ -184,18 +188,30 @@ def _fitted(
     trainable: Trainable, examples: ExampleSource, recipe: Recipe, compute: Compute, step: int, stop: Callable[[], bool]
 ) -> Step:
     """A step in which a head is fitted to all rows; each process does so."""
-    started = time.perf_counter()
+    started, rows = time.perf_counter(), recipe.training.batch_size
+    assert isinstance(recipe.optimizer, Lbfgs)
+    fitted, told, computed = _fit_head(trainable, examples, recipe, recipe.optimizer.l2)
+    (stops,) = compute.world.sum((float(stop()),))
+    seconds = time.perf_counter() - started
+    return Step(step + 1, fitted.loss, 0.0, 0.0, fitted.n_rows, computed, seconds, rows, stops > 0, told=told)
+
+
+def _fit_head(
+    trainable: Trainable, examples: ExampleSource, recipe: Recipe, l2: float | None
+) -> tuple[Fitted, str, int]:
+    """Fit a head to all rows: the result, its line, and what was computed."""
     model, objective, rows = cast(Classifier, trainable.model), trainable.objective, recipe.training.batch_size
     every = examples.read(np.arange(examples.per_epoch))
     batches = [objective.collate(part) for part in micro_batches(every, rows, recipe.training.micro_tokens)]
     assert isinstance(objective, ClassificationObjective)
-    assert isinstance(recipe.optimizer, Lbfgs)
-    fitted = fit_head(model, objective, batches, recipe.optimizer.l2, recipe.seed)
-    (stops,) = compute.world.sum((float(stop()),))
-    computed = sum(map(objective.count_computed, batches))
-    seconds = time.perf_counter() - started
+    fitted = fit_head(model, objective, batches, l2, recipe.seed)
     told = fitted.line(METRICS[cast(LabelKind, objective.spec.task)])
-    return Step(step + 1, fitted.loss, 0.0, 0.0, fitted.n_rows, computed, seconds, rows, stops > 0, told=told)
+    return fitted, told, sum(map(objective.count_computed, batches))
+
+
+def _is_measured(step: int, recipe: Recipe) -> bool:
+    """Whether a model is measured after so many steps."""
+    return step == recipe.training.steps or step % recipe.evaluation.every == 0
 
 
 def _count_part(

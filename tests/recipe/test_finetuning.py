@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmtool.recipe.finetuning import Parent, TableShape, passes
+from lmtool.recipe.finetuning import FEW_OF_CLASS, Parent, TableShape, passes
 from lmtool.recipe.load import load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.objective import Classification
@@ -59,6 +59,7 @@ def test_what_is_chosen_decides_the_rest() -> None:
     assert chosen(6_000, "training.epochs=null", "training.steps=40").schedule.warmup_steps == 4
     by_steps = chosen(6_000, "tuning.freeze=body", "training.epochs=3")
     assert rate(chosen(6_000, "tuning.lora.rank=4")) == rate(by_steps) > rate(usual)
+    assert isinstance(chosen(6_000, "tuning.freeze=body").optimizer, Lbfgs)
     assert rate(chosen(6_000, "tuning.lora.rank=4", "optimizer.lr=0.5")) == 0.5
     assert chosen(6_000, "schedule.warmup_steps=7", "evaluation.every=9").schedule.warmup_steps == 7
 
@@ -101,3 +102,34 @@ def test_few_target_texts_are_learnt(published: bool) -> None:
     assert counts == sorted(counts, reverse=True)
     held = chosen(100, "data.valid_fraction=0.2", published=published, writes=True)
     assert (held.data.valid_fraction, held.evaluation.every) == (0.2, 10)
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("per_class", [1, 8, FEW_OF_CLASS])
+def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> None:
+    n_rows = 3 * per_class
+    shape = TableShape(n_rows, per_class=per_class)
+    encoder = Parent(load("bert-tiny").recipe, "run", published)
+
+    def contrasts(*settings: str, parent: Parent = encoder, shape: TableShape = shape) -> bool:
+        head = resolve(None, settings_of(settings), shape, parent).recipe.objective
+        assert isinstance(head, Classification)
+        return head.contrastive
+
+    assert contrasts()
+    assert contrasts("optimizer.lr=1e-4")
+    recipe = resolve(None, [], shape, encoder).recipe
+    assert recipe.data.valid_fraction == 0.0
+    assert recipe.training.batch_size == min(64, n_rows)
+    assert recipe.evaluation.every == recipe.training.steps
+    usual = resolve(None, settings_of(["objective.contrastive=false"]), shape, encoder).recipe
+    assert rate(recipe) < rate(usual) / 3
+    # what is named comes first, and others have no such rule
+    assert not contrasts("objective.contrastive=false")
+    assert not contrasts("objective.class_weights=balanced")
+    assert not contrasts("evaluation.metric=loss")
+    assert not contrasts(parent=Parent(base(), "run", published))
+    assert not contrasts(shape=TableShape(3 * FEW_OF_CLASS + 3, per_class=FEW_OF_CLASS + 1))
+    assert not contrasts(shape=TableShape(n_rows))
+    assert contrasts("objective.contrastive=true", parent=Parent(base(), "run", published))
+    assert isinstance(resolve(None, settings_of(["tuning.freeze=body"]), shape, encoder).recipe.optimizer, Lbfgs)

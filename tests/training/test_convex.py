@@ -85,7 +85,8 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     blind = problem("class", class_R, noise, ("a", "b", "c")).choose(0)
     clear = np.eye(3)[class_R] + np.random.default_rng(3).normal(size=(N, 3)) / 10
     sharp = problem("class", class_R, clear, ("a", "b", "c")).choose(0)
-    assert blind.value is not None and sharp.value is not None
+    assert blind.value is not None
+    assert sharp.value is not None
     assert blind.value < 0.55 < 0.95 < sharp.value
     assert blind.factor < 1 < sharp.factor or blind.l2 > 1
     assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == Choice(1.0)
@@ -130,7 +131,8 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         ]
         objective = ClassificationObjective(spec, cast(Vocabulary, None))
         done = fit_head(cast(Classifier, model), objective, batches, None, 1)
-        assert done.l2 in PENALTIES and done.n_rows == N
+        assert done.l2 in PENALTIES
+        assert done.n_rows == N
         assert f"{done.chosen:.4f}" in done.line("accuracy")
         return model
 

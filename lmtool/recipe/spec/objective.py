@@ -226,6 +226,9 @@ class Classification(Spec):
     """Dropout of the pooled vector, and of the output of the dense layer."""
     lm_weight: NonNegativeFloat = 0.0
     """Weight of the auxiliary language-model loss (GPT-1: 0.5); for decoders."""
+    contrastive: bool = False
+    """For classes: train vectors of texts whose cosine is 1 within a class and 0 between two, and fit the head to them
+    by L-BFGS, before each validation and at the end (SetFit; Tunstall et al. 2022); for few rows."""
     label_smoothing: Fraction = 0.0
     """Label smoothing: probability eps moved from the true class to the others (Szegedy et al. 2016)."""
     class_weights: Literal["balanced"] | Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None

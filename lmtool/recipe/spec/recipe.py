@@ -133,8 +133,8 @@ def _data_mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"data.mixture is for gradients; a model of kind {model.kind} reads a text once"
     if data.stream is True:
         yield from _streaming_mistakes(recipe)
-    if data.valid_fraction == 0 and not isinstance(objective, Seq2Seq) and recipe.optimizer.kind != "lbfgs":
-        yield "data.valid_fraction 0 is for tables of target texts, with objective seq2seq, or optimizer.kind lbfgs"
+    if data.valid_fraction == 0 and not isinstance(objective, Seq2Seq | Classification):
+        yield "data.valid_fraction 0 is for tables, with objective seq2seq or classification"
 
 
 def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
@@ -206,26 +206,42 @@ def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
 
 
 def _fitting_mistakes(recipe: Recipe) -> Iterator[str]:
-    """What L-BFGS does not fit: all but a linear head on features that stay, in one step."""
+    """What L-BFGS does not fit: all but a linear head on vectors of texts, which stay or are trained by contrast."""
     model, head, training = recipe.model, recipe.objective, recipe.training
-    if not isinstance(recipe.optimizer, settings.Lbfgs):
-        return
-    if not isinstance(head, Classification):
+    is_alone = isinstance(recipe.optimizer, settings.Lbfgs)
+    if is_alone and not isinstance(head, Classification):
         yield f"optimizer.kind lbfgs fits a head of objective classification, not of objective {head.kind}"
+    if not isinstance(head, Classification) or not (is_alone or head.contrastive):
+        return
+    key = "optimizer.kind lbfgs" if is_alone else "objective.contrastive"
+    if head.dense != "none" or head.layers in ("mix", "mix-hidden") or head.pool == "attention":
+        yield f"{key} fits a linear head; take objective.dense none, a single layer, and pool mean"
+    if recipe.distillation.teacher is not None:
+        yield f"{key} does not learn from a distillation.teacher"
+    if head.contrastive:
+        yield from _contrastive_mistakes(recipe, head)
         return
     if isinstance(model, Averaging) and not model.one_hot:
-        yield "optimizer.kind lbfgs fits a linear head, which has no layers of an averaging model below it"
+        yield f"{key} fits a linear head, which has no layers of an averaging model below it"
     elif not isinstance(model, Averaging) and recipe.tuning.freeze != "body":
-        yield "optimizer.kind lbfgs is for features that stay; take tuning.freeze body, or optimizer.kind adamw"
-    if head.dense != "none" or head.layers in ("mix", "mix-hidden") or head.pool == "attention":
-        yield "optimizer.kind lbfgs fits a linear head; take objective.dense none, a single layer, and pool mean"
-    if recipe.distillation.teacher is not None:
-        yield "optimizer.kind lbfgs does not learn from a distillation.teacher"
-    for key in ("epochs", "minutes"):
-        if getattr(training, key) is not None:
-            yield f"training.{key} is for gradients; optimizer.kind lbfgs fits a head in one step"
+        yield f"{key} is for features that stay; take tuning.freeze body, or optimizer.kind adamw"
+    for name in ("epochs", "minutes"):
+        if getattr(training, name) is not None:
+            yield f"training.{name} is for gradients; {key} fits a head in one step"
     if training.steps != 1:
-        yield f"training.steps {training.steps} is for gradients; optimizer.kind lbfgs fits a head in one step"
+        yield f"training.steps {training.steps} is for gradients; {key} fits a head in one step"
+
+
+def _contrastive_mistakes(recipe: Recipe, head: Classification) -> Iterator[str]:
+    """What vectors of texts that are trained by contrast do not go with."""
+    if isinstance(recipe.model, Averaging):
+        yield f"objective.contrastive trains the states of a body, and a {recipe.model.title} has none"
+    if recipe.tuning.freeze == "body" or isinstance(recipe.optimizer, settings.Lbfgs):
+        yield "objective.contrastive trains a body, which stays with tuning.freeze body or optimizer.kind lbfgs"
+    if head.task in ("multi", "number"):
+        yield f"objective.contrastive is for rows of one class each, not for objective.task {head.task}"
+    if head.lm_weight:
+        yield "objective.contrastive has no language-model loss beside it; take objective.lm_weight 0"
 
 
 DISTILLED = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")

@@ -1,0 +1,108 @@
+"""Vectors of few rows that are trained by contrast, and the head that is fitted to them."""
+
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.errors import LmtoolError
+from lmtool.inference.load import load_run
+from lmtool.model.heads import Classifier
+from lmtool.objective import build_objective
+from lmtool.objective.heads import ContrastiveObjective
+from lmtool.run.checkpoint import verify
+from lmtool.run.directory import Run
+from lmtool.tables.prepare import open_tables, read_tables
+from lmtool.training.convex import PLAIN_PENALTY, fit_head
+from tests.training.tiny import Work, after, ended, metrics, words
+
+CONTRASTIVE = "objective.contrastive=true"
+
+
+@pytest.fixture
+def base(work: Work) -> Path:
+    work.pretrain("model.n_layers=2", "training.steps=4", name="base")
+    return work.run("base")
+
+
+def weights(run: Path, step: int = 12) -> Mapping[str, torch.Tensor]:
+    return verify(run / "checkpoints" / f"step-{step:06d}").model()
+
+
+def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, base: Path) -> None:
+    work.finetune(CONTRASTIVE, "optimizer.lr=0.01", source=base, name="run")
+    loaded = load_run(str(work.run("run")) + "@12")
+    assert isinstance(loaded.model, Classifier)
+    data = read_tables(
+        loaded.recipe, open_tables(loaded.recipe.data), loaded.tokenizer, Run.open(work.run("run")).saved_split
+    )
+    objective = build_objective(loaded.recipe, loaded.tokenizer)
+    assert isinstance(objective, ContrastiveObjective)
+    batch = objective.collate([row.example() for row in data.tasks[0].train])
+    # the loss by its definition, over all pairs of rows
+    vectors, classes = loaded.model.pooled(batch)[0].detach().double().numpy(), np.array(batch.labels_B)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    pairs = [(unit[i] @ unit[j], classes[i] == classes[j]) for i, j in combinations(range(len(unit)), 2)]
+    same, other = ([(cosine - alike) ** 2 for cosine, alike in pairs if alike is which] for which in (True, False))
+    wanted = (np.mean(same) + np.mean(other)) / 2
+    assert objective.loss(loaded.model, batch).total.item() / len(unit) == pytest.approx(wanted, rel=1e-4)
+    # another beginning ends at the same head
+    before = loaded.model.head.weight.clone()
+    with torch.no_grad():
+        loaded.model.head.weight.normal_()
+    fit_head(loaded.model, objective, [batch], PLAIN_PENALTY, 1)
+    torch.testing.assert_close(loaded.model.head.weight, before, rtol=1e-3, atol=1e-3)
+
+
+def test_it_learns_and_the_head_is_measured_at_each_validation(work: Work, base: Path) -> None:
+    table = work.folder / "colours.csv"
+    rows = (f"{words(i % 5)} {'cat' if i % 2 else 'dog'},{'ab'[i % 2]}" for i in range(60))
+    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    events = work.finetune(CONTRASTIVE, "optimizer.lr=0.003", "data.valid_fraction=0.2", source=base, table=table)
+    losses = [row["loss"] for row in metrics(work.run("tuned")) if "loss" in row]
+    assert losses[-1] < losses[0] - 0.1
+    assert ended(events).reason == "finished"
+    measured = [row for row in metrics(work.run("tuned")) if "accuracy" in row]
+    assert [row["step"] for row in measured] == [4, 8, 12]
+    assert measured[-1]["accuracy"] == 1.0
+
+
+def test_stopping_and_resuming_changes_no_bit(work: Work, base: Path) -> None:
+    work.finetune(CONTRASTIVE, source=base, name="whole")
+    assert ended(work.finetune(CONTRASTIVE, source=base, name="run", stop=after(5))).reason == "interrupted"
+    work.resume(name="run")
+    one, other = weights(work.run("whole")), weights(work.run("run"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_parts_of_a_batch_make_no_difference(work: Work, base: Path) -> None:
+    calm = (CONTRASTIVE, "model.dropout=0", "training.precision=float32")
+    work.finetune(*calm, source=base, name="whole")
+    work.finetune(*calm, "training.micro_batch=3", source=base, name="parts")
+    one, other = weights(work.run("whole")), weights(work.run("parts"))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["tuning.freeze=body"], "trains a body"),
+        (["objective.dense=tanh"], "fits a linear head"),
+        (["objective.lm_weight=0.5"], "no language-model loss"),
+        (["objective.task=multi"], "rows of one class each"),
+    ],
+)
+def test_what_it_does_not_meet_is_refused_by_name(work: Work, base: Path, settings: list[str], message: str) -> None:
+    with pytest.raises(LmtoolError, match=message):
+        work.finetune(CONTRASTIVE, *settings, source=base, name="run")
+
+
+def test_a_table_of_numbers_is_refused(work: Work, base: Path) -> None:
+    table = work.folder / "numbers.csv"
+    table.write_text("text,label\n" + "".join(f"the cat sat {i},{i / 7}\n" for i in range(40)), encoding="utf-8")
+    with pytest.raises(LmtoolError, match="one class each"):
+        work.finetune(CONTRASTIVE, source=base, table=table, name="run")
