@@ -84,8 +84,7 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     penalty, factor, value = problem("class", class_R, noise, ("a", "b", "c")).choose(0)
     clear = np.eye(3)[class_R] + np.random.default_rng(3).normal(size=(N, 3)) / 10
     _, sharp, right = problem("class", class_R, clear, ("a", "b", "c")).choose(0)
-    assert value is not None
-    assert right is not None
+    assert value is not None and right is not None
     assert value < 0.55 < 0.95 < right
     assert factor < 1 < sharp or penalty > 1
     assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == (1.0, 1.0, None)
@@ -114,8 +113,7 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
         ]
         objective = ClassificationObjective(spec, cast(Vocabulary, None))
         done = fit_head(cast(Classifier, model), objective, batches, None, 1)
-        assert done.l2 in PENALTIES
-        assert done.n_rows == N
+        assert done.l2 in PENALTIES and done.n_rows == N
         assert f"{done.chosen:.4f}" in done.line("accuracy")
         return model
 
