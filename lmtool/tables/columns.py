@@ -113,7 +113,7 @@ class Columns:
     messages: str | None = None
     kind: RowKind = "texts"
     ignored: tuple[str, ...] = ()
-    """Columns of texts that are not read, where nobody has named those that are."""
+    """Columns that are not read, where nobody has named those that are: of texts; of related ones, all."""
     headed: bool = True
     """The first row of the table names its columns."""
 
@@ -136,6 +136,9 @@ class Columns:
     def _ignored(self) -> str:
         if not self.ignored:
             return ""
+        if self.kind == "related":
+            others = f"; ignored: {', '.join(map(shown, self.ignored))}"
+            return others if self.label else f"{others}; name a number of how near texts are by --label-column"
         options = " ".join(f"--text-column {quote(name)}" for name in (*self.texts, *self.ignored))
         it = "it" if len(self.ignored) == 1 else "them"
         return f"; ignored: {', '.join(map(shown, self.ignored))}; to read {it} too: {options}"
@@ -232,7 +235,8 @@ def _related(table: Table, named: Data, labelled: bool) -> Columns:
     label = named.label_column or (_usual(table, LABELS, exclude=texts) if labelled else None)
     if len(texts or (texts := _texts(table, label, labelled)[0])) < 1 + (label is None and labelled):
         raise _cannot_tell(table, "another text or a label", "--text-column or --label-column")
-    return Columns(texts, label, inferred=not by_name, kind="related")
+    ignored = () if by_name else tuple(name for name in table.names if name not in (*texts, label))
+    return Columns(texts, label, inferred=not by_name, kind="related", ignored=ignored)
 
 
 def _named_texts(named: Data) -> tuple[str, ...]:

@@ -277,7 +277,9 @@ class _Reader:
         if isinstance(cell, str):
             wanted += f" from {-LARGEST:g} to {LARGEST:g}"
         fix = "correct it"
-        if self._labels is None:
+        if self._columns.kind == "related":
+            fix += ", or train a classifier of pairs: -s objective.kind=classification"
+        elif self._labels is None:
             fix += ", or name the kind of labels: --labels class, multi or number"
         is_ = "several labels" if isinstance(cell, tuple) else shown(cell, 30)
         raise CellFault("wrong label", f"the label is {is_}, not {wanted}", fix)

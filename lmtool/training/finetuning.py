@@ -161,11 +161,13 @@ def _embeds(base: Base, data: Data, settings: Sequence[Setting]) -> str:
     of_others = {"objective." + key for key in Embedding.model_fields}
     if any(setting.key.startswith("objective.") and setting.key not in of_others for setting in settings):
         return ""
-    gives_vectors = isinstance(base.recipe.objective, Embedding)
-    if not is_related(open_table(data.train[0], data), data, scored=gives_vectors):
-        return ""
-    other = "; -s objective.kind=classification trains one that reads both texts at once" if gives_vectors else ""
-    return f"rows of related texts: vectors are trained that are near each other (objective embedding){other}"
+    table = open_table(data.train[0], data)
+    if is_related(table, data, scored=False):
+        return "texts without a label: vectors of the texts of a row are trained to be near each other"
+    if isinstance(base.recipe.objective, Embedding) and is_related(table, data, scored=True):
+        other = "-s objective.kind=classification trains a model that reads both texts at once"
+        return f"texts with a number: vectors are trained to be as near as it says; {other}"
+    return ""
 
 
 OF_ROWS: Mapping[RowKind, HeadKind] = {

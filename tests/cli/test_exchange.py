@@ -80,7 +80,7 @@ def test_trained_vectors_are_exported_for_sentence_transformers(
     lines = [f"it rained {i},the sea {i % 7} went" for i in range(30)]
     table.write_text("\n".join(["query,passage", *lines]) + "\n")
     tuned = lmtool.succeeds("finetune", table, "--from", base, *SHORT, *settings)
-    assert "objective.kind=classification trains one that reads both texts at once" in tuned.err
+    assert "texts without a label: vectors of the texts of a row are trained to be near each other" in tuned.err
     assert "columns: text 'query' and 'passage' (inferred from their names)" in tuned.err
     assert "recall@10" in tuned.out
     exported = folder / "out"

@@ -52,7 +52,18 @@ CLASSES, NUMBERS = ["yes", "no"], ["0.5", "3.25", "1"]
 )
 def test_columns_by_name(columns: dict[str, list[str]], texts: list[str], label: str | None, tmp_path: Path) -> None:
     found = choose_columns(table(tmp_path, **columns), kind="related")
-    assert found == Columns(tuple(texts), label, inferred=True, kind="related")
+    ignored = tuple(name for name in columns if name not in (*texts, label))
+    assert found == Columns(tuple(texts), label, inferred=True, kind="related", ignored=ignored)
+
+
+def test_what_is_not_read_is_said(tmp_path: Path) -> None:
+    """A number under an unusual name would say how near texts are."""
+    found = choose_columns(table(tmp_path, left="text", right="text", agreement=NUMBERS), kind="related")
+    assert found.describe().endswith("; ignored: 'agreement'; name a number of how near texts are by --label-column")
+    named = Data(text_columns=("left", "right"), label_column="agreement")
+    assert (
+        "ignored" not in choose_columns(table(tmp_path, left="text", right="text", agreement=NUMBERS), named).describe()
+    )
 
 
 def test_named_columns_are_kept_in_their_order(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lmtool.data.table import open_table
-from lmtool.errors import RecipeError, UsageError
+from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.objective import Embedding
@@ -129,12 +129,13 @@ def test_an_encoder_embeds_what_it_cannot_write_and_classifies_the_rest(work: Wo
     for (source, kind), expected in kinds.items():
         plan = planned(work, source, kind)
         assert plan.resolved.recipe.objective.kind == expected, (source, kind)
-        assert ("vectors are trained" in plan.choice) == (expected == "embedding")
+        assert ("are trained to be" in plan.choice) == (expected == "embedding")
     named = planned(work, "still", "scored", "objective.kind=classification")
     assert named.resolved.recipe.objective.kind == "classification"
     named = planned(work, "still", "scored", "objective.task=number")
     assert named.resolved.recipe.objective.kind == "classification"
     assert "objective.kind=classification" in planned(work, "still", "scored").choice
+    assert "objective.kind=classification" not in planned(work, "still", "pairs").choice  # which have no label
 
 
 def test_what_the_base_embeds_by_stays(work: Work) -> None:
@@ -184,6 +185,8 @@ def test_refusals(work: Work) -> None:
     ):
         with pytest.raises(RecipeError, match=word):
             planned(work, "encoder", "pairs", setting)
+    with pytest.raises(DataError, match=r"the label is 'yes', not a number(.|\n)*objective\.kind=classification"):
+        tuned(work, "entailment", "objective.kind=embedding", name="refused")
     assert not work.run("refused").exists()
     loaded = load_run(str(embedder(work, "pairs")))
     with pytest.raises(UsageError, match="gives vectors of texts, and predicts nothing"):

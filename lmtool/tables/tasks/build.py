@@ -30,7 +30,7 @@ def build_task(
         case QuestionAnswering() as spec:
             return SpanTask(prompt_format, spec)
         case Embedding() as spec:
-            return embedding_task(prompt_format, spec, len(columns.texts), recipe.training.batch_size)
+            return embedding_task(prompt_format, spec, len(columns.texts))
     return AnswerTask(recipe, prompt_format, name, columns, labels)
 
 

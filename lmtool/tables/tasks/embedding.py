@@ -25,17 +25,19 @@ from lmtool.tokenization.prompt_format import PromptFormat
 DEPTH = 10
 """Documents of a ranking that are judged."""
 
+ROWS = 32
+"""Rows whose loss is computed at once, whatever training had, so that losses can be compared."""
+
 QUERIES = 512
 """Queries whose documents are ranked at once."""
 
 
 class EmbeddingTask(Task):
-    """Vectors of the texts of a row. spec: with the loss of the table. batch_size: rows whose loss is computed at once,
-    as in training."""
+    """Vectors of the texts of a row. spec: with the loss of the table."""
 
-    def __init__(self, prompt_format: PromptFormat, spec: Embedding, batch_size: int) -> None:
+    def __init__(self, prompt_format: PromptFormat, spec: Embedding) -> None:
         super().__init__(prompt_format, "", ())
-        self.spec, self.batch_size = spec, batch_size
+        self.spec = spec
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
         """Each text with its special tokens, one after the other; segments number them. Classes are numbered."""
@@ -61,14 +63,14 @@ class EmbeddingTask(Task):
         return np.stack(evaluate(model.lm, items, model.compute).arrays)
 
     def _measured(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[float, MetricValues]:
-        """The loss, of batches as large as in training, and the figures."""
+        """The loss, of batches of `ROWS`, and the figures."""
         vectors_RKD, labels = torch.from_numpy(self.vectors(model, rows)), [row.label for row in rows]
         known = [label for label in labels if label is not None]
         labels_R = torch.from_numpy(np.concatenate(known)) if known else None
         objective = EmbeddingObjective(self.spec, cast(EmbeddingObjective, model.objective).vocabulary)
         total = 0.0
-        for start in range(0, len(rows), self.batch_size):
-            part = slice(start, start + self.batch_size)
+        for start in range(0, len(rows), ROWS):
+            part = slice(start, start + ROWS)
             loss = objective.batch_loss(vectors_RKD[part], None if labels_R is None else labels_R[part])
             total += len(vectors_RKD[part]) * float(loss)
         unit_RKD = F.normalize(vectors_RKD.double(), dim=-1).numpy()
@@ -110,10 +112,7 @@ class RankingTask(EmbeddingTask):
         ]
         queries = {key: i for i, key in enumerate(dict.fromkeys(row[0] for row in texts))}
         documents = {key: i for i, key in enumerate(dict.fromkeys(text for row in texts for text in row[1:]))}
-        query_QD, document_MD = (
-            np.empty((len(queries), unit_RKD.shape[-1])),
-            np.empty((len(documents), unit_RKD.shape[-1])),
-        )
+        query_QD, document_MD = (np.empty((len(keys), unit_RKD.shape[-1])) for keys in (queries, documents))
         relevant: list[set[int]] = [set() for _ in queries]
         for row, unit_KD in zip(texts, unit_RKD, strict=True):
             query_QD[queries[row[0]]] = unit_KD[0]
@@ -145,11 +144,11 @@ class NeighborTask(EmbeddingTask):
         return {"accuracy": float((labels_R[cosine_RR.argmax(1)] == labels_R).mean())}
 
 
-def embedding_task(prompt_format: PromptFormat, spec: Embedding, n_texts: int, batch_size: int) -> EmbeddingTask:
+def embedding_task(prompt_format: PromptFormat, spec: Embedding, n_texts: int) -> EmbeddingTask:
     """The task of rows of so many texts. spec: with the loss of their table."""
     of_ranking = TripletTask if n_texts > 2 else RankingTask
     task = {"cosent": ScoredTask, "labels": NeighborTask}.get(spec.loss, of_ranking)
-    return task(prompt_format, spec, batch_size)
+    return task(prompt_format, spec)
 
 
 def ranking_metrics(query_QD: Floats, document_MD: Floats, relevant: Sequence[set[int]]) -> MetricValues:

@@ -20,7 +20,7 @@ def unit(*shape: int, seed: int = 0) -> NDArray[np.float64]:
 
 
 def task(loss: Any, n_texts: int) -> EmbeddingTask:
-    return embedding_task(cast(PromptFormat, None), Embedding(kind="embedding", loss=loss), n_texts, 8)
+    return embedding_task(cast(PromptFormat, None), Embedding(kind="embedding", loss=loss), n_texts)
 
 
 def test_rankings_are_judged_as_defined() -> None:
