@@ -73,6 +73,19 @@ def supervised_contrastive(vectors_ND: Tensor, labels_N: Tensor, scale: float = 
     return loss_N.sum() / (n_same_N > 0).sum().clamp(min=1)
 
 
+def label_similarity(vectors_ND: Tensor, labels_N: Tensor) -> Tensor:
+    """(cos - 1)^2 of pairs of rows of one class, and cos^2 of pairs of two (SetFit; Tunstall et al. 2022).
+
+    The mean of both means, which SetFit samples as many pairs of each for; 0 for a kind without pairs.
+    """
+    unit_ND = F.normalize(vectors_ND, dim=-1)
+    first_M, second_M = torch.triu_indices(len(unit_ND), len(unit_ND), 1, device=unit_ND.device)
+    cosine_M = (unit_ND @ unit_ND.T)[first_M, second_M]
+    same_M = labels_N[first_M] == labels_N[second_M]
+    halves = [(1 - cosine_M[same_M]).square(), cosine_M[~same_M].square()]
+    return torch.stack([half.sum() / max(1, len(half)) for half in halves]).mean()
+
+
 def matryoshka(loss: Callable[[Tensor], Tensor], vectors: Tensor, dims: Sequence[int]) -> Tensor:
     """The sum of the losses of the first numbers of vectors, for each of `dims` (Kusupati et al. 2022)."""
     return torch.stack([loss(vectors[..., :dim]) for dim in dims]).sum()

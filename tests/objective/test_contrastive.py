@@ -1,4 +1,4 @@
-"""Losses of text vectors: as their plain references, and as sentence-transformers computes them."""
+"""Losses of text vectors: as their plain references, and as sentence-transformers and SetFit compute them."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lmtool.objective import contrastive
 from lmtool.objective.contrastive import (
     cosent,
+    label_similarity,
     matryoshka,
     ranking,
     supervised_contrastive,
@@ -35,6 +36,11 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor], Tensor], Callable[[list[list[lis
         1,
         lambda v: supervised_contrastive(v[:, 0], LABELS, 10.0),
         lambda rows: plain.supervised_contrastive([row[0] for row in rows], LABELS.tolist(), 10),
+    ),
+    "similarity of labels": (
+        1,
+        lambda v: label_similarity(v[:, 0], LABELS),
+        lambda rows: plain.label_similarity([row[0] for row in rows], LABELS.tolist()),
     ),
     "matryoshka": (
         2,

@@ -50,6 +50,15 @@ def supervised_contrastive(vectors: Sequence[Vector], labels: Sequence[int], sca
     return sum(means) / len(means) if means else 0.0
 
 
+def label_similarity(vectors: Sequence[Vector], labels: Sequence[int]) -> float:
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for i in range(len(vectors)):
+        for j in range(i):
+            is_same = labels[i] == labels[j]
+            errors[is_same].append((cosine(vectors[i], vectors[j]) - is_same) ** 2)
+    return sum(sum(part) / len(part) for part in errors.values() if part) / 2
+
+
 def ranks(query: Vector, documents: Sequence[Vector], relevant: set[int]) -> list[int]:
     """The ranks, from 1, of the relevant documents by their cosine."""
     order = sorted(range(len(documents)), key=lambda i: -cosine(query, documents[i]))
