@@ -154,7 +154,7 @@ CONTRASTIVE = {
 }
 """The recipe of few rows: vectors trained by contrast, then logistic regression on them (Tunstall et al. 2022)."""
 
-CONTRASTIVE_RATE = 0.3
+CONTRASTIVE_RATE = 0.5
 """Of the usual peak learning rate: near that of Tunstall et al. (2022)."""
 
 FEW_OF_CLASS = 32

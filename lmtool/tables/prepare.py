@@ -101,14 +101,15 @@ MOST_COUNTED = 5_000
 
 
 def rows_per_class(tables: TaskTables, skip_bad_rows: bool) -> float:
-    """Rows of a class of a training table, the mean; 0 where rows have not one class each, or are MOST_COUNTED.
-
-    Raises a RowFault as `read_labelled` does.
-    """
+    """Rows of a class of a training table, the mean; 0 where rows have not one class each, are MOST_COUNTED, or have
+    faults, which are told where they are read to be trained on."""
     columns = tables.columns
     if columns.label is None or columns.writes or tables.table.n_rows >= MOST_COUNTED:
         return 0.0
-    rows = read_labelled(tables.table, columns, skip_bad_rows=skip_bad_rows)
+    try:
+        rows = read_labelled(tables.table, columns, skip_bad_rows=skip_bad_rows)
+    except DataError:
+        return 0.0
     is_class = rows.labels is not None and rows.labels.kind == "class"
     return len(rows) / len(rows.counts()) if is_class else 0.0
 

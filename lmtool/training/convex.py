@@ -72,7 +72,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenPenalty:
     """A penalty. factor: on the scores of rows that a head was not fitted to, which makes their loss least: 1 / T of
     temperature scaling (Guo et al. 2017). value: how good they are. start: weights that were fitted to some rows."""
 
@@ -196,12 +196,12 @@ class Problem:
         scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
         return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
-    def choose(self, seed: int) -> "Choice":
+    def choose(self, seed: int) -> "ChosenPenalty":
         """The penalty by which a head is best on rows that it was not fitted to, by the metric of their labels."""
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
         folds = list(self._folds(rows, seed)) if len(rows) > 1 else []
         if not folds:
-            return Choice(1.0)
+            return ChosenPenalty(1.0)
         held = self.of(np.concatenate([other for _, other in folds]))
         parts: list[list[Floats]] = [[] for _ in PENALTIES]
         starts: list[Floats] = []
@@ -213,7 +213,7 @@ class Problem:
         every = [np.concatenate(scores) for scores in parts]
         values = [headline(held.target_RC, scores_RC, self._kind) for scores_RC in every]
         best = int(np.argmin(values) if self._kind == "number" else np.argmax(values))
-        return Choice(PENALTIES[best], held.factor(every[best]), values[best], starts[best])
+        return ChosenPenalty(PENALTIES[best], held.factor(every[best]), values[best], starts[best])
 
     def factor(self, scores_RC: Floats) -> float:
         """The factor on scores of these rows that makes their loss least; 1 for numbers."""
@@ -263,7 +263,7 @@ def fit_head(
     labels = _joined(batches)
     problem = Problem(model, objective, features[:, used_F] / scale, labels, isinstance(model.head, RatioHead))
     with torch.enable_grad():
-        choice = problem.choose(seed) if l2 is None else Choice(l2)
+        choice = problem.choose(seed) if l2 is None else ChosenPenalty(l2)
         weights, loss = problem.fit(choice.l2, choice.start_FC)
     weights *= choice.factor
     weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.prior else scale))

@@ -15,7 +15,7 @@ from lmtool.model.heads import Classifier
 from lmtool.objective.base import Vocabulary
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
-from lmtool.training.convex import PENALTIES, Choice, Problem, fit_head
+from lmtool.training.convex import PENALTIES, ChosenPenalty, Problem, fit_head
 
 N, F = 60, 7
 
@@ -89,7 +89,7 @@ def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     assert sharp.value is not None
     assert blind.value < 0.55 < 0.95 < sharp.value
     assert blind.factor < 1 < sharp.factor or blind.l2 > 1
-    assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == Choice(1.0)
+    assert problem("class", class_R[:1], noise[:1], ("a", "b", "c")).choose(0) == ChosenPenalty(1.0)
 
 
 @pytest.mark.parametrize("prior", [False, True])

@@ -294,5 +294,5 @@ def test_what_learns_decides_the_rate_unless_it_is_given(work: Work, base: Path)
         return optimizer.lr
 
     assert rate() == rate("tuning.layer_decay=0.8") == RATE
-    assert rate(LORA) == rate("tuning.freeze=body") == PART_RATE > RATE
+    assert rate(LORA) == rate("tuning.freeze=body", "training.epochs=3") == PART_RATE > RATE
     assert rate(LORA, "optimizer.lr=0.1") == rate("optimizer.lr=0.1") == 0.1
