@@ -17,7 +17,7 @@ from lmtool.tables.findings import duplicates
 from lmtool.tables.prepare import open_tables, read_task
 from lmtool.tables.reading import LabelledTexts, contradictions, rows_in
 
-Parts = Mapping[str, LabelledTexts]
+RowsByPart = Mapping[str, LabelledTexts]
 """Rows by the part that they are in: "train" first, then those that are held out."""
 
 Removal = dict[str, str | int | float]
@@ -39,7 +39,7 @@ def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[Loaded, float
     if others or not isinstance(file, Delimited | JsonLines):
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
         raise UsageError(what, where=display(file.path), fix=fix)
-    parts = read_task(task, recipe.with_values({"data.valid_fraction": 0.0}), None, None, None).parts
+    parts = read_task(task, recipe, None, None, None).parts
     records = list(file.records())
     gone = {n: Removal(reason=fault.kind) for n, (_, _, fault) in enumerate(records, 1) if fault is not None}
     gone |= removals(parts)
@@ -53,7 +53,7 @@ def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[Loaded, float
     return len(gone)
 
 
-def removals(parts: Parts) -> Iterator[tuple[int, Removal]]:
+def removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
     """Rows for training that are duplicates, those that are held out too, and those with equal texts and other labels.
 
     Of duplicates all but the first; of rows that contradict each other all, since nobody knows which is right. Of the
@@ -71,7 +71,7 @@ def removals(parts: Parts) -> Iterator[tuple[int, Removal]]:
             yield item.row, Removal(reason="duplicate rows with different labels", part="train", other=other)
 
 
-def near_removals(parts: Parts, gone: Container[int], loaded: Loaded, least: float) -> dict[int, Removal]:
+def near_removals(parts: RowsByPart, gone: Container[int], loaded: Loaded, least: float) -> dict[int, Removal]:
     """Rows for training that remain, and whose vectors are as similar as `least` to one held out, or an earlier one."""
     held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
     named = held + [("train", item) for item in parts["train"].items if item.row not in gone]

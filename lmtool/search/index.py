@@ -88,19 +88,19 @@ class Index:
         query_QD = text_vectors(cast(Loaded, self.loaded), queries)
         if self.ranker is None:
             return list(self.nearest(query_QD, k))
-        found = zip(queries, self.nearest(query_QD, max(k, RERANKED)), strict=True)
-        return [ranked(self.ranker, query, entries)[:k] for query, entries in found]
+        hits = zip(queries, self.nearest(query_QD, max(k, RERANKED)), strict=True)
+        return [ranked(self.ranker, query, entries)[:k] for query, entries in hits]
 
     def nearest(self, query_QD: Vectors, k: int) -> Iterator[list[Entry]]:
         """The k texts whose vectors are the most similar to that of each query, by cosine, the nearest first."""
-        found: Iterable[tuple[Vectors, Ints]] = nearest(self.vectors_ND, unit(query_QD), k, self.row_N)
+        hits: Iterable[tuple[Vectors, Ints]] = nearest(self.vectors_ND, unit(query_QD), k, self.row_N)
         if (lists := self.path / LISTS).exists() and find_spec("faiss"):
             import faiss
 
-            found = zip(*faiss.read_index(str(lists), faiss.IO_FLAG_MMAP).search(unit(query_QD), k), strict=True)
+            hits = zip(*faiss.read_index(str(lists), faiss.IO_FLAG_MMAP).search(unit(query_QD), k), strict=True)
         sql = "SELECT id, source, text, ? FROM texts WHERE vector = ?"
         with _connected(self.path) as db:
-            for score_K, row_K in found:
+            for score_K, row_K in hits:
                 pairs = zip(score_K.tolist(), row_K.tolist(), strict=True)
                 yield [Entry(*columns) for pair in pairs for columns in db.execute(sql, pair)]
 

@@ -194,8 +194,8 @@ class Service:
 
     async def search(self, index: Index, k: int, rows: Sequence[TextRow]) -> bytes:
         """The answer to a search: the k nearest texts of each query."""
-        found = index.nearest(np.concatenate(await self._computed(self._embed, rows)), k)
-        data = ({"index": i, "hits": [entry._asdict() for entry in entries]} for i, entries in enumerate(found))
+        neighbours = index.nearest(np.concatenate(await self._computed(self._embed, rows)), k)
+        data = ({"index": i, "hits": [entry._asdict() for entry in entries]} for i, entries in enumerate(neighbours))
         return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
 
     @cached_property

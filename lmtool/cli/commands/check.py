@@ -60,7 +60,8 @@ def check(
     check_new(fix)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
-    settings = settings_in(options, READING, *others, overrides=overrides)
+    whole = [] if fix is None else ["data.valid_fraction=0"]  # no rows are held out of the table that is fixed
+    settings = settings_in(options, READING, *others, overrides=[*(overrides or []), *whole])
     reports = []
     if names:
         reports.append(_look(names, settings, tokenizer, quiet))

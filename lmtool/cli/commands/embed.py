@@ -128,7 +128,6 @@ def query(
 
 
 HELP = "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made."
-MAKING = "lmtool search index notes/ --run last -o notes.index"
-searches = group(HELP, MAKING, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
+searches = group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
 register(searches, "index", index)
 register(searches, "query", query)
