@@ -23,7 +23,7 @@ _HOMES = {
     "load": "lmtool.api",
     "pretrain": "lmtool.api",
     "finetune": "lmtool.api",
-    "open_index": "lmtool.api",
+    "open_index": "lmtool.search.index",
     "Greedy": "lmtool.decoding.settings",
     "Sample": "lmtool.decoding.settings",
     "Beam": "lmtool.decoding.settings",

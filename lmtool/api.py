@@ -40,9 +40,7 @@ from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
-from lmtool.search.index import Index, add
-from lmtool.search.searching import Searcher
-from lmtool.search.texts import TextFiles
+from lmtool.search.index import Index, add, read_entries
 from lmtool.tables.columns import Columns
 from lmtool.tables.predict import Prediction, task_of
 from lmtool.tables.reading import LabelledText
@@ -124,10 +122,10 @@ class TrainedModel(TextGenerator):
         embedded = embed(self.loaded, _listed(texts), layer, pool, truncate=truncate)
         return np.concatenate([one.vectors for one in embedded])
 
-    def index(self, path: str | Path, *files: str) -> Searcher:
+    def index(self, path: str | Path, *files: str) -> Index:
         """Add the texts of files to an index, a new one or not, as `lmtool search index` does, and open it."""
-        add(Path(path), self.loaded, TextFiles(files), silent)
-        return Searcher(Index(Path(path)), self.loaded)
+        add(Path(path), self.loaded, read_entries(files, self.loaded.recipe.data.column), silent)
+        return Index(Path(path), self.loaded)
 
     def predict(self, rows: Sequence[str | tuple[str, ...]]) -> list[Prediction]:
         """The label, number or text that a fine-tuned model predicts for each row: a text, or a tuple of several.
@@ -178,11 +176,6 @@ def load(
     if draft is not None:
         lm.drafter = Drafter.open(draft, draft_tokens, lm.loaded)
     return lm
-
-
-def open_index(path: str | Path, *, rerank: str | None = None, device: DeviceName = "auto") -> Searcher:
-    """An index of `lmtool search index`, with its model: `.search(["a query"], k=10)`. rerank: a run of pairs."""
-    return Searcher.open(Path(path), choose_compute(device, "float32"), rerank=rerank)
 
 
 Files = str | Path | Sequence[str | Path]

@@ -1,12 +1,11 @@
 """Whether runs, tables, texts and token stores can be trusted, before hours are spent on them: `lmtool check`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmtool.checks.fixing import Removal, near_removals
 from lmtool.checks.runs import verify_run
 from lmtool.checks.text import find_in_text
 from lmtool.compute.device import CPU
@@ -19,7 +18,7 @@ from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.base import Base, read_recipe, read_tokenizer
-from lmtool.inference.load import Loaded, trained_model
+from lmtool.inference.load import trained_model
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
@@ -27,9 +26,8 @@ from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find, run_directory
 from lmtool.tables.columns import RowKind, has_usual_label
-from lmtool.tables.notices import Notice, counted
+from lmtool.tables.notices import Notice
 from lmtool.tables.prepare import check_tables, kind_of_rows, open_tables, read_tables
-from lmtool.tables.reading import LabelledTexts
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
@@ -41,15 +39,13 @@ _STORES = ("", "train", "valid")
 @dataclass(frozen=True)
 class Checked:
     """What was found. damage: files that cannot be used, and why. notices: what is suspicious but usable. lines: what
-    was looked at. tables: of each task the rows by part. near: rows for training that are nearly equal to another."""
+    was looked at."""
 
     subject: Subject
     name: str
     lines: tuple[str, ...]
     damage: tuple[tuple[Path, str], ...]
     notices: tuple[Notice, ...]
-    tables: tuple[Mapping[str, LabelledTexts], ...] = ()
-    near: tuple[Removal, ...] = ()
 
     @property
     def record(self) -> dict[str, object]:
@@ -59,7 +55,6 @@ class Checked:
             "name": self.name,
             "findings": [{"kind": one.kind, "count": one.count, "text": one.text} for one in self.notices],
             "damage": [{"path": str(path), "problem": problem} for path, problem in self.damage],
-            "near": [removal._asdict() for removal in self.near],
         }
 
     def refuse(self, *, strict: bool) -> None:
@@ -157,26 +152,10 @@ def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float 
     return Checked("text", ", ".join(data.train), (line,), (), notices)
 
 
-def check_labelled(
-    recipe: Recipe,
-    kind: RowKind | None,
-    tokenizer: Tokenizer | None,
-    usual: float | None,
-    likeness: tuple[Loaded | None, float] | None = None,
-) -> Checked:
-    """The table that a recipe names; see `check_tables`.
-
-    likeness: a model whose vectors of rows are compared, and their cosine similarity from which rows are told.
-    """
-    lines, notices, tables = check_tables(recipe, kind, tokenizer, usual)
-    loaded, least = likeness or (None, 1.0)
-    alike = [] if loaded is None else [one for parts in tables for one in near_removals(parts, loaded, least)]
-    if alike:
-        what = f"{counted(len(alike), 'row')} for training with vectors nearly equal to those of another row"
-        text = f"{what} (cosine similarity: {least:g} or more); first: {alike[0].describe()}"
-        notices.append(Notice(alike[0].reason, len(alike), text))
-    names = ", ".join(recipe.data.train)
-    return Checked("table", names, tuple(lines), (), tuple(notices), tuple(tables), tuple(alike))
+def check_labelled(recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None) -> Checked:
+    """The table that a recipe names; see `check_tables`."""
+    lines, notices = check_tables(recipe, kind, tokenizer, usual)
+    return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 
 def check_run(name: str, report: Report) -> Checked:

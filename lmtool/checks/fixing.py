@@ -1,109 +1,83 @@
 """A table without the rows that spoil training: `lmtool check --fix`."""
 
-import codecs
 import json
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from lmtool import durable
-from lmtool.data.files import display, open_bytes, unpacked_name
-from lmtool.data.rowfile import Delimited, JsonLines, TextRows
-from lmtool.data.table import write_table
+from lmtool.data.files import display
+from lmtool.data.rowfile import Delimited, JsonLines
 from lmtool.errors import UsageError
-from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded
-from lmtool.search.nearest import near_duplicates, unit
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.search.index import text_vectors
+from lmtool.search.nearest import near_duplicates
 from lmtool.tables.findings import duplicates
-from lmtool.tables.reading import LabelledTexts, contradictions, rows_in, unordered
+from lmtool.tables.prepare import open_tables, read_task
+from lmtool.tables.reading import LabelledTexts, contradictions, rows_in
 
-TRAIN = "train"
+RowsByPart = Mapping[str, LabelledTexts]
+"""Rows by the part that they are in: "train" first, then those that are held out."""
+
+Removal = dict[str, str | int | float]
+"""Why a row is to be removed. reason: the kind of the notice, or of the fault of a row that cannot be read.
+
+part, other: the row that it resembles. similarity: of their vectors, where these tell it.
+"""
 
 
-class Removal(NamedTuple):
-    """A row for training that is to be removed. reason: the kind of the notice. part, other: the row that it resembles.
+def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[Loaded, float] | None) -> int:
+    """Write the table that a recipe names to a new file, without the rows that spoil training and otherwise as it is.
 
-    similarity: of their vectors, where these tell it.
+    log: a file to list these rows in. near: a model, and from which cosine similarity of its vectors on rows are nearly
+    equal. Returns how many rows are left out. Raises UsageError for a table of another format; the errors of tables;
+    ResourceError where a file cannot be written.
     """
-
-    row: int
-    reason: str
-    part: str
-    other: int
-    similarity: float | None = None
-
-    def describe(self) -> str:
-        """In words."""
-        part = "" if self.part == TRAIN else f" of the {self.part} part"
-        return f"row {self.row} is nearly row {self.other}{part} ({self.similarity:.3f})"
-
-
-def removals(parts: Mapping[str, LabelledTexts]) -> Iterator[Removal]:
-    """Rows for training with equal texts and other labels, those that are held out too, and those that are duplicates.
-
-    Of rows that contradict each other all, since nobody knows which is right; of duplicates all but the first.
-    """
-    train = parts[TRAIN]
-    for group in contradictions(train.items) if train.labels is not None else ():
-        for item in group:
-            other = next(one.row for one in group if unordered(one.label) != unordered(item.label))
-            yield Removal(item.row, "duplicate rows with different labels", TRAIN, other)
-    held = {name: part for name, part in parts.items() if name != TRAIN}
-    for name, part in held.items():
-        shared = rows_in(train.items, part.items)
-        yield from (Removal(item.row, "rows shared by train and test", name, row) for item, row in shared)
-    yield from (Removal(item.row, "duplicate rows", TRAIN, row) for item, row in duplicates(train.items))
-
-
-def near_removals(parts: Mapping[str, LabelledTexts], loaded: Loaded, threshold: float) -> Iterator[Removal]:
-    """Rows for training whose vectors are as similar as `threshold` to those of one held out, or an earlier one."""
-    named = [(name, item) for name, part in parts.items() for item in part.items]
-    named.sort(key=lambda pair: pair[0] == TRAIN)
-    n_held = sum(name != TRAIN for name, _ in named)
-    embedded = embed(loaded, (" ".join(item.texts) for _, item in named), -1, "own", truncate=True)
-    vectors_ND = unit(np.concatenate([one.vectors for one in embedded]))
-    for row, other, similarity in near_duplicates(vectors_ND, threshold, n_held):
-        (_, item), (name, like) = named[row], named[other]
-        if item.texts != like.texts:
-            yield Removal(item.row, "nearly equal rows", name, like.row, similarity)
-
-
-def write_fixed(rows: LabelledTexts, gone: Mapping[int, Removal], path: Path) -> tuple[int, Path]:
-    """Write a table without some rows, otherwise as it is, to a new file, and beside it which these are and why.
-
-    Rows that cannot be read are removed too. Returns how many were removed, and the file that lists them.
-    Raises UsageError for a file that exists, or has another format; ResourceError where it cannot be written.
-    """
-    table, log = rows.table, path.with_suffix(".removed.jsonl")
-    if not isinstance(table.file, Delimited | JsonLines):
-        what, fix = "only delimited text and JSON lines are written anew", "save it as .csv or .jsonl first"
-        raise UsageError(what, where=display(table.path), fix=fix)
-    if path.suffix != (ending := Path(unpacked_name(table.path)).suffix):
-        raise UsageError("the file would be of another format", where=display(path), fix=f"end its name with {ending}")
-    if log.exists():
-        raise UsageError("the file exists already", where=display(log), fix="choose another name, or remove it")
-    faults = ((number, fault) for number, (_, _, fault) in enumerate(table.file.records(), 1) if fault is not None)
-    listed = {number: {"row": number, "reason": fault.kind} for number, fault in faults}
-    listed |= {number: removal._asdict() for number, removal in gone.items()}
-    write_table(path, table, _encoded(table.file, listed))
-    lines = (json.dumps(listed[number], ensure_ascii=False) + "\n" for number in sorted(listed))
+    task, *others = open_tables(recipe.data, None)
+    file = task.table.file
+    if others or not isinstance(file, Delimited | JsonLines):
+        what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
+        raise UsageError(what, where=display(file.path), fix=fix)
+    parts = read_task(task, recipe, None, None, None).parts
+    records = list(file.records())
+    gone = {n: Removal(reason=fault.kind) for n, (_, _, fault) in enumerate(records, 1) if fault is not None}
+    gone |= removals(parts)
+    if near is not None:
+        gone |= near_removals(parts, gone, *near)
+    begins = [line or 0 for line, _, _ in records]
+    kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
+    durable.write_file(path, "".join(kept).encode(file.encoding or "UTF-8"))
+    lines = (json.dumps({"row": row, **gone[row]}) + "\n" for row in sorted(gone))
     durable.write_file(log, "".join(lines).encode())
-    return len(listed), log
+    return len(gone)
 
 
-def _encoded(file: TextRows, gone: Mapping[int, object]) -> Iterator[bytes]:
-    """The lines of the other rows, as they are."""
-    encode = codecs.getincrementalencoder(file.encoding or "UTF-8")().encode
-    with open_bytes(file.path) as raw:
-        if raw.read(3) == codecs.BOM_UTF8:
-            yield codecs.BOM_UTF8
-    begins = chain((line or 0 for line, _, _ in file.records()), [float("inf")])
-    begin, row = next(begins), 0
-    for number, line in enumerate(file.lines(), 1):
-        while number >= begin:
-            begin, row = next(begins), row + 1
-        if row not in gone:
-            yield encode(line)
+def removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
+    """Rows for training that are duplicates, those that are held out too, and those with equal texts and other labels.
+
+    Of duplicates all but the first; of rows that contradict each other all, since nobody knows which is right. Of the
+    reasons for a row the last counts.
+    """
+    train = parts["train"].items
+    for item, row in duplicates(train):
+        yield item.row, Removal(reason="duplicate rows", part="train", other=row)
+    for name, part in reversed([*parts.items()][1:]):
+        for item, row in rows_in(train, part.items):
+            yield item.row, Removal(reason="rows shared by train and test", part=name, other=row)
+    for group in contradictions(train):
+        for item in group:
+            other = group[item is group[0]].row
+            yield item.row, Removal(reason="duplicate rows with different labels", part="train", other=other)
+
+
+def near_removals(parts: RowsByPart, gone: Container[int], loaded: Loaded, least: float) -> dict[int, Removal]:
+    """Rows for training that remain, and whose vectors are as similar as `least` to one held out, or an earlier one."""
+    held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
+    named = held + [("train", item) for item in parts["train"].items if item.row not in gone]
+    near = {}
+    vectors_ND = text_vectors(loaded, (" ".join(item.texts) for _, item in named))
+    for row, other, similarity in near_duplicates(vectors_ND, least, len(held)):
+        part, like = named[other]
+        near[named[row][1].row] = Removal(reason="nearly equal rows", part=part, other=like.row, similarity=similarity)
+    return near

@@ -252,8 +252,8 @@ def _guarded(cell: str) -> str:
     return "'" + cell if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
 
 
-def write_table(path: Path, table: Table, lines: Iterable[str | bytes]) -> None:
-    """Write the lines of `table_lines`, made of a table, to a new file atomically, in bounded memory; text as UTF-8.
+def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
+    """Write the lines of `table_lines`, made of a table, to a new file atomically, in bounded memory.
 
     Raises UsageError when `path` exists; ResourceError when it cannot be written.
     """
@@ -266,4 +266,4 @@ def write_table(path: Path, table: Table, lines: Iterable[str | bytes]) -> None:
         what, fix = "the file exists already", "choose another name, or remove it"
         raise UsageError(what, where=where, fix=fix, code="output_exists")
     with writing(path), durable.staged(path) as new:
-        durable.write_new(new, (line.encode() if isinstance(line, str) else line for line in lines))
+        durable.write_new(new, map(str.encode, lines))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.batch import Batch, padded
-from lmtool.data.corpus import open_corpus
+from lmtool.data.corpus import Chunk, open_corpus
 from lmtool.data.stdin import STDIN
 from lmtool.decoding.prompts import read_prompts
 from lmtool.durable import writing
@@ -89,9 +89,13 @@ def read_texts(sources: Sequence[str], column: str, texts: Sequence[str] = ()) -
     sources = [source for source in sources if source != STDIN]
     if not sources:
         return
-    corpus = open_corpus(sources, column, "line")
+    yield from whole_texts(open_corpus(sources, column, "line").chunks())
+
+
+def whole_texts(chunks: Iterable[Chunk]) -> Iterator[str]:
+    """The texts of chunks, also of those that begin in one and end in another."""
     begun = ""
-    for chunk in corpus.chunks():
+    for chunk in chunks:
         for i, text in enumerate(chunk.texts):
             begun += text
             if chunk.ends or i < len(chunk.texts) - 1:

@@ -1,217 +1,238 @@
-"""The index of a search: a vector of each text, memory-mapped, and the texts beside them.
+"""An index of texts: a vector of each, memory-mapped, and the texts beside them.
 
     INDEX/vectors.f32      vectors of length 1, one after the other (N, D)
-    INDEX/texts.sqlite     which model they are of, and the id, file and text of each, with the number of its vector
+    INDEX/texts.sqlite     which model they are of, and the id, file and text of each, by the number of its vector
+    INDEX/vectors.faiss    where there are many and faiss is installed: finds most of the nearest, and reads few
 
-A vector is written and synced before its text is committed, so that a killed process leaves at most vectors without a
-text; these, and those of texts that are removed or replaced, are set to zero by the next change and never found. A text
-that is in the index already is not computed again: an indexing that was interrupted goes on when it is repeated.
+A vector is written and synced before its text is committed: a killed process leaves at most vectors without a text,
+which the next one writes over. A text that is in the index already is not computed again, so an indexing that was
+interrupted goes on when it is repeated. A text that is removed or replaced leaves its vector behind, which is never
+found.
 
 Shapes: N vectors, D vector width, Q queries, K neighbours.
 """
 
 import os
 import sqlite3
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cached_property
 from importlib.util import find_spec
-from itertools import chain, islice, tee
+from math import isqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from lmtool import durable
-from lmtool.data.files import shown
+from lmtool.compute.device import choose_compute
+from lmtool.data.corpus import open_corpus
+from lmtool.data.files import display
 from lmtool.data.survey import Report
-from lmtool.errors import CheckpointError, DataError, ResourceError
-from lmtool.inference.embedding import embed
-from lmtool.inference.load import Loaded
-from lmtool.search.nearest import Ints, Vectors, nearest, nearest_of_lists, read_lists, unit, write_lists
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.inference.embedding import Vectors, embed, whole_texts
+from lmtool.inference.load import Loaded, load_packed
+from lmtool.recipe.spec.base import DeviceName
+from lmtool.recipe.spec.objective import Classification
+from lmtool.search.nearest import Ints, nearest, unit
+from lmtool.tables.predict import TextClassifier, texts_of_a_row
+from lmtool.tables.tasks.metrics import positive
 
 TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
 
 STRIDE = 1024
 """Texts that are committed at once: the most that are computed again after a kill."""
 
+RERANKED = 100
+"""Nearest texts that a cross-encoder ranks, unless more are wanted."""
+
 MANY = 1_000_000
 """Texts beyond which faiss is used, where it is installed."""
 
-_TABLES = """
-CREATE TABLE model (run TEXT, checkpoint TEXT, width INTEGER);
-CREATE TABLE texts (id TEXT PRIMARY KEY, source TEXT, text TEXT, vector INTEGER UNIQUE);
-"""
+_TABLES = """CREATE TABLE model (run, checkpoint, width INTEGER);
+CREATE TABLE texts (vector INTEGER PRIMARY KEY, id UNIQUE, source, text);"""
 
 
 class Entry(NamedTuple):
-    """A text of an index. id: unique in it. source: the file that it is of."""
+    """A text of an index. id: unique in it. source: the file that it is of.
+
+    score: of a text that was found, its cosine similarity, or what a cross-encoder makes of the query and the text.
+    """
 
     id: str
     source: str
     text: str
-
-
-class Hit(NamedTuple):
-    """A text that was found. score: the cosine similarity, or what a cross-encoder makes of the query and the text."""
-
-    id: str
-    source: str
-    text: str
-    score: float
+    score: float = 0.0
 
 
 class Index:
     """An index that is open for reading. What is added later, it does not see; what is removed, it no longer finds.
 
-    run, checkpoint: name and hash of the model. vectors_ND: of all texts, and zeros. row_N: those that are of a text.
+    run: name of its model. loaded: that model, which reads queries. ranker: a model of pairs, which ranks texts anew.
+    vectors_ND: all, memory-mapped. row_N: those that are of a text.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises DataError for an index that is missing or damaged."""
-        self.path = path
+    def __init__(self, path: Path, loaded: Loaded | None = None, ranker: TextClassifier | None = None) -> None:
+        """Raises DataError for an index that is missing or damaged, CheckpointError for one of another model."""
+        self.path, self.loaded, self.ranker = path, loaded, ranker
         with _connected(path) as db:
-            (self.run, self.checkpoint, width), *_ = db.execute("SELECT run, checkpoint, width FROM model").fetchall()
-            rows = db.execute("SELECT vector FROM texts ORDER BY vector")
-            self.row_N: Ints = np.fromiter(chain.from_iterable(rows), np.int64)
-            self.vectors_ND: Vectors = np.empty((0, width), "<f4")
-            if len(self.row_N):
-                shape = int(self.row_N[-1]) + 1, width
-                if (path / VECTORS).stat().st_size < 4 * shape[0] * width:
-                    raise sqlite3.DatabaseError(f"{VECTORS} is too short")
-                self.vectors_ND = np.memmap(path / VECTORS, "<f4", "r", shape=shape)
-
-    def __len__(self) -> int:
-        return len(self.row_N)
-
-    def check_model(self, loaded: Loaded) -> None:
-        """Raise CheckpointError for another model than the one whose vectors these are."""
-        if loaded.checkpoint_hash != self.checkpoint:
+            ((self.run, checkpoint, width),) = db.execute("SELECT * FROM model")
+            self.row_N: Ints = np.array([*db.execute("SELECT vector FROM texts ORDER BY vector")], np.int64).ravel()
+            shape = int(self.row_N.max(initial=0)) + 1, width
+            self.vectors_ND: Vectors = np.memmap(path / VECTORS, "<f4", "r", shape=shape)
+        if loaded is not None and loaded.checkpoint_hash != checkpoint:
             what = f"the index is not of this model: {loaded.run_path}, step {loaded.step}"
-            raise CheckpointError(what, where=str(self.path), fix=f"its model is --run {self.run}")
+            raise CheckpointError(what, where=str(path), fix=f"its model is --run {self.run}")
 
-    def nearest(self, query_QD: Vectors, k: int) -> Iterator[list[Hit]]:
+    def search(self, queries: Sequence[str], k: int = 10) -> list[list[Entry]]:
+        """The k best texts for each query, the best first. Queries are truncated to the context."""
+        query_QD = text_vectors(cast(Loaded, self.loaded), queries)
+        if self.ranker is None:
+            return list(self.nearest(query_QD, k))
+        hits = zip(queries, self.nearest(query_QD, max(k, RERANKED)), strict=True)
+        return [ranked(self.ranker, query, entries)[:k] for query, entries in hits]
+
+    def nearest(self, query_QD: Vectors, k: int) -> Iterator[list[Entry]]:
         """The k texts whose vectors are the most similar to that of each query, by cosine, the nearest first."""
-        rows = nearest(self.vectors_ND, unit(query_QD), k, self.row_N)
-        if self.lists is not None:
-            rows = nearest_of_lists(self.lists, self.vectors_ND, unit(query_QD), k)
+        hits: Iterable[tuple[Vectors, Ints]] = nearest(self.vectors_ND, unit(query_QD), k, self.row_N)
+        if (lists := self.path / LISTS).exists() and find_spec("faiss"):
+            import faiss
+
+            hits = zip(*faiss.read_index(str(lists), faiss.IO_FLAG_MMAP).search(unit(query_QD), k), strict=True)
         sql = "SELECT id, source, text, ? FROM texts WHERE vector = ?"
         with _connected(self.path) as db:
-            for score_K, row_K in rows:
+            for score_K, row_K in hits:
                 pairs = zip(score_K.tolist(), row_K.tolist(), strict=True)
-                yield [Hit(*columns) for pair in pairs for columns in db.execute(sql, pair)]
+                yield [Entry(*columns) for pair in pairs for columns in db.execute(sql, pair)]
 
-    @cached_property
-    def lists(self) -> Any:
-        """What faiss needs to propose texts, where there are many."""
-        return read_lists(self.path / LISTS) if len(self) > MANY else None
+    def write_lists(self) -> None:
+        """Write an inverted file for faiss (Jégou et al. 2011), of which a search reads one list in 16."""
+        import faiss
+
+        vectors_ND, n_lists = self.vectors_ND[self.row_N], isqrt(len(self.row_N))
+        lists: Any = faiss.index_factory(vectors_ND.shape[1], f"IVF{n_lists},Flat", faiss.METRIC_INNER_PRODUCT)
+        lists.train(vectors_ND)
+        lists.add_with_ids(vectors_ND, self.row_N)
+        lists.nprobe = 1 + n_lists // 16
+        with durable.staged(self.path / LISTS) as new:
+            faiss.write_index(lists, str(new))
 
 
-def add(path: Path, loaded: Loaded, texts: Iterable[Entry], report: Report) -> Counter[str]:
+def open_index(
+    path: str | Path, run: str | None = None, rerank: str | None = None, device: DeviceName = "auto"
+) -> Index:
+    """An index of `lmtool search index` with its models: `.search(["a query"], k=10)`.
+
+    run: its model, where that is no longer where it was. rerank: a run of pairs.
+    Raises the errors of indexes and models.
+    """
+    compute = choose_compute(device, "float32")
+    loaded = load_packed(run or Index(Path(path)).run, compute)
+    return Index(Path(path), loaded, None if rerank is None else as_ranker(load_packed(rerank, compute)))
+
+
+def as_ranker(loaded: Loaded) -> TextClassifier:
+    """A model of pairs as a cross-encoder. Raises UsageError unless it was fine-tuned to two classes or a number."""
+    classifier, spec = TextClassifier.of(loaded), cast(Classification, loaded.recipe.objective)
+    is_score = spec.task == "number" or (spec.task == "class" and positive(spec.labels) is not None)
+    if not is_score or len(texts_of_a_row(loaded)[0]) != 2:
+        fix = "name one that was fine-tuned on pairs of texts with two classes or a number"
+        raise UsageError("this run cannot rank texts for a query", where=str(loaded.run_path), fix=fix)
+    return classifier
+
+
+def ranked(ranker: TextClassifier, query: str, entries: Sequence[Entry]) -> list[Entry]:
+    """Texts by how well they answer a query: by the probability of the positive class, or the number.
+
+    A model reads the query together with each text (Nogueira and Cho 2019).
+    """
+    p_RC = ranker.probabilities(ranker.encode([(query, entry.text) for entry in entries]))
+    p_R = p_RC[:, positive(ranker.task.labels) or 0].tolist()
+    scored = (entry._replace(score=p) for entry, p in zip(entries, p_R, strict=True))
+    return sorted(scored, key=lambda entry: -entry.score)
+
+
+def text_vectors(loaded: Loaded, texts: Iterable[str]) -> Vectors:
+    """The vectors of texts, pooled as the model was trained to and scaled to length 1 (N, D); see `embed`."""
+    return unit(np.concatenate([one.vectors for one in embed(loaded, texts, -1, "own", truncate=True)]))
+
+
+def read_entries(sources: Sequence[str], column: str) -> list[Entry]:
+    """The lines of text files that are not blank, and the cells of a column of tables; a.txt:1 is the first of a.txt.
+
+    Raises the errors of files and tables.
+    """
+    corpus = open_corpus(sources, column, "line")
+    texts = ((display(path), whole_texts(corpus.of_extent(path, None))) for path in corpus.files)
+    return [Entry(f"{where}:{n}", where, text.strip()) for where, lines in texts for n, text in enumerate(lines, 1)]
+
+
+def add(path: Path, loaded: Loaded, entries: Sequence[Entry], report: Report) -> dict[str, int]:
     """Add texts to an index, which is made if there is none. Those with the id of a text replace it where they differ.
 
-    texts: read twice. Returns how many were added, replaced and kept.
-    Raises DataError for two texts of one id, and where there is none; CheckpointError for an index of another model;
-    UsageError for a folder that is none; ResourceError where it cannot be written.
+    Returns how many were added, replaced and kept.
+    Raises DataError for two texts of one id, and for a new index without a text; CheckpointError for an index of
+    another model; UsageError for a folder that is none; ResourceError where it cannot be written.
     """
-    n_texts, counts, seen = sum(1 for _ in texts), Counter(added=0, replaced=0, kept=0), set[str]()
-    if not n_texts:
-        raise DataError("there is no text to index", fix="name files with text")
+    if len({entry.id for entry in entries}) < len(entries):
+        raise DataError("two texts have the same id: a file is named twice", fix="name each file once")
     if not (path / TEXTS).exists():
         durable.refuse_used(path)
-        with durable.filling(path) as new, _connected(new, "rwc") as db:
-            durable.write_new(new / VECTORS, b"")
+        vectors_1D = text_vectors(loaded, (entry.text for entry in entries[:1]))
+        with durable.filling(path) as new, closing(sqlite3.connect(new / TEXTS)) as db, db:
+            durable.write_new(new / VECTORS, vectors_1D.tobytes())
             db.executescript(_TABLES)
-            model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash
-            db.execute("INSERT INTO model VALUES (?, ?, 0)", model)
-
-    def changed(db: sqlite3.Connection) -> Iterator[Entry]:
-        for entry in texts:
-            if entry.id in seen:
-                fix = "name each file once, and a column whose values differ"
-                raise DataError(f"two texts have the id {shown(entry.id)}", where=entry.source, fix=fix)
-            seen.add(entry.id)
-            old = db.execute("SELECT text FROM texts WHERE id = ?", entry[:1]).fetchone()
-            counts["added" if old is None else "kept" if old[0] == entry.text else "replaced"] += 1
-            if old is None or old[0] != entry.text:
-                yield entry
-
+            model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash, vectors_1D.size
+            db.execute("INSERT INTO model VALUES (?, ?, ?)", model)
     with _changing(path, loaded) as db:
-        entries = changed(db)
-        for first in islice(entries, 1):  # no text is embedded where none has changed
-            entries, copies = tee(chain([first], entries))
-            embedded = embed(loaded, (entry.text for entry in copies), -1, "own", truncate=True)
-            pairs = zip(entries, embedded, strict=False)
-            while stride := list(islice(pairs, STRIDE)):
-                vectors_ND = unit(np.concatenate([one.vectors for _, one in stride]))
-                row = _write_vectors(path / VECTORS, vectors_ND)
-                with db:
-                    db.execute("UPDATE model SET width = ?", vectors_ND.shape[1:])
-                    numbered = [(*entry, row + i) for i, (entry, _) in enumerate(stride)]
-                    db.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", numbered)
-                report("indexing", counts.total(), n_texts)
-    return counts
+        old = dict(db.execute("SELECT id, text FROM texts"))
+        fresh = [entry for entry in entries if old.get(entry.id) != entry.text]
+        ((end,),) = db.execute("SELECT coalesce(max(vector) + 1, 0) FROM texts")
+        for begin in range(0, len(fresh), STRIDE):
+            stride = fresh[begin : begin + STRIDE]
+            vectors_ND = text_vectors(loaded, (entry.text for entry in stride))
+            with (path / VECTORS).open("r+b") as file:
+                file.seek((end + begin) * vectors_ND[0].nbytes)
+                file.write(vectors_ND.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            rows = ((i, *entry[:3]) for i, entry in enumerate(stride, end + begin))
+            with db:
+                db.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", rows)
+            report("indexing", begin + len(stride), len(fresh))
+    n_replaced = sum(entry.id in old for entry in fresh)
+    return {"added": len(fresh) - n_replaced, "replaced": n_replaced, "kept": len(entries) - len(fresh)}
 
 
-def remove(path: Path, names: Collection[str]) -> Counter[str]:
-    """Remove the texts with these ids, and all of these files, also from the disk. Returns how many were removed.
+def remove(path: Path, names: Collection[str]) -> dict[str, int]:
+    """Remove the texts with these ids, and all of these files. Returns how many were removed.
 
     Raises DataError for a name that the index does not have, and then removes none.
     """
-    counts = Counter(removed=0)
     with _changing(path) as db, db:
-        for name in names:
-            n = db.execute("DELETE FROM texts WHERE id = ? OR source = ?", (name, name)).rowcount
-            if not n:
-                what = f"no text and no file of the index is called {shown(name)}"
-                raise DataError(what, where=str(path), fix="name ids, or files, as lmtool search shows them")
-            counts["removed"] += n
-    return counts
+        sql = "DELETE FROM texts WHERE ? IN (id, source)"
+        if unknown := [name for name in names if not db.execute(sql, (name,)).rowcount]:
+            what, fix = f"the index has no text and no file {unknown[0]!r}", "name ids, or files, of the index"
+            raise DataError(what, where=str(path), fix=fix)
+        return {"removed": db.total_changes}
 
 
 @contextmanager
 def _changing(path: Path, loaded: Loaded | None = None) -> Iterator[sqlite3.Connection]:
-    """The texts of an index that no other process changes; at the end, vectors that are of none become zeros."""
+    """The texts of an index that no other process changes. Raises the errors of `Index`."""
     with _connected(path) as db, durable.locked(path / ".lock"), durable.writing(path):
-        if loaded is not None:
-            Index(path).check_model(loaded)
+        Index(path, loaded)
         (path / LISTS).unlink(missing_ok=True)
         yield db
-        index = Index(path)
-        free = np.setdiff1d(np.arange(len(index.vectors_ND)), index.row_N)
-        if len(free):
-            vectors_ND = np.memmap(path / VECTORS, "<f4", "r+", shape=index.vectors_ND.shape)
-            vectors_ND[free] = 0
-            vectors_ND.flush()
-        if len(index) > MANY and find_spec("faiss"):
-            write_lists(index.vectors_ND, path / LISTS)
-
-
-def _write_vectors(path: Path, vectors_ND: Vectors) -> int:
-    """Write vectors behind all others, also those of a killed process, and sync them; the number of the first."""
-    row: int = -(-path.stat().st_size // vectors_ND[0].nbytes)
-    with path.open("r+b") as file:
-        file.seek(row * vectors_ND[0].nbytes)
-        file.write(vectors_ND.astype("<f4").tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    return row
+        if len((index := Index(path)).row_N) > MANY and find_spec("faiss"):
+            index.write_lists()
 
 
 @contextmanager
-def _connected(path: Path, mode: str = "rw") -> Iterator[sqlite3.Connection]:
-    """The texts of an index. Raises DataError where it is missing or damaged, and ResourceError for other errors."""
-    if mode == "rw" and not (path / TEXTS).exists():
-        fix = "name a folder that lmtool search index has made"
-        raise DataError("there is no index", where=str(path), fix=fix, code="file_not_found")
+def _connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """The texts of an index. Raises DataError where it is missing or damaged."""
     try:
-        uri = f"{(path / TEXTS).absolute().as_uri()}?mode={mode}"
-        with closing(sqlite3.connect(uri, timeout=60, uri=True)) as db:
-            db.execute("PRAGMA secure_delete = ON")
+        with closing(sqlite3.connect(f"{(path / TEXTS).absolute().as_uri()}?mode=rw", timeout=60, uri=True)) as db:
             yield db
-            db.commit()
-    except sqlite3.DatabaseError as error:
-        kind = ResourceError if isinstance(error, sqlite3.OperationalError) else DataError
-        fix = "free the disk, or delete the folder and index again"
-        raise kind(f"the index cannot be used: {error}", where=str(path), fix=fix) from error
+    except (sqlite3.Error, ValueError) as error:  # of vectors, one for a file that is too short
+        fix = "make it anew: lmtool search index FILES --run RUN -o INDEX"
+        raise DataError(f"there is no index, or it is damaged: {error}", where=str(path), fix=fix) from error

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from lmtool.errors import LmtoolError, NumericalError, ResourceError
 from lmtool.printable import plain
+from lmtool.search.index import Index
 from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
@@ -51,18 +52,21 @@ class Events(StreamingResponse):
 
 
 class Application:
-    """All endpoints of one model. logs_prompts: prompts are written to the log."""
+    """All endpoints of one model. index: of texts to search. logs_prompts: prompts are written to the log."""
 
-    def __init__(self, service: Service, metrics: Metrics, *, logs_prompts: bool = False) -> None:
+    def __init__(self, service: Service, metrics: Metrics, index: Index | None, *, logs_prompts: bool = False) -> None:
         self._service, self._metrics, self._logs_prompts = service, metrics, logs_prompts
         self._long = ThreadPoolExecutor(1, "long")  # prepares long bodies one after the other
         posts: dict[str, Handler] = {
             "/v1/completions": partial(self._text, CompletionBody, service.completion),
             "/v1/chat/completions": partial(self._text, ChatBody, service.conversation),
             "/v1/embeddings": partial(self._rows, EmbeddingBody, service.text_rows, service.embeddings),
-            "/search": partial(self._rows, SearchBody, service.query_rows, service.search),
             "/classify": partial(self._rows, ClassifyBody, service.table_rows, service.classify),
         }
+        if index is not None:
+            posts["/search"] = partial(
+                self._rows, SearchBody, service.text_rows, lambda body, rows: service.search(index, body.k, rows)
+            )
         gets: dict[str, Handler] = {
             "/": self._page,
             "/v1/models": self._models,

@@ -24,7 +24,6 @@ _VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 MAX_MISTAKES = 1000
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
-MAX_HITS = 1000
 
 GivenText = Annotated[str, Field(max_length=1 << 20)]
 GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=1 << 17, fail_fast=True)]
@@ -141,7 +140,7 @@ class EmbeddingBody(Body):
 class SearchBody(EmbeddingBody):
     """POST /search. input: queries. k: texts for each."""
 
-    k: int = Field(default=10, ge=1, le=MAX_HITS)
+    k: int = Field(default=10, ge=1, le=1000)
 
 
 class ClassifyBody(Body):

@@ -111,16 +111,11 @@ class _Server(uvicorn.Server):
 
 
 def assemble(generator: TextGenerator, serving: Serving) -> tuple[Guard, Scheduler]:
-    """The application that answers for a model, and what computes its answers.
-
-    Raises CheckpointError for an index of another model.
-    """
-    if serving.index is not None:
-        serving.index.check_model(generator.loaded)
+    """The application that answers for a model, and what computes its answers."""
     metrics = Metrics()
     scheduler = Scheduler(generator, metrics, n_rows=serving.n_rows, n_slots=serving.n_slots, n_queued=serving.n_queued)
-    service = Service(generator, scheduler, serving.max_tokens, serving.index)
-    application = Application(service, metrics, logs_prompts=serving.logs_prompts)
+    service = Service(generator, scheduler, serving.max_tokens)
+    application = Application(service, metrics, serving.index, logs_prompts=serving.logs_prompts)
     return Guard(application.app, serving.access or Access(serving.host, None), metrics), scheduler
 
 

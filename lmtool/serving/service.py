@@ -22,16 +22,7 @@ from lmtool.inference.generator import TextGenerator
 from lmtool.recipe.spec.objective import Classification, Embedding
 from lmtool.search.index import Index
 from lmtool.serving.errors import BadRequest
-from lmtool.serving.protocol import (
-    MAX_TEXTS,
-    ChatBody,
-    ClassifyBody,
-    CompletionBody,
-    EmbeddingBody,
-    SearchBody,
-    TextBody,
-    listed,
-)
+from lmtool.serving.protocol import MAX_TEXTS, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, TextBody, listed
 from lmtool.serving.scheduler import GenerationRequest, Progress, Scheduler
 from lmtool.tables.predict import TextClassifier, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
@@ -56,16 +47,10 @@ Result = TypeVar("Result")
 
 
 class Service:
-    """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text.
+    """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text."""
 
-    index: texts to search, with vectors of this model.
-    """
-
-    def __init__(
-        self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int, index: Index | None = None
-    ) -> None:
+    def __init__(self, generator: TextGenerator, scheduler: Scheduler, max_tokens: int) -> None:
         self.generator, self.scheduler, self.max_tokens = generator, scheduler, max_tokens
-        self._index = index
         self.loaded = generator.loaded
         self.name = self.loaded.run_path.name
         self.fingerprint = self.loaded.checkpoint_hash[:16]
@@ -92,7 +77,6 @@ class Service:
             "chat": None if self.chat is None else self.chat.name,
             "classifies": isinstance(spec, Classification),
             "embeds": isinstance(spec, Embedding),
-            "searches": None if self._index is None else len(self._index),
             "max_tokens": self.max_tokens,
         }
 
@@ -208,22 +192,11 @@ class Service:
     def _embed(self, rows: Sequence[TextRow]) -> list[Vectors]:
         return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own")]
 
-    def query_rows(self, body: SearchBody) -> list[TextRow]:
-        """Queries as token ids. Raises BadRequest, and UsageError for texts without any."""
-        if self._index is None:
-            raise BadRequest(404, "there is nothing to search here: the server has no --index")
-        return self.text_rows(body)
-
-    async def search(self, body: SearchBody, rows: Sequence[TextRow]) -> bytes:
-        """The answer to a search: the nearest texts of each query."""
-        query_QD = np.concatenate(await self._computed(self._embed, rows))
-
-        def answer() -> bytes:
-            answers = cast(Index, self._index).nearest(query_QD, body.k)
-            data = ({"index": i, "hits": [hit._asdict() for hit in hits]} for i, hits in enumerate(answers))
-            return listed({"object": "list", "model": self.name}, "data", data)
-
-        return await asyncio.to_thread(answer)
+    async def search(self, index: Index, k: int, rows: Sequence[TextRow]) -> bytes:
+        """The answer to a search: the k nearest texts of each query."""
+        neighbours = index.nearest(np.concatenate(await self._computed(self._embed, rows)), k)
+        data = ({"index": i, "hits": [entry._asdict() for entry in entries]} for i, entries in enumerate(neighbours))
+        return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
 
     @cached_property
     def classifier(self) -> TextClassifier:

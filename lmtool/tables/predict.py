@@ -147,7 +147,7 @@ class TextClassifier:
     """A fine-tuned classifier of texts, which are tokenized first, and classified by the model later."""
 
     loaded: Loaded
-    task: Task
+    task: HeadTask
 
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
@@ -156,7 +156,7 @@ class TextClassifier:
             what = "this run does not classify: it was not fine-tuned on labels"
             fix = "run lmtool finetune on a table with labels, or name another run"
             raise UsageError(what, where=str(loaded.run_path), fix=fix)
-        return cls(loaded, task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ()))
+        return cls(loaded, cast(HeadTask, task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ())))
 
     def encode(self, rows: Sequence[tuple[str, ...]]) -> list[EncodedRow]:
         """The texts of rows, of the columns that `texts_of_a_row` names, as token ids."""
@@ -164,17 +164,14 @@ class TextClassifier:
 
     def probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
         """The probability of each class or label, or the number, for each row (R, C)."""
-        task = cast(HeadTask, self.task)
         with self.loaded.joined() as loaded:
-            scores_RC, _ = task.scores(_model(loaded), rows)
-        return task.probabilities(scores_RC)
+            scores_RC, _ = self.task.scores(_model(loaded), rows)
+        return self.task.probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """The answer for each row."""
-        with self.loaded.joined() as loaded:
-            answers = self.task.answer(_model(loaded), rows)
-        pairs = ((label, zip(self.task.labels, map(float, map(str, p)), strict=True)) for label, *p in answers)
-        return [Prediction(str(label), dict(probabilities)) for label, probabilities in pairs]
+        answers = ((self.task.cells(p_C)[0], p_C.tolist()) for p_C in self.probabilities(rows))
+        return [Prediction(str(label), dict(zip(self.task.labels, p, strict=False))) for label, p in answers]
 
 
 def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:

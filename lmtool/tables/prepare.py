@@ -218,7 +218,7 @@ def read_tables(
     read = []
     for task in tasks:
         held = None if split is None else split.of(task.name)
-        read.append(_read(task, recipe, labels, held, chat))
+        read.append(read_task(task, recipe, labels, held, chat))
         if held is None:
             read[-1].notices.extend(find_in_tables(read[-1].train, read[-1].held, tokenizer, None, brief=True))
     if isinstance(recipe.objective, Classification):
@@ -308,25 +308,22 @@ def known_kind(spec: AnyObjective, columns: Columns) -> LabelKind | None:
 
 def check_tables(
     recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None
-) -> tuple[list[str], list[Notice], list[dict[str, LabelledTexts]]]:
-    """Lines that describe the tables that a recipe names, all notices of them, once, and the rows of each task by part.
-    See `find_in_tables`.
+) -> tuple[list[str], list[Notice]]:
+    """Lines that describe the tables that a recipe names, and all notices of them, once; see `find_in_tables`.
 
     Without a validation table the rows are those that a run would hold out. Raises the errors of tables.
     """
     lines: list[str] = []
     notices: list[Notice] = []
-    parts: list[dict[str, LabelledTexts]] = []
     for task in open_tables(recipe.data, kind):
-        read = _read(task, recipe, None, None, None)
+        read = read_task(task, recipe, None, None, None)
         notices += [*read.notices, *find_in_tables(read.train, read.held, tokenizer, usual, brief=False)]
         sizes = "; ".join(f"{name}: {part.describe()}" for name, part in read.parts.items())
         lines += [task.table.describe(), task.columns.describe(), sizes]
-        parts.append(read.parts)
-    return lines, list(dict.fromkeys(notices)), parts
+    return lines, list(dict.fromkeys(notices))
 
 
-def _read(
+def read_task(
     task: TaskTables, recipe: Recipe, labels: LabelMap | None, split: HeldRows | None, chat: ChatFormat | None
 ) -> _Read:
     """The rows for training, validation and testing; a part is held out unless a validation table is given.

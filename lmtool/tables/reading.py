@@ -337,7 +337,7 @@ def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
     """A notice of rows with the same texts but different labels."""
     if bad := contradictions(items):
         count = sum(map(len, bad))
-        pair = next([bad[0][0], item] for item in bad[0] if unordered(item.label) != unordered(bad[0][0].label))
+        pair = next([bad[0][0], item] for item in bad[0] if _unordered(item.label) != _unordered(bad[0][0].label))
         what = f"{counted(count, 'row')} have the text of another row and a different label"
         text = f"{what}; first: rows {pair[0].row} and {pair[1].row}"
         yield Notice("duplicate rows with different labels", count, text)
@@ -348,10 +348,10 @@ def contradictions(items: Sequence[LabelledText]) -> list[list[LabelledText]]:
     groups: dict[tuple[str, ...], list[LabelledText]] = {}
     for item in items:
         groups.setdefault(item.texts, []).append(item)
-    return [group for group in groups.values() if len({unordered(item.label) for item in group}) > 1]
+    return [group for group in groups.values() if len({_unordered(item.label) for item in group}) > 1]
 
 
-def unordered(label: Label | None) -> Any:
+def _unordered(label: Label | None) -> Any:
     """A label for comparison: the order of several does not count."""
     return frozenset(label) if isinstance(label, tuple) else label
 

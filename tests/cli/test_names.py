@@ -59,7 +59,7 @@ OPTIONS = {
     "export run": "export MODEL exported",
     "check names": "check MODEL",
     "check tokenizer": "check text.txt --tokenizer MODEL",
-    "check run": "check rows.csv --run MODEL",
+    "check run": "check rows.csv --run MODEL --fix new.csv",
     "search index run": "search index text.txt --run MODEL -o new.index",
     "search query run": "search texts.index The --run MODEL",
     "search query rerank": "search texts.index The --rerank MODEL",

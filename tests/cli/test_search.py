@@ -28,48 +28,51 @@ def index(lmtool, folder):
 
 
 def searched(lmtool, *arguments):
-    return [json.loads(line) for line in lmtool.succeeds("search", *arguments, "--json", "-q").out.splitlines()]
+    return [json.loads(line) for line in lmtool.succeeds("search", *arguments, "--json").out.splitlines()]
 
 
 def test_a_file_and_a_table_are_indexed_and_found(lmtool, folder, index):
-    done = lmtool.succeeds("search", "index", "b.csv", "--id-column", "key", "-o", index)
-    assert done.out == "i: 18 texts; 6 added, 0 replaced, 0 kept\n"
-    done = lmtool.succeeds("search", "index", "b.csv", "a.txt", "--id-column", "key", "-o", index, "--json", "-q")
+    assert lmtool.succeeds("search", "index", "b.csv", "-o", index).out == "i: 18 texts; 6 added, 0 replaced, 0 kept\n"
+    done = lmtool.succeeds("search", "index", "b.csv", "a.txt", "-o", index, "--json", "-q")
     assert json.loads(done.out) == {"index": "i", "texts": 18, "added": 0, "replaced": 0, "kept": 18}
     (found,) = searched(lmtool, index, LINES[3], "-k", "2")
     assert found["query"] == LINES[3]
     assert [set(hit) for hit in found["hits"]] == [{"id", "source", "text", "score"}] * 2
-    assert found["hits"][0] | {"score": 1} == {"id": "a.txt:5", "source": "a.txt", "text": LINES[3], "score": 1}
+    assert found["hits"][0] | {"score": 1} == {"id": "a.txt:4", "source": "a.txt", "text": LINES[3], "score": 1}
     assert found["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
     (found,) = searched(lmtool, "query", index, SENTENCES[13], "-k", "1")
-    assert found["hits"][0]["id"] == "k1"
-    assert found["hits"][0]["source"] == "b.csv"
+    assert (found["hits"][0]["id"], found["hits"][0]["source"]) == ("b.csv:2", "b.csv")
 
 
-def test_a_table_has_its_rows_as_ids(lmtool, folder):
-    lmtool.succeeds("search", "index", "b.csv", "--run", "last", "-o", "i", "-q")
-    (found,) = searched(lmtool, "i", SENTENCES[13], "-k", "1")
-    assert found["hits"][0]["id"] == "b.csv:2"
-    lmtool.succeeds("search", "index", "b.csv", "--text-column", "key", "--text-column", "text", "-o", "i", "-q")
-    assert {hit["text"].split()[0] for hit in searched(lmtool, "i", "a")[0]["hits"]} == {f"k{i}" for i in range(6)}
+def test_another_column_of_a_table(lmtool, folder):
+    lmtool.succeeds("search", "index", "b.csv", "--run", "last", "--column", "key", "-o", "i", "-q")
+    assert {hit["text"] for hit in searched(lmtool, "i", "a")[0]["hits"]} == {f"k{i}" for i in range(6)}
+    lmtool.refuses(3, "search", "index", "b.csv", "--column", "kee", "-o", "i", "-q", words=["--column key"])
 
 
-def test_queries_of_a_pipe_and_of_a_file(lmtool, folder, index, monkeypatch):
+def test_files_of_a_folder_have_their_own_numbers(lmtool, folder):
+    (folder / "notes").mkdir()
+    for name, lines in (("x.txt", LINES[:2]), ("y.txt", LINES[2:5]), ("empty.txt", [])):
+        (folder / "notes" / name).write_text("\n".join(lines), encoding="utf-8")
+    lmtool.succeeds("search", "index", "notes/", "--run", "last", "-o", "i", "-q")
+    ids = [searched(lmtool, "i", line, "-k", "1")[0]["hits"][0]["id"] for line in LINES[:5]]
+    assert ids == ["notes/x.txt:1", "notes/x.txt:2", "notes/y.txt:1", "notes/y.txt:2", "notes/y.txt:3"]
+
+
+def test_queries_of_a_pipe(lmtool, folder, index, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES[:3]).encode())))
     assert [one["hits"][0]["text"] for one in searched(lmtool, index, "-k", "1")] == LINES[:3]
-    found = searched(lmtool, index, LINES[5], "--file", "b.csv", "--file", "a.txt")
-    assert [one["query"] for one in found] == [LINES[5], *SENTENCES[12:18], *LINES]
-    plain = lmtool.succeeds("search", index, LINES[0], LINES[1], "-k", "1", "-q").out
-    assert plain == f"{LINES[0]}\n1.0000  a.txt:2  {LINES[0]}\n{LINES[1]}\n1.0000  a.txt:3  {LINES[1]}\n"
-    assert lmtool.succeeds("search", index, LINES[0], "-k", "1", "-q").out == f"1.0000  a.txt:2  {LINES[0]}\n"
+    plain = lmtool.succeeds("search", index, LINES[0], LINES[1], "-k", "1").out
+    assert plain == f"{LINES[0]}\n1.0000  a.txt:1  {LINES[0]}\n{LINES[1]}\n1.0000  a.txt:2  {LINES[1]}\n"
+    assert lmtool.succeeds("search", index, LINES[0], "-k", "1").out == f"1.0000  a.txt:1  {LINES[0]}\n"
 
 
 def test_texts_are_removed(lmtool, folder, index):
-    assert lmtool.succeeds("search", "index", "-o", index, "--remove", "a.txt:2").out == "i: 11 texts; 1 removed\n"
-    assert LINES[0] not in lmtool.succeeds("search", index, LINES[0], "-q").out
+    assert lmtool.succeeds("search", "index", "-o", index, "--remove", "a.txt:1").out == "i: 11 texts; 1 removed\n"
+    assert LINES[0] not in lmtool.succeeds("search", index, LINES[0]).out
     lmtool.refuses(3, "search", "index", "-o", index, "--remove", "c.txt", "-q", words=["c.txt", "name ids, or files"])
     lmtool.succeeds("search", "index", "-o", index, "--remove", "a.txt")
-    assert lmtool.succeeds("search", index, LINES[0], "-q").out == ""
+    assert lmtool.succeeds("search", index, LINES[0]).out == ""
 
 
 def test_an_index_goes_where_its_run_went(lmtool, run, folder, index):
@@ -109,34 +112,21 @@ def test_a_model_of_pairs_ranks_the_nearest_anew(lmtool, pairs, run):
         assert len(found["hits"]) == 12
         (few,) = searched(lmtool, "i", LINES[0], "--rerank", name, "-k", "3")
         assert few["hits"] == found["hits"][:3], "they are ranked before they are cut"
-    lmtool.refuses(2, "search", "i", "a", "--rerank", "single", words=["cannot rank", "1 text"])
-    lmtool.refuses(2, "search", "i", "a", "--rerank", "three", words=["cannot rank", "other"])
+    lmtool.refuses(2, "search", "i", "a", "--rerank", "single", words=["cannot rank", "two classes"])
+    lmtool.refuses(2, "search", "i", "a", "--rerank", "three", words=["cannot rank", "pairs"])
     lmtool.refuses(2, "search", "i", "a", "--rerank", str(run), words=["does not classify"])
 
 
 def test_what_is_refused(lmtool, folder, index):
-    lmtool.refuses(2, "search", "index", "a.txt", "-o", "new", words=["needs a model", "--run"])
+    lmtool.refuses(3, "search", "index", "a.txt", "-o", "new", words=["there is no index", "--run"])
     lmtool.refuses(2, "search", "index", "-o", "new", words=["nothing to index"])
     lmtool.refuses(2, "search", "index", "a.txt", "-o", index, "--remove", "a.txt", words=["--remove"])
     lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", words=["-o"])
     lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", "-o", ".", "-q", words=["not empty"])
     lmtool.refuses(3, "search", "index", "none.txt", "--run", "last", "-o", "new", "-q", words=["none.txt"])
-    lmtool.refuses(3, "search", "index", "a.txt", "a.txt", "-o", index, "-q", words=["two texts have the id 'a.txt:2'"])
-    lmtool.refuses(3, "search", "index", "b.csv", "--id-column", "kee", "-o", index, "-q", words=["--id-column key"])
-    lmtool.refuses(
-        3, "search", "index", "b.csv", "--id-column", "label", "-o", index, "-q", words=["two texts have the id"]
-    )
+    lmtool.refuses(3, "search", "index", "a.txt", "a.txt", "-o", index, "-q", words=["the same id", "named twice"])
     lmtool.refuses(3, "search", "none", "a", words=["there is no index"])
     lmtool.refuses(2, "search", index, "a", "-k", "0", words=["-k"])
-    lmtool.refuses(3, "search", index, "--file", "none.txt", "-q", words=["none.txt"])
-    assert len(Index(folder / index)) == 12
-
-
-def test_bad_rows_are_refused_or_skipped(lmtool, folder):
     (folder / "c.csv").write_text("text,label\none,a\ntwo\nthree,b\n")
-    lmtool.refuses(
-        3, "search", "index", "c.csv", "--run", "last", "-o", ".", "-q", words=["c.csv:3", "--skip-bad-rows"]
-    )
-    done = lmtool.succeeds("search", "index", "c.csv", "--run", "last", "-o", "i", "--skip-bad-rows")
-    assert done.out == "i: 2 texts; 2 added, 0 replaced, 0 kept\n"
-    assert "skipped 1 bad row" in done.err
+    lmtool.refuses(3, "search", "index", "c.csv", "-o", index, "-q", words=["c.csv:3"])
+    assert len(Index(folder / index).row_N) == 12

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lmtool.search import nearest as module
-from lmtool.search.nearest import best, near_duplicates, nearest, nearest_of_lists, read_lists, unit, write_lists
+from lmtool.search.nearest import near_duplicates, nearest, unit
 from tests.reference import search as plain
 
 
@@ -32,12 +32,6 @@ def test_rows_that_may_not_be_found_are_not():
     wanted = plain.ranking(rows[0].tolist(), rows[allowed].tolist(), 4)
     assert row_K.tolist() == [int(allowed[i]) for i, _ in wanted]
     assert score_K[0] < 0.99
-
-
-def test_of_equal_scores_the_first_come_first():
-    assert best(np.array([1, 3, 3, 2, 3, 1], np.float32), 2).tolist() == [1, 2]
-    assert best(np.array([1, 3, 3, 2, 3, 1], np.float32), 9).tolist() == [1, 2, 4, 3, 0, 5]
-    assert best(np.zeros(0, np.float32), 3).tolist() == []
 
 
 def test_a_vector_without_length_stays():
@@ -71,23 +65,3 @@ def test_near_duplicates_are_those_of_a_loop(monkeypatch, at_once, threshold, n_
 
 def test_no_rows_have_no_near_duplicates():
     assert list(near_duplicates(vectors(0), 0.5)) == []
-
-
-@pytest.mark.filterwarnings("ignore:builtin type")
-def test_faiss_proposes_nearly_all_that_is_nearest(tmp_path):
-    pytest.importorskip("faiss")
-    centres = vectors(50, 16)
-    rows = unit(np.repeat(centres, 40, axis=0) + 0.3 * vectors(2000, 16, seed=1))
-    queries = unit(centres[:20] + 0.1 * vectors(20, 16, seed=2))
-    write_lists(rows, tmp_path / "lists")
-    found = list(nearest_of_lists(read_lists(tmp_path / "lists"), rows, queries, 10))
-    exact = list(nearest(rows, queries, 10, np.arange(len(rows))))
-    shared = [len({*a.tolist()} & {*b.tolist()}) for (_, a), (_, b) in zip(found, exact, strict=True)]
-    assert sum(shared) >= 0.9 * 200
-    for (score_K, row_K), query in zip(found, queries, strict=True):
-        np.testing.assert_allclose(score_K, rows[row_K] @ query, atol=1e-6)
-        assert score_K.tolist() == sorted(score_K.tolist(), reverse=True)
-
-
-def test_without_a_file_nothing_is_proposed(tmp_path):
-    assert read_lists(tmp_path / "lists") is None

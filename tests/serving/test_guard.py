@@ -109,7 +109,7 @@ def test_what_is_nowhere_and_what_is_no_json(client: httpx.Client, monkeypatch: 
     assert client.post("/v1/completions", json={"prompt": "a" * 1000}).status_code == 413
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/search", "/classify"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain; charset=utf-8", "", None])
 def test_a_body_of_another_type_is_told_the_header_to_send(client: httpx.Client, path: str, kind: str | None) -> None:
     answer = client.post(path, content=b'{"prompt": "Who"}', headers={} if kind is None else {"content-type": kind})

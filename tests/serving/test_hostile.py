@@ -55,7 +55,7 @@ NEARLY = st.fixed_dictionaries(
         "repetition_penalty": st.floats(0, 11),
     },
 )
-PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/search", "/classify"])
+PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])
 BODIES = JSON.map(json.dumps).map(str.encode) | NEARLY.map(json.dumps).map(str.encode) | st.binary(max_size=50)
 
 

@@ -48,7 +48,7 @@ def write(path: Path, lines: list[str]) -> str:
 
 
 def kinds(train: str, test: str) -> dict[str, int]:
-    _, notices, _ = check_tables(
+    _, notices = check_tables(
         load("linear", [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe,
         None,
         None,

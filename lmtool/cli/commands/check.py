@@ -5,22 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, open_model, put, put_json, tell
+from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.checks.check import Checked
-    from lmtool.inference.load import Loaded
     from lmtool.recipe.load import Setting
+    from lmtool.recipe.spec.recipe import Recipe
     from lmtool.tokenization.tokenizer import Tokenizer
 
 MOST = 20
-"""Damaged files, and rows, that are listed."""
-
-NEAR = 0.95
-"""Cosine similarity from which rows are nearly equal."""
+"""Damaged files that are listed."""
 
 
 @sets(READING | LABELS)
@@ -31,8 +28,8 @@ def check(
     tokenizer: str | None = option("RUN", "Is the text in the language of this run's or file's tokenizer?"),
     column: Column = None,
     fix: Path | None = option("FILE", "Write the table without duplicates, contradictions and leaks to a new file."),
-    run: str | None = option("RUN", "List rows whose vectors by this model are nearly equal; --fix removes them too."),
-    near: float | None = option("X", "From which cosine similarity on, with --run.", shown="0.95", min=0.0, max=1.0),
+    run: str | None = option("RUN", "With --fix: without rows, too, whose vectors by this model are nearly equal."),
+    near: float = option("X", "From which cosine similarity on.", default=0.95, min=0.0, max=1.0),
     *,
     overrides: Overrides = None,
     with_cache: bool = flag("Verify the cache of tokens too.", "--cache"),
@@ -54,56 +51,49 @@ def check(
     from lmtool.interop.names import HUB
     from lmtool.interop.reference import run_of
 
-    if not names and not with_cache:
+    if not names and (fix is not None or not with_cache):
         raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache")
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [run_of(names[0])]
-    texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
-    if run is None and near is not None:
-        raise UsageError("--near compares vectors of a model", fix="name it: --run RUN")
+    if run is not None and fix is None:
+        raise UsageError("--run is for rows that --fix leaves out", fix="name a new file: --fix FILE")
     check_new(fix)
+    texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
-    settings = settings_in(options, READING, *others, overrides=overrides)
+    whole = [] if fix is None else ["data.valid_fraction=0"]  # no rows are held out of the table that is fixed
+    settings = settings_in(options, READING, *others, overrides=[*(overrides or []), *whole])
     reports = []
     if names:
-        loaded = None if run is None else open_model(run, "auto", "float32")
-        likeness = (loaded, NEAR if near is None else near) if fix or run else None
-        reports.append(_look(names, settings, tokenizer, quiet, likeness))
-        if likeness and len(reports[0].tables) != 1:
-            what = f"{'--fix' if fix else '--run'} is for one table with labels, not for a {reports[0].subject}"
-            raise UsageError(what, fix="name one, and its columns with --text-column and --label-column")
+        reports.append(_look(names, settings, tokenizer, quiet))
     if with_cache:
         from lmtool.checks.check import check_cache
 
         reports.append(check_cache())
     for checked in reports:
         _show(checked, as_json)
-    if fix:
-        from lmtool.checks.fixing import removals, write_fixed
+    if fix is not None:
+        from lmtool.checks.fixing import write_fixed
+        from lmtool.data.files import unpacked_name
 
-        (parts,) = reports[0].tables
-        gone = {one.row: one for one in (*reports[0].near, *reversed([*removals(parts)]))}
-        n_gone, log = write_fixed(parts["train"], gone, fix)
-        (tell if as_json else put)(f"fixed    {fix}: without {n_gone:,} rows, which {log} lists")
+        recipe, log = _recipe(settings), fix.with_suffix(".removed.jsonl")
+        check_new(fix, Path(unpacked_name(Path(recipe.data.train[0]))).suffix)
+        check_new(log)
+        model = None if run is None else (open_model(run, "auto", "float32"), near)
+        n_gone = write_fixed(recipe, fix, log, model)
+        if as_json:
+            put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
+        else:
+            put(f"fixed    {fix}: without {n_gone:,} rows, which {log} lists")
     for checked in reports:
         checked.refuse(strict=strict)
 
 
-def _look(
-    names: list[str],
-    settings: "list[Setting]",
-    tokenizer: str | None,
-    quiet: bool,
-    likeness: "tuple[Loaded | None, float] | None",
-) -> "Checked":
+def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from lmtool.checks import check as checking
-    from lmtool.recipe.load import load
     from lmtool.training.finetuning import named_kind
 
-    recipe = load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe
+    recipe = _recipe(settings)
     data = recipe.data
-    if likeness:
-        recipe = recipe.with_values({"data.valid_fraction": 0.0})  # all rows that are not in a table of their own
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
         match checking.subject_of(names, data, is_text=is_text):
@@ -112,8 +102,14 @@ def _look(
             case "tokens":
                 return checking.check_tokens(Path(names[0]))
             case "table":
-                return checking.check_labelled(recipe, named_kind(settings), *_tokenizer(tokenizer), likeness)
+                return checking.check_labelled(recipe, named_kind(settings), *_tokenizer(tokenizer))
         return checking.check_text(data, recipe.seed, *_tokenizer(tokenizer), display.report)
+
+
+def _recipe(settings: "list[Setting]") -> "Recipe":
+    from lmtool.recipe.load import load
+
+    return load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe
 
 
 def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
@@ -142,6 +138,5 @@ def _show(checked: "Checked", as_json: bool) -> None:
     for notice in checked.notices:
         is_named = notice.text.startswith(notice.kind.split()[0])
         put(f"found    {'' if is_named else f'{notice.kind}: '}{notice}")
-    put(*(f"near     {removal.describe()}" for removal in checked.near[:MOST]))
     if not checked.damage and not checked.notices:
         put("nothing found")

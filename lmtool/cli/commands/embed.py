@@ -1,20 +1,16 @@
 """`lmtool embed`: contextual embeddings of words, or embeddings of whole texts; `lmtool search`: texts by these."""
 
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
 from lmtool.cli.help import GroupWithDefault, argument, flag, group, option, register
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_json, warn
+from lmtool.cli.output import check_new, describe, open_model, put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
+from lmtool.cli.settings import Column
 from lmtool.errors import UsageError
-
-SHOWN = 200
-"""Characters of a text that was found."""
 
 
 def embed(
@@ -63,18 +59,15 @@ def embed(
     put(output)
 
 
-@sets({f"data.{key}": READING[f"data.{key}"] for key in ("text_columns", "encoding", "delimiter", "skip_bad_rows")})
 def index(
     texts: list[str] | None = argument("FILES|TABLE", f"{TEXT_HELP} Each line or row is a text."),
     run: str | None = option("RUN", f"The model: {RUN_HELP[0].lower()}{RUN_HELP[1:]}", shown="that of the index"),
     output: Path = option("INDEX", "The folder of the index, new or not.", "--output", "-o", default=...),
-    id_column: str | None = option("NAME", "The column of ids.", shown="the file and the row"),
     remove: list[str] | None = option("ID|FILE", "Remove a text, or all texts of a file. May be repeated."),
-    *,
+    column: Column = None,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
-    **reading: Any,
 ) -> None:
     """Make an index of texts, add texts to it, or remove some: a vector for each, pooled as the model was trained to.
 
@@ -83,27 +76,22 @@ def index(
 
     Examples:
     lmtool search index notes/ --run last -o notes.index
-    lmtool search index news.csv --text-column headline -o notes.index
+    lmtool search index news.csv --column headline -o notes.index
     lmtool search index -o notes.index --remove notes/old.txt
     """
     from lmtool.search import index as indexing
-    from lmtool.search.texts import TextFiles
 
     if bool(texts) is bool(remove):
-        fix = "name files or a table; to remove texts, give --remove alone"
-        raise UsageError("nothing to index" if remove is None else "--remove is not for new texts", fix=fix)
-    if remove:
-        counts = indexing.remove(output, remove)
-    else:
-        if run is None and not (output / indexing.TEXTS).exists():
-            raise UsageError("a new index needs a model", where=str(output), fix="name it: --run RUN")
-        files = TextFiles(texts or [], as_data(settings_in(reading)), id_column)
+        raise UsageError("nothing to index, or two things to do", fix="name files or a table, or else give --remove")
+    if texts:
         loaded = open_model(run or indexing.Index(output).run, device, "float32")
         describe(loaded, quiet)
+        entries = indexing.read_entries(texts, column or loaded.recipe.data.column)
         with Display(shown=True, quiet=quiet) as display:
-            counts = indexing.add(output, loaded, files, display.report)
-        describe_skipped(files.skipped)
-    n_texts = len(indexing.Index(output))
+            counts = indexing.add(output, loaded, entries, display.report)
+    else:
+        counts = indexing.remove(output, remove or [])
+    n_texts = len(indexing.Index(output).row_N)
     if as_json:
         put_json({"index": str(output), "texts": n_texts, **counts})
     else:
@@ -112,49 +100,34 @@ def index(
 
 def query(
     index: Path = argument("INDEX", "The folder of an index.", ..., shown=True),
-    queries: list[str] | None = argument("QUERY", "Queries; - is lines of standard input, the default."),
-    file: list[str] | None = option("FILE", "A file of queries, one in a line or row. May be repeated."),
-    column: Column = "text",
+    queries: list[str] | None = argument("QUERY", "Queries; lines of standard input by default."),
     k: int = option("N", "How many texts to show.", "-k", default=10, min=1),
     rerank: str | None = option("RUN", "A model of pairs of texts, which ranks the nearest 100 anew."),
     run: str | None = option("RUN", "The model of the index, where it has been moved."),
     device: Device = "auto",
     as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Show the texts of an index that are nearest to a query, by cosine similarity. `query` may be left out.
 
     Examples:
     lmtool search query notes.index "how to bake bread"
     lmtool search query notes.index "how to bake bread" -k 3 --rerank pairs
-    lmtool search query notes.index --file questions.txt --json
+    lmtool search query notes.index --json < questions.txt
     """
-    from lmtool.compute.device import choose_compute
-    from lmtool.inference.embedding import TEXTS, read_texts
-    from lmtool.search.index import MANY
-    from lmtool.search.searching import Searcher
+    from lmtool.inference.embedding import read_texts
+    from lmtool.search.index import open_index
 
-    searcher = Searcher.open(index, choose_compute(device, "float32"), run, rerank)
-    describe(searcher.loaded, quiet, f"{len(searcher.index):,} texts")
-    if len(searcher.index) > MANY and searcher.index.lists is None:
-        warn(["faiss answers quicker: pip install 'lmtool[faiss]', then index again; until then the search is exact"])
-    stdin = [text for text in queries or [] if text == "-"]
-    texts = read_texts([*stdin, *(file or [])], str(column), [text for text in queries or [] if text != "-"])
-    while some := list(islice(texts, TEXTS)):
-        for text, hits in zip(some, searcher.search(some, k), strict=True):
-            if as_json:
-                put_json({"query": text, "hits": [hit._asdict() for hit in hits]})
-                continue
-            put(
-                *([text] if len(some) > 1 else []),
-                *(f"{hit.score:.4f}  {hit.id}  {' '.join(hit.text.split())[:SHOWN]}" for hit in hits),
-            )
+    opened = open_index(index, run, rerank=rerank, device=device)
+    texts = list(read_texts([], "", queries or []))
+    for text, entries in zip(texts, opened.search(texts, k), strict=True):
+        lines = [f"{one.score:.4f}  {one.id}  {' '.join(one.text.split())[:200]}" for one in entries]
+        if as_json:
+            put_json({"query": text, "hits": [entry._asdict() for entry in entries]})
+        else:
+            put(*([text] if len(texts) > 1 else []), *lines)
 
 
-searches = group(
-    "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made.",
-    *("lmtool search index notes/ --run last -o notes.index", 'lmtool search query notes.index "how to bake bread"'),
-    cls=GroupWithDefault,
-)
+HELP = "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made."
+searches = group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
 register(searches, "index", index)
 register(searches, "query", query)

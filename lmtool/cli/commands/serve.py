@@ -58,5 +58,6 @@ def serve(
     generator = TextGenerator.open(run, device=device, precision=precision)
     describe(generator.loaded, quiet)
     limits = grace, max_tokens, max_rows, max_in_flight, max_queue
-    serving = Serving(host, port, access, *limits, log_prompts, None if index is None else Index(index))
+    texts = None if index is None else Index(index, generator.loaded)
+    serving = Serving(host, port, access, *limits, log_prompts, texts)
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))
