@@ -128,8 +128,10 @@ def fine_tuned(parent: Parent, shape: TableShape, settings: Sequence[Setting]) -
     recipe = recipe_for_tables(parent, shape)
     source, name = f"fine-tuning of {parent.name}", f"finetune-{parent.name}"
     if _by_contrast(recipe, shape, settings):
+        batch_size = min(MOST_CONTRASTED, shape.n_rows)
+        steps = max(CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_PASSES * shape.n_rows / batch_size))
         values = CONTRASTIVE | _linear_head(recipe) | held_out(shape.n_rows)
-        recipe = recipe.with_values(values | {"training.batch_size": min(MOST_CONTRASTED, shape.n_rows)})
+        recipe = recipe.with_values(values | {"training.batch_size": batch_size, "training.steps": steps})
     chosen = lay_over(recipe, source, name, settings).recipe
     if _is_fitted(chosen, settings):
         values = FITTED | _linear_head(recipe) | held_out(shape.n_rows)
@@ -148,20 +150,25 @@ FITTED = {
 
 CONTRASTIVE = {
     "objective.contrastive": True,
-    "training.steps": 40,
     "training.epochs": None,
     "evaluation.patience": None,
 }
 """The recipe of few rows: vectors trained by contrast, then logistic regression on them (Tunstall et al. 2022)."""
 
+CONTRASTIVE_STEPS = 40
+"""Steps of that at least."""
+
 CONTRASTIVE_RATE = 0.5
 """Of the usual peak learning rate: near that of Tunstall et al. (2022)."""
 
-FEW_OF_CLASS = 32
+FEW_OF_CLASS = 64
 """Rows of a class up to which that is chosen."""
 
 MOST_CONTRASTED = 64
 """Rows that are contrasted with each other in a step."""
+
+CONTRASTIVE_PASSES = 10
+"""Passes over rows that are contrasted, where those are more than the least number of steps."""
 
 LEAST_HELD = 50
 """Rows below which none are held out where a head is fitted: cross-validation over all of them tells more."""

@@ -11,7 +11,7 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.pretrained import open_features
 from lmtool.interop.reference import with_runs
-from lmtool.recipe.finetuning import HeadKind, TableShape
+from lmtool.recipe.finetuning import FEW, HeadKind, TableShape
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.resolve import LINEAR, resolve
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
@@ -205,6 +205,10 @@ def _last_body() -> tuple[Base | None, str]:
     return base, f"{last} a {recipe.model.title}"
 
 
+SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
+"""A small published encoder of sentences, which few labelled rows need most."""
+
+
 def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
     """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
@@ -223,5 +227,6 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
     of = "words and word pairs" if shape.has_words else "character n-grams"
-    choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"
+    published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
+    choice = f"{why}: a linear model of {of} is trained; for more, --from {published} or --from RUN fine-tunes a model"
     return FineTuning(resolve(None, settings, shape), None, tables, choice)

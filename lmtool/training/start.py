@@ -305,6 +305,7 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         (training.minutes is not None, "training.minutes"),
         (recipe.evaluation.gradient_norms, "evaluation.gradient_norms=true"),
         # vectors are computed twice, once outside of the module that is sharded
+        (getattr(recipe.objective, "contrastive", False), "objective.contrastive=true"),
         (isinstance(recipe.objective, Embedding), "objective.kind=embedding"),
     ):
         if excluded:

@@ -197,6 +197,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "scheduled": ("objective.scheduled_sampling={k: 0.05}",),
         "with language modelling": ("objective.lm_weight=0.5",),
         "weighted": ("objective.class_weights=balanced",),
+        "contrast": ("objective.contrastive=true",),
         "one score": ("objective.single_score=true",),
         "dense": ("objective.dense=tanh", "objective.pool=mean"),
         "spans": ("objective.spans={}",),
