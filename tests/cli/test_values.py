@@ -28,6 +28,8 @@ COMMANDS = {
     "neighbors": ("last", "map"),
     "gradients": ("last", "The map"),
     "embed": ("last", "--text", "The map"),
+    "search index": ("tales.txt", "--run", "last", "-o", "texts.index"),
+    "search query": ("missing.index", "The map"),
     "attention": ("last", "The map"),
     "report": ("last", "-o", "page.html"),
     "import": ("missing",),

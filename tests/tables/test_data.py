@@ -318,8 +318,8 @@ def test_a_table_beside_it_is_for_validation_all_the_same(work: Work) -> None:
     assert (results.part, results.rows) == ("validation", 7)
 
 
-@pytest.mark.parametrize("settings", [("objective.kind=classification",), ()])
-def test_classes_and_texts_are_held_out(work: Work, settings: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("settings", [("objective.kind=tagging",), ()])
+def test_tags_and_texts_are_held_out(work: Work, settings: tuple[str, ...]) -> None:
     flags = [Setting("data.train", ["any"], "DATA")]
-    with pytest.raises(RecipeError, match=r"data\.valid_fraction: 0 is for tables of target texts"):
+    with pytest.raises(RecipeError, match=r"data\.valid_fraction: 0 is for tables, with objective seq2seq or class"):
         load(work.recipe, [*settings, "data.valid_fraction=0", *flags])
