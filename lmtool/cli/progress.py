@@ -47,6 +47,7 @@ class Display:
         self._stepping, self._n_done = 0.0, 0
         self._stage, self._stage_began = "", 0.0
         self._has_sampled = False
+        self._part = "valid"
 
     def __enter__(self) -> "Display":
         if not self._quiet and sys.stderr.isatty():
@@ -81,6 +82,7 @@ class Display:
         match event:
             case events.Started():
                 self._close_bar()
+                self._part = "valid" if event.recipe.data.holds_out else "training"
                 tokenizer = f"tokenizer: {entries(event.tokenizer, event.recipe.tokenizer)}"
                 self._say(f"run {event.path}", *event.data, tokenizer)
                 self._say(*(f"changed: {change}" for change in event.changes))
@@ -108,7 +110,7 @@ class Display:
                 self._say(f"length: {event.steps:,} steps, by the speed so far")
             case events.Ended():
                 self._close_bar()
-                self._say(_ended(event, time.monotonic() - self._began))
+                self._say(_ended(event, time.monotonic() - self._began, self._part))
             case TextResults():
                 self._say(*event.lines())
 
@@ -163,7 +165,7 @@ class Display:
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
         left = f"{_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
-        valid = "" if validation is None else f"  {_valid(validation)}" + (" (best)" if is_best else "")
+        valid = "" if validation is None else f"  {self._part} {_measured(validation)}" + (" (best)" if is_best else "")
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             self._say(
@@ -246,12 +248,12 @@ def _timed(timed: "Timed") -> list[str]:
     return lines
 
 
-def _ended(event: "Ended", seconds: float) -> str:
+def _ended(event: "Ended", seconds: float, part: str) -> str:
     from lmtool.recipe.grammar import either
 
     best = ""
     if event.best_value is not None:
-        best = f"; best valid {event.metric} {event.best_value:.4f} at step {event.best_step}"
+        best = f"; best {part} {event.metric} {event.best_value:.4f} at step {event.best_step}"
     if event.remedies:
         best += f"; trained on the same text for too long: {either([*event.remedies])} would help"
     match event.reason:
@@ -262,9 +264,9 @@ def _ended(event: "Ended", seconds: float) -> str:
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 
-def _valid(validation: "Validation") -> str:
+def _measured(validation: "Validation") -> str:
     metrics = "".join(f"  {name} {value:.4f}" for name, value in validation.metrics.items())
-    return f"valid loss {validation.loss:.4f}{metrics}"
+    return f"loss {validation.loss:.4f}{metrics}"
 
 
 def _clock(seconds: float) -> str:

@@ -191,8 +191,8 @@ class _Read:
         if len(train) > len(self.train):
             lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
         parts = train, encoded.get("validation", train), encoded.get("test")
-        # a baseline answers by labels, which vectors are only near by
-        has_baseline = labels is not None and not isinstance(recipe.objective, Embedding)
+        # it answers by labels, which vectors are only near by, and tells nothing of the rows that it is fitted to
+        has_baseline = bool(self.held) and labels is not None and not isinstance(recipe.objective, Embedding)
         labelled = (self.train, self.parts.get("test", self.valid)) if has_baseline else None
         rows_of_task = TaskRows(task, self.tables.weight, *parts, labelled)
         return rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings]

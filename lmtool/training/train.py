@@ -212,16 +212,17 @@ class _TrainingSession:
         counts = isinstance(self.lm, CountingModel)
         held = held_in_training(recipe, self.lm.vocab_size)
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
+        fits = isinstance(recipe.optimizer, Lbfgs)
         processes = f", {world.size} processes" if world.size > 1 else ""
         return Plan(
             parameters=sum(size for size, _ in sizes),
             learning=sum(size for size, learns in sizes if learns),
             unit=self.data.unit,
             counted=self.objective.unit,
-            batch_units=self.data.batch_units,
+            batch_units=self.data.per_epoch if fits else self.data.batch_units,
             steps=steps,
             first_step=self.last,
-            epochs=1.0 if counts else steps * recipe.training.batch_size / self.examples.per_epoch,
+            epochs=1.0 if counts or fits else steps * recipe.training.batch_size / self.examples.per_epoch,
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
         )

@@ -103,6 +103,16 @@ def tell(events, **options):
             display.show(event)
 
 
+def test_rows_that_are_trained_on_are_not_called_validation(stderr):
+    stream = stderr()
+    recipe = load("linear", ["data.valid_fraction=0"]).recipe
+    tell([replace(started(), recipe=recipe), *STORY[1:]])
+    told = stream.getvalue()
+    assert "training loss 2.2500 (best)" in told
+    assert "best training loss 2.2500 at step 2" in told
+    assert "valid" not in told
+
+
 def test_lines_where_there_is_no_terminal(stderr):
     stream = stderr()
     tell(STORY)

@@ -235,7 +235,8 @@ def _fitting_mistakes(recipe: Recipe) -> Iterator[str]:
 def _contrastive_mistakes(recipe: Recipe, head: Classification) -> Iterator[str]:
     """What vectors of texts that are trained by contrast do not go with."""
     if isinstance(recipe.model, Averaging):
-        yield f"objective.contrastive trains the states of a body, and a {recipe.model.title} has none"
+        yield "objective.contrastive trains the states of a body, and model.kind averaging has none"
+        return
     if recipe.tuning.freeze == "body" or isinstance(recipe.optimizer, settings.Lbfgs):
         yield "objective.contrastive trains a body, which stays with tuning.freeze body or optimizer.kind lbfgs"
     if head.task in ("multi", "number"):

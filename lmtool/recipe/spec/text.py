@@ -123,13 +123,18 @@ class Data(Spec):
     split: Literal["auto", "document", "slice"] = "auto"
     """Hold out whole documents, or the final slice of one long text; auto slices when there is one document."""
     valid_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the documents, characters or rows held out for validation. 0, for tables of target texts: all rows
-    are trained on, and validation measures how well these are learnt."""
+    """Fraction of the documents, characters or rows held out for validation. 0, for tables of target texts or of
+    labels: all rows are trained on, and validation measures how well these are learnt."""
     isolate_documents: bool = False
     """Mask attention across documents packed into a row."""
     stream: bool | Literal["auto"] = "auto"
     """Tokenize beside training, from the first block of text on, instead of before it; auto streams files of 4 GB and
     more, where the recipe does not need all of the text at once."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is something to validate on that is not trained on."""
+        return bool(self.valid) or self.valid_fraction > 0
 
     @property
     def sources(self) -> tuple[str, ...]:
