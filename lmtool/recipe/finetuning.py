@@ -200,10 +200,13 @@ def _by_contrast(recipe: Recipe, shape: TableShape, settings: Sequence[Setting])
     if named:
         return isinstance(recipe.objective, Classification) and named[-1] is True
     of_others = ("objective.", "evaluation.", "distillation.", "tuning.", "data.valid", "training.minutes")
+    of_classes = (("objective.kind", "classification"), ("objective.task", "class"))
     return (
         0 < shape.per_class <= FEW_OF_CLASS
         and recipe.model.title == "transformer encoder"
-        and not any(setting.key.startswith(of_others) for setting in settings)
+        and all(
+            not setting.key.startswith(of_others) or (setting.key, setting.value) in of_classes for setting in settings
+        )
     )
 
 

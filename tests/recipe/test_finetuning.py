@@ -118,6 +118,8 @@ def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> 
 
     assert contrasts()
     assert contrasts("optimizer.lr=1e-4")
+    assert contrasts("objective.task=class", "objective.kind=classification")
+    assert not contrasts("objective.task=multi")
     recipe = resolve(None, [], shape, encoder).recipe
     assert recipe.data.valid_fraction == 0.0
     assert recipe.training.batch_size == min(64, n_rows)
