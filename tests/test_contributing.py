@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.system
-
 ROOT = Path(__file__).parents[1]
 PARTS = {
     "model.position.kind=log": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16}",
@@ -124,6 +122,21 @@ def changes() -> list[tuple[str, str, str]]:
     return found
 
 
+def changed() -> dict[str, str]:
+    """The text of each file once all of CONTRIBUTING.md has been done."""
+    texts: dict[str, str] = {}
+    for name, old, new in changes():
+        file = ROOT / name
+        text = texts.get(name) or (file.read_text(encoding="utf-8") if file.exists() else "")
+        assert text.count(old) == 1 if old else not text, f"{name} does not have once:\n{old}"
+        texts[name] = text.replace(old, new) if old else new
+    return texts
+
+
+def test_every_example_still_fits_the_files() -> None:
+    assert len(changed()) > 10
+
+
 def test_an_example_touches_three_files_at_most() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for example in page.split("\n### ")[1:]:
@@ -138,14 +151,13 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("lmtool", "tests", "recipes"):
         shutil.copytree(ROOT / name, folder / name)  # with what is compiled, which stays valid for unchanged files
     shutil.copy(ROOT / "pyproject.toml", folder)
-    for name, old, new in changes():
-        file = folder / name
-        text = file.read_text(encoding="utf-8") if old else ""
-        assert text.count(old) == 1 if old else not file.exists(), f"{name} does not have once:\n{old}"
-        file.write_text(text.replace(old, new) if old else new, encoding="utf-8")
+    for name, text in changed().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
     return folder
 
 
+@pytest.mark.system
 def test_each_new_part_trains_and_decodes_as_the_forward_pass_does(copy: Path) -> None:
     """And a new filter follows from its field: as an option with a range, in samples, records and strategies."""
     (copy / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat and ran away" for n in range(60)))
@@ -163,6 +175,7 @@ def test_each_new_part_trains_and_decodes_as_the_forward_pass_does(copy: Path) -
     assert [line.rpartition("/")[2] for line in done.stdout.splitlines()] == [f"run-{n}" for n in range(len(PARTS))]
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
     """What all families are held to, and what is held of the examples alone."""
@@ -178,6 +191,7 @@ def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.system
 def test_without_the_examples_there_are_no_such_parts() -> None:
     """So that the tests above try the examples and not lmtool."""
     from lmtool.decoding.settings import Sampling
@@ -190,6 +204,7 @@ def test_without_the_examples_there_are_no_such_parts() -> None:
     assert not hasattr(Sampling, "eta")
 
 
+@pytest.mark.system
 def test_the_changed_files_are_well_kept(copy: Path) -> None:
     files = sorted({file for file, _, _ in changes()})
     for command in (["check"], ["format", "--check"]):
