@@ -20,6 +20,7 @@ from lmtool.cli.commands.evaluate import evaluate
 from lmtool.cli.commands.finetune import finetune
 from lmtool.cli.commands.generate import generate
 from lmtool.cli.commands.gradients import gradients
+from lmtool.cli.commands.label import label
 from lmtool.cli.commands.neighbors import neighbors
 from lmtool.cli.commands.plan import plan
 from lmtool.cli.commands.predict import predict
@@ -62,6 +63,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "import": exchange.import_model,
     "export": exchange.export_run,
     "check": check,
+    "label": label,
     "tokenize": tokenize,
 }
 for _name, _command in COMMANDS.items():
