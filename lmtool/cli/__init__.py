@@ -20,13 +20,12 @@ from lmtool.cli.commands.evaluate import evaluate
 from lmtool.cli.commands.finetune import finetune
 from lmtool.cli.commands.generate import generate
 from lmtool.cli.commands.gradients import gradients
-from lmtool.cli.commands.label import label
 from lmtool.cli.commands.neighbors import neighbors
 from lmtool.cli.commands.plan import plan
 from lmtool.cli.commands.predict import predict
 from lmtool.cli.commands.pretrain import pretrain, resume
 from lmtool.cli.commands.report import report
-from lmtool.cli.commands.serve import serve
+from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
 from lmtool.cli.help import flag, group, register

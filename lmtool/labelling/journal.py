@@ -29,15 +29,15 @@ class Journal:
         content = self._file.read()
         self._size = content.rfind(b"\n") + 1
         try:
-            found = [json.loads(line) for line in content[: self._size].splitlines()]
+            lines = [json.loads(line) for line in content[: self._size].splitlines()]
         except ValueError:
             fix = "remove the line that is not JSON"
             raise DataError("the answers are damaged", where=str(path), fix=fix, code="damaged") from None
-        if found[:1] not in ([], [dict(head)]):
+        if lines[:1] not in ([], [dict(head)]):
             fix = "choose another -o, or the table, column and --multi as they were"
             raise UsageError("these are answers to another table", where=str(path), fix=fix, code="data_changed")
-        self.entries: list[dict[str, Any]] = found[1:]
-        if not found:
+        self.entries: list[dict[str, Any]] = lines[1:]
+        if not lines:
             self.append(head)
             durable.sync_directory(path.parent)
 

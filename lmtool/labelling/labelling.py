@@ -7,14 +7,14 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Collection
-from itertools import chain
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import numpy as np
 
 from lmtool.labelling import learning
 from lmtool.labelling.journal import Journal
-from lmtool.labelling.learning import Features, Floats
+from lmtool.labelling.learning import Floats, RowFeatures
 from lmtool.labelling.table import Labels, TableToLabel
 from lmtool.serving.errors import ApiError, BadRequest
 from lmtool.serving.guard import log
@@ -54,15 +54,15 @@ class Labelling:
     wrong: answers that may be wrong, and the labels that may be right, the most probable ones first.
     """
 
-    def __init__(self, table: TableToLabel, journal: Journal, features: Features, classes: Collection[str]) -> None:
+    def __init__(self, table: TableToLabel, journal: Journal, features: RowFeatures, classes: Collection[str]) -> None:
         """features: of all rows. classes: their names, where more are known than the answers have."""
         self.table, self._journal, self._features = table, journal, features
-        self.classes = dict.fromkeys([*classes, *sorted({name for labels in table.given for name in labels or ()})])
-        self._past: list[list[Labels | None]] = [[given] for given in table.given]
+        self.classes = dict.fromkeys([*classes, *sorted({name for labels in table.labels for name in labels or ()})])
+        self._past: list[list[Labels | None]] = [[labels] for labels in table.labels]
         """The labels that each row has had; the last ones count. A row that was passed over has had None twice."""
         for i, (_, texts) in enumerate(table.rows):
             if not "".join(texts).strip():
-                self._past[i].append(table.given[i])
+                self._past[i].append(table.labels[i])
         for entry in journal.entries:
             self._take(entry)
         self._order: list[int] = np.random.default_rng(0).permutation(len(table.rows)).tolist()
@@ -124,8 +124,8 @@ class Labelling:
     def find(self, text: str) -> list[dict[str, Any]]:
         """Rows that hold all these words, in any case."""
         words, rows = text.casefold().split(), enumerate(self.table.rows)
-        found = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
-        return [self.row(i) for i, _ in zip(found, range(MOST_SHOWN), strict=False)]
+        hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
+        return [self.row(i) for i in islice(hits, MOST_SHOWN)]
 
     def summary(self) -> dict[str, Any]:
         """How many rows have an answer, and how often a model of the answers is right."""
@@ -186,28 +186,34 @@ class Labelling:
 
     def learn(self) -> None:
         """Choose the next rows by a model of the answers, then estimate its accuracy, and look for wrong answers."""
-        answers, classes, multi = self.answers(), [*self.classes], self.table.multi
-        if len(answers) < FIRST or len({*answers.values()}) < 2:
-            return
-        known_NF = self._features[[*answers]]
-        target_NC = np.array([[float(name in labels) for name in classes] for labels in answers.values()])
-        if left := [i for i in self._order if self._is_open(i)][:MOST_OPEN]:
-            found_QC = learning.probabilities(known_NF, target_NC, self._features[left], multi)
-            self._queue = [left[k] for k in learning.doubtful(found_QC, multi)]
-        if len(answers) >= LEAST:
-            found_NC = learning.out_of_fold(known_NF, target_NC, multi)
-            self._judge([*answers], classes, found_NC, target_NC)
+        answers = self.answers()
+        if len(answers) >= FIRST and len({*answers.values()}) > 1:
+            self.choose(answers)
+            if len(answers) >= LEAST:
+                self._judge(answers)
 
-    def _judge(self, rows: list[int], classes: list[str], found_NC: Floats, target_NC: Floats) -> None:
-        at, part, multi = {i: n for n, i in enumerate(rows)}, [], self.table.multi
-        for i in self._order:
-            if i in at:
-                part.append(at[i])
-            elif self._is_open(i):
-                break
-        right, n = int((learning.predicted(found_NC, multi) == target_NC).all(1)[part].sum()), len(part)
+    def choose(self, answers: dict[int, Labels]) -> None:
+        """Choose the next rows by a model of the answers, which have two different ones."""
+        if left := [i for i in self._order if self._is_open(i)][:MOST_OPEN]:
+            known = self._features[[*answers]], self._targets(answers)
+            p_QC = learning.probabilities(*known, self._features[left], self.table.multi)
+            self._queue = [left[k] for k in learning.doubtful(p_QC, self.table.multi)]
+
+    def _targets(self, answers: dict[int, Labels]) -> Floats:
+        """Answers (N, C), multi-hot."""
+        classes = [*self.classes]
+        return np.array([[float(name in labels) for name in classes] for labels in answers.values()])
+
+    def _judge(self, answers: dict[int, Labels]) -> None:
+        multi, target_NC, classes = self.table.multi, self._targets(answers), [*self.classes]
+        p_NC = learning.out_of_fold(self._features[[*answers]], target_NC, multi)
+        rows = [*answers]
+        index = {i: k for k, i in enumerate(rows)}
+        tried = takewhile(lambda i: not self._is_open(i), self._order)
+        part = [index[i] for i in tried if i in index]
+        right, n = int((learning.predicted(p_NC, multi) == target_NC).all(1)[part].sum()), len(part)
         self.estimate = (right / n, *learning.wilson(right, n), n) if n else None
-        better_NC = learning.suggested(found_NC, target_NC, multi)
-        own_N = np.where(target_NC > 0, found_NC, 1 - found_NC if multi else 1.0).min(1)
+        better_NC = learning.suggested(p_NC, target_NC, multi)
+        own_N = np.where(target_NC > 0, p_NC, 1 - p_NC if multi else 1.0).min(1)
         doubted = [k for k in np.argsort(own_N, kind="stable") if (better_NC[k] != target_NC[k]).any()]
         self.wrong = [(rows[k], tuple(classes[c] for c in np.flatnonzero(better_NC[k]))) for k in doubted]

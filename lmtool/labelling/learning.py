@@ -24,11 +24,11 @@ MANY = 1_000
 """Rows of a table from which on features are words and pairs that occur in two of them."""
 
 Floats = NDArray[np.float64]
-Features = Any
+RowFeatures = Any
 """A matrix with a row for each row of the table, sparse or not."""
 
 
-def features_of(texts: Sequence[str], loaded: Loaded | None) -> Features:
+def features_of(texts: Sequence[str], loaded: Loaded | None) -> RowFeatures:
     """Vectors of length 1: by a model, pooled as it was trained to; or without one tf-idf of words and pairs."""
     if loaded is not None:
         return unit(np.concatenate([one.vectors for one in embed(loaded, texts, -1, "own", truncate=True)]))
@@ -39,7 +39,7 @@ def features_of(texts: Sequence[str], loaded: Loaded | None) -> Features:
     return words.fit_transform(texts)
 
 
-def probabilities(known_NF: Features, target_NC: Floats, row_QF: Features, multi: bool) -> Floats:
+def probabilities(known_NF: RowFeatures, target_NC: Floats, row_QF: RowFeatures, multi: bool) -> Floats:
     """Probabilities (Q, C) by logistic regression: of one class each, or with `multi` of each label for itself.
 
     target: multi-hot. A class that no answer has gets 0.
@@ -47,31 +47,31 @@ def probabilities(known_NF: Features, target_NC: Floats, row_QF: Features, multi
     from sklearn.linear_model import LogisticRegression
 
     model = LogisticRegression(C=10.0, max_iter=300)
-    found_QC = np.tile(target_NC.mean(0), (row_QF.shape[0], 1))
+    p_QC = np.tile(target_NC.mean(0), (row_QF.shape[0], 1))
     if multi:
         for c in np.flatnonzero(target_NC.min(0) < target_NC.max(0)):
-            found_QC[:, c] = model.fit(known_NF, target_NC[:, c]).predict_proba(row_QF)[:, 1]
+            p_QC[:, c] = model.fit(known_NF, target_NC[:, c]).predict_proba(row_QF)[:, 1]
     elif (seen := np.flatnonzero(target_NC.any(0))).size > 1:
-        found_QC[:, seen] = model.fit(known_NF, target_NC.argmax(1)).predict_proba(row_QF)
-    return found_QC
+        p_QC[:, seen] = model.fit(known_NF, target_NC.argmax(1)).predict_proba(row_QF)
+    return p_QC
 
 
-def out_of_fold(known_NF: Features, target_NC: Floats, multi: bool) -> Floats:
+def out_of_fold(known_NF: RowFeatures, target_NC: Floats, multi: bool) -> Floats:
     """Probabilities (N, C) of answered rows, each by a model that has not seen its answer."""
     from sklearn.model_selection import KFold
 
-    found_NC = np.zeros(target_NC.shape)
+    p_NC = np.zeros(target_NC.shape)
     for others, some in KFold(min(FOLDS, len(target_NC)), shuffle=True, random_state=0).split(target_NC):
-        found_NC[some] = probabilities(known_NF[others], target_NC[others], known_NF[some], multi)
-    return found_NC
+        p_NC[some] = probabilities(known_NF[others], target_NC[others], known_NF[some], multi)
+    return p_NC
 
 
-def predicted(found_NC: Floats, multi: bool) -> Floats:
+def predicted(p_NC: Floats, multi: bool) -> Floats:
     """The labels of probabilities, multi-hot."""
-    return (found_NC > 0.5).astype(np.float64) if multi else _one_hot(found_NC.argmax(1), found_NC.shape[1])
+    return (p_NC > 0.5).astype(np.float64) if multi else _one_hot(p_NC.argmax(1), p_NC.shape[1])
 
 
-def different(row_QF: Features, k: int) -> NDArray[np.int64]:
+def different(row_QF: RowFeatures, k: int) -> NDArray[np.int64]:
     """Indices (K) of rows that are far from each other, by k-means++ (Arthur and Vassilvitskii 2007)."""
     from sklearn.cluster import kmeans_plusplus
 
@@ -79,39 +79,41 @@ def different(row_QF: Features, k: int) -> NDArray[np.int64]:
     return np.array([*dict.fromkeys(indices.tolist())])
 
 
-def doubtful(found_QC: Floats, multi: bool) -> NDArray[np.int64]:
+def doubtful(p_QC: Floats, multi: bool) -> NDArray[np.int64]:
     """Indices (K) of the rows of which the model is least sure.
 
     Those with the smallest margin between the two most probable classes (Scheffer et al. 2001); of several labels,
     with one whose probability is nearest to one half.
     """
-    margin_Q = abs(found_QC - 0.5).min(1) if multi else np.ptp(np.partition(found_QC, -2, axis=1)[:, -2:], 1)
+    margin_Q = abs(p_QC - 0.5).min(1) if multi else np.ptp(np.partition(p_QC, -2, axis=1)[:, -2:], 1)
     return np.argsort(margin_Q, kind="stable")[:CHOSEN]
 
 
-def suggested(found_NC: Floats, target_NC: Floats, multi: bool) -> Floats:
+def suggested(p_NC: Floats, target_NC: Floats, multi: bool) -> Floats:
     """The labels (N, C), multi-hot, that confident learning takes for the true ones (Northcutt et al. 2021).
 
-    found: probabilities out of fold. Where they differ from the target, that is probably wrong.
+    p: probabilities out of fold. Where they differ from the target, that is probably wrong.
     """
     if not multi:
-        return _one_hot(_confident(found_NC, target_NC.argmax(1)), target_NC.shape[1])
-    pairs = zip(found_NC.T, target_NC.T, strict=True)
-    return np.stack([_confident(np.stack([1 - p_N, p_N], 1), has_N.astype(int)) for p_N, has_N in pairs], 1) * 1.0
+        return _one_hot(_confident(p_NC, target_NC.argmax(1)), target_NC.shape[1])
+    pairs = zip(p_NC.T, target_NC.T, strict=True)
+    return np.stack([_confident(np.stack([1 - p_N, p_N], 1), has_N.astype(int)) for p_N, has_N in pairs], 1).astype(
+        np.float64
+    )
 
 
 def _one_hot(class_N: NDArray[np.int64], n: int) -> Floats:
     return np.eye(n, dtype=np.float64)[class_N]
 
 
-def _confident(found_NC: Floats, class_N: NDArray[np.int64]) -> NDArray[np.int64]:
+def _confident(p_NC: Floats, class_N: NDArray[np.int64]) -> NDArray[np.int64]:
     """The most probable class among those above the mean probability that their own rows have."""
-    is_own_NC = class_N[:, None] == np.arange(found_NC.shape[1])
+    is_own_NC = class_N[:, None] == np.arange(p_NC.shape[1])
     own_C = is_own_NC.sum(0)
-    threshold_C = np.where(own_C, (found_NC * is_own_NC).sum(0) / np.maximum(own_C, 1), np.inf)
-    sure_NC = found_NC >= threshold_C - 1e-6
-    doubted_N = sure_NC.any(1) & (found_NC.argmax(1) != class_N)
-    return np.where(doubted_N, np.where(sure_NC, found_NC, -1).argmax(1), class_N)
+    threshold_C = np.where(own_C, (p_NC * is_own_NC).sum(0) / np.maximum(own_C, 1), np.inf)
+    sure_NC = p_NC >= threshold_C - 1e-6
+    doubted_N = sure_NC.any(1) & (p_NC.argmax(1) != class_N)
+    return np.where(doubted_N, np.where(sure_NC, p_NC, -1).argmax(1), class_N)
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:

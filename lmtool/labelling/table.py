@@ -25,7 +25,7 @@ Labels = tuple[str, ...]
 class TableToLabel:
     """A table in memory.
 
-    label: the column of labels, new or not. given: the labels that rows have, or None. output: the table with all.
+    label: the column of labels, new or not. labels: of the rows, or None. output: the table with all.
     """
 
     table: Table
@@ -33,7 +33,7 @@ class TableToLabel:
     label: str
     multi: bool
     rows: list[tuple[Row, tuple[str, ...]]]
-    given: list[Labels | None]
+    labels: list[Labels | None]
     output: Path
 
     @classmethod
@@ -50,19 +50,19 @@ class TableToLabel:
         where = f"{display(table.path)}, column {shown(name or '')}"
         if not any(text.strip() for _, texts in rows for text in texts):
             raise DataError("no row has a text", where=display(table.path), fix="name a column: --text-column NAME")
-        given: list[Labels | None] = [None] * len(rows)
+        known: list[Labels | None] = [None] * len(rows)
         for i, (row, _) in enumerate(rows if label else ()):
             cell = as_cell(row.values[table.names.index(str(label))])
             if cell is None or (not multi and SEPARATOR in cell):
                 what = f"row {row.number} has {'no label' if cell is None else 'several labels'}"
                 raise DataError(what, where=where, fix="add --multi, or name another column: --label-column NAME")
             if cell:
-                given[i] = as_names(cell) if multi else (str(cell),)
-        if len({name for labels in given for name in labels or ()}) > MOST_CLASSES:
+                known[i] = as_names(cell) if multi else (str(cell),)
+        if len({name for labels in known for name in labels or ()}) > MOST_CLASSES:
             what = f"more than {MOST_CLASSES} different labels"
             raise DataError(what, where=where, fix="name another column, which may be new: --label-column NAME")
         output = output or Path(f"{table.path.name.partition('.')[0]}.labelled.csv")
-        return cls(table, columns.texts, label or name or "label", multi, rows, given, output)
+        return cls(table, columns.texts, label or name or "label", multi, rows, known, output)
 
     def write(self, labels: Sequence[Labels | None]) -> None:
         """Write all columns and labels, of rows without an answer an empty field, atomically. Raises ResourceError."""
