@@ -1,4 +1,4 @@
-"""Confident learning beside a plain reference, and beside cleanlab where it is installed; intervals; features."""
+"""Confident learning beside a plain reference; intervals; features."""
 
 from typing import Any
 
@@ -31,14 +31,6 @@ def issues(p_NC: Any, label_N: Any) -> dict[int, int]:
 def test_confident_learning_is_that_of_the_reference(seed: int, n: int, n_classes: int) -> None:
     p_NC, label_N = drawn(seed, n, n_classes)
     assert issues(p_NC, label_N) == confident.issues(p_NC.tolist(), label_N.tolist())
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_confident_learning_is_that_of_cleanlab(seed: int) -> None:
-    filters = pytest.importorskip("cleanlab.filter")
-    p_NC, label_N = drawn(seed, 300, 2 + seed % 4)
-    mask = filters.find_label_issues(label_N, p_NC, filter_by="confident_learning", n_jobs=1)
-    assert sorted(issues(p_NC, label_N)) == np.flatnonzero(mask).tolist()
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4))

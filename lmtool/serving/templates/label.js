@@ -64,7 +64,7 @@ function progress(answer) {
   at("facts").textContent = facts.join(", ");
   at("wrong").hidden = !state.wrong.length;
   const list = at("wrong").querySelector("ul");
-  items(list, state.wrong, (row) => `${row.number}: ${written(row.labels)}, rather ${written(row.suggested)}? ${words(row)}`);
+  items(list, state.wrong.slice(0, 8), (row) => `${row.number}: ${written(row.labels)}, rather ${written(row.suggested)}? ${words(row)}`);
 }
 
 function show(row) {
@@ -101,6 +101,7 @@ function draw() {
 async function change(path, body, then) {
   if (busy) return;
   busy = true;
+  at("row").ariaBusy = "true";
   tell("");
   try {
     const answer = await ask(path, { window: mine, ...body });
@@ -115,6 +116,7 @@ async function change(path, body, then) {
     tell(error.message, true);
   }
   busy = false;
+  at("row").ariaBusy = "false";
   document.activeElement.blur();
 }
 
