@@ -10,7 +10,7 @@ from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Row, Skipped, Table, open_table, table_lines
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import choose_columns, usual_label
+from lmtool.tables.columns import choose_columns, named_label
 from lmtool.tables.labels import SEPARATOR, as_cell, as_names
 from lmtool.tables.reading import stream_texts
 
@@ -42,7 +42,7 @@ class TableToLabel:
     ) -> "TableToLabel":
         """The rows and texts of a table. Raises DataError where no column holds texts, or another one labels."""
         table = open_table(source, reading)
-        name = reading.label_column or usual_label(table)
+        name = reading.label_column or named_label(table)
         label = None if name is None else matching_column(name, table.names)
         named = reading.with_values({"label_column": label})
         columns = choose_columns(table, named, labelled=label is not None)

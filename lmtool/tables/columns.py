@@ -390,7 +390,7 @@ def _instruction(table: Table, labelled: bool) -> tuple[str, str | None] | None:
     return None if source is None or (labelled and target is None) else (source, target if labelled else None)
 
 
-def usual_label(table: Table) -> str | None:
+def named_label(table: Table) -> str | None:
     """The column with a usual name of labels."""
     return _usual(table, LABELS)
 
