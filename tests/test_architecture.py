@@ -33,7 +33,7 @@ LEVELS = [
     {"training"},
     {"cost"},
     {"report", "loggers", "export", "serving"},
-    {"sweeping"},
+    {"sweeping", "labelling"},
     {"cli", "api"},
     {"__main__"},
 ]

@@ -25,7 +25,7 @@ from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find, run_directory
-from lmtool.tables.columns import RowKind, has_usual_label
+from lmtool.tables.columns import RowKind, named_label
 from lmtool.tables.notices import Notice
 from lmtool.tables.prepare import check_tables, kind_of_rows, open_tables, read_tables
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
@@ -114,7 +114,7 @@ def _is_labelled(source: str, data: Data) -> bool:
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
     table = open_table(source, data)
-    return data.column not in table.names or has_usual_label(table)
+    return data.column not in table.names or named_label(table) is not None
 
 
 def check_tokens(folder: Path) -> Checked:

@@ -25,7 +25,7 @@ from lmtool.cli.commands.plan import plan
 from lmtool.cli.commands.predict import predict
 from lmtool.cli.commands.pretrain import pretrain, resume
 from lmtool.cli.commands.report import report
-from lmtool.cli.commands.serve import serve
+from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
 from lmtool.cli.help import flag, group, register
@@ -62,6 +62,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "import": exchange.import_model,
     "export": exchange.export_run,
     "check": check,
+    "label": label,
     "tokenize": tokenize,
 }
 for _name, _command in COMMANDS.items():

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -21,7 +21,7 @@ from lmtool.search.index import Index
 from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.page import POLICY, as_page
+from lmtool.serving.page import answer_page
 from lmtool.serving.protocol import Body, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, SearchBody, parse
 from lmtool.serving.scheduler import Progress
 from lmtool.serving.service import ClientAnswer, Service
@@ -76,8 +76,7 @@ class Application:
         }
         routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
         routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
-        errors = (HTTPException, ClientDisconnect, ApiError, LmtoolError, Exception)
-        self.app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _explained))
+        self.app = application_of(routes)
 
     async def _text(self, kind: type[Body], read: Callable[[Any], ClientAnswer], request: Request) -> Response:
         """Generated texts, as a stream or whole. read: makes the answer to a body, without a text yet."""
@@ -106,7 +105,7 @@ class Application:
         return _encoded(await _while_connected(request, answer(body, rows)))
 
     async def _page(self, request: Request) -> Response:
-        return HTMLResponse(as_page(), headers={"content-security-policy": POLICY, "referrer-policy": "no-referrer"})
+        return answer_page("page")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._service.describe()]})
@@ -125,21 +124,9 @@ class Application:
 
     async def _body(self, request: Request, kind: type[Body]) -> Any:
         """The body of a request. Raises BadRequest."""
-        media_type = request.headers.get("content-type", "")
-        if media_type.partition(";")[0].strip().lower() != "application/json":
-            sent = f"this one says {plain(media_type)[:100]}" if media_type else "this one has no Content-Type"
-            raise BadRequest(415, f"send the body with the header Content-Type: application/json; {sent}")
-        raw = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for part in request.stream():
-                    raw += part
-                    if len(raw) > MAX_BODY:
-                        raise BadRequest(413, f"the body has more than {MAX_BODY} bytes")
-        except TimeoutError:
-            raise BadRequest(408, f"the body did not come within {BODY_SECONDS} s") from None
+        raw = await read_body(request)
         request.state.n_bytes = len(raw)
-        body = await self._prepared(request, parse, kind, bytes(raw))
+        body = await self._prepared(request, parse, kind, raw)
         self._service.check_model(body.model)
         return body
 
@@ -147,6 +134,30 @@ class Application:
         """The result of what takes the longer, the longer the body is, and so is done beside the event loop."""
         executor = self._long if request.state.n_bytes > SHORT_BODY else None
         return await _while_connected(request, asyncio.get_running_loop().run_in_executor(executor, call, *arguments))
+
+
+def application_of(routes: Sequence[Route]) -> Starlette:
+    """An application whose errors are answered as clients of `serve` expect them."""
+    errors = (HTTPException, ClientDisconnect, ApiError, LmtoolError, Exception)
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _explained))
+
+
+async def read_body(request: Request) -> bytes:
+    """The body of a request, which says that it is JSON. Raises BadRequest."""
+    media_type = request.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != "application/json":
+        sent = f"this one says {plain(media_type)[:100]}" if media_type else "this one has no Content-Type"
+        raise BadRequest(415, f"send the body with the header Content-Type: application/json; {sent}")
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                raw += part
+                if len(raw) > MAX_BODY:
+                    raise BadRequest(413, f"the body has more than {MAX_BODY} bytes")
+    except TimeoutError:
+        raise BadRequest(408, f"the body did not come within {BODY_SECONDS} s") from None
+    return bytes(raw)
 
 
 def _encoded(body: bytes) -> Response:

@@ -1,4 +1,4 @@
-"""The page of the server: prompts in, tokens with their probabilities out. It asks nobody but its own server."""
+"""Pages of servers, to write prompts in, or to label in. They ask nobody but their own server."""
 
 import base64
 import hashlib
@@ -6,6 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 from markupsafe import Markup
+from starlette.responses import HTMLResponse
 
 from lmtool import __version__
 
@@ -18,19 +19,20 @@ def _hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
-_STYLE, _SCRIPT = _file("page.css"), _file("page.js")
-
-POLICY = (
-    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""The Content-Security-Policy: this style, this script, and requests to this server."""
-
-
 @cache
-def as_page() -> str:
-    """The page."""
-    page = _file("page.html")
-    for name, text in (("version", str(Markup.escape(__version__))), ("style", _STYLE), ("script", _SCRIPT)):
-        page = page.replace(f"{{{{ {name} }}}}", text, 1)
-    return page
+def _page(name: str) -> tuple[str, str]:
+    """A page, and its Content-Security-Policy: this style, this script, and requests to this server."""
+    page, style, script = _file(f"{name}.html"), _file("page.css"), _file(f"{name}.js")
+    for part, text in (("version", str(Markup.escape(__version__))), ("style", style), ("script", script)):
+        page = page.replace(f"{{{{ {part} }}}}", text, 1)
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return page, policy
+
+
+def answer_page(name: str) -> HTMLResponse:
+    """The page of a template of this name."""
+    page, policy = _page(name)
+    return HTMLResponse(page, headers={"content-security-policy": policy, "referrer-policy": "no-referrer"})

@@ -158,7 +158,7 @@ class ClassifyBody(Body):
         return value
 
 
-def parse(kind: type[Body], raw: bytes) -> Any:
+def parse(kind: type[BaseModel], raw: bytes) -> Any:
     """A request of this kind from JSON. Raises BadRequest, which names the first field at fault."""
     if len(raw) > MAX_VALUES and any(n > MAX_VALUES for n, _ in enumerate(_VALUES.finditer(raw), 1)):
         raise BadRequest(413, f"the body has more than {MAX_VALUES} values")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import h11
 import uvicorn
@@ -35,6 +36,7 @@ IDLE_SECONDS = 30
 class Serving:
     """How to serve. port: 0 for any free one. grace: seconds that requests have to complete after a signal.
 
+    suffix: of the address that is told. logs_requests: with a line each.
     max_tokens: maximum new tokens of a text. n_rows, n_slots, n_queued: as of `Scheduler`. index: of the model's texts.
     """
 
@@ -48,6 +50,17 @@ class Serving:
     n_queued: int = 256
     logs_prompts: bool = False
     index: Index | None = None
+    logs_requests: bool = True
+    suffix: str = ""
+
+
+class Worker(Protocol):
+    """What computes answers: it begins to with `open`, takes no more after `refuse`, and ends with `close`."""
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
+    def refuse(self) -> None: ...
+    def close(self) -> None: ...
+    def describe(self) -> str: ...
 
 
 class _Connection(H11Protocol):
@@ -125,35 +138,39 @@ def serve(generator: TextGenerator, serving: Serving, tell: Callable[[str], None
     tell: of lines for the user: the budget, and the address once it listens.
     Raises ResourceError where the address cannot be listened on.
     """
-    guard, scheduler = assemble(generator, serving)
+    return answer_until_signal(*assemble(generator, serving), serving, tell)
+
+
+def answer_until_signal(guard: Guard, worker: Worker, serving: Serving, tell: Callable[[str], None]) -> int:
+    """Answer requests to an application until a signal comes. Returns, tells and raises as `serve` does."""
     with listen(serving.host, serving.port) as listener:
-        _log_to_stderr()
-        tell(scheduler.describe())
-        return asyncio.run(_serve(guard, scheduler, listener, serving.grace, tell))
+        _log_to_stderr(logging.INFO if serving.logs_requests else logging.WARNING)
+        tell(worker.describe())
+        return asyncio.run(_serve(guard, worker, listener, serving, tell))
 
 
 async def _serve(
-    guard: Guard, scheduler: Scheduler, listener: socket.socket, grace: float, tell: Callable[[str], None]
+    guard: Guard, worker: Worker, listener: socket.socket, serving: Serving, tell: Callable[[str], None]
 ) -> int:
     received: asyncio.Queue[int] = asyncio.Queue()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signal_number, received.put_nowait, int(signal_number))
-    async with answering(guard, scheduler, listener):
+    async with answering(guard, worker, listener):
         host, port = listener.getsockname()[:2]
-        tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{serving.suffix}")
         number = await received.get()
-        scheduler.refuse()
+        worker.refuse()
         if guard.n_open:
-            tell(f"finishing {guard.n_open} requests, for at most {grace:g} s; another signal ends at once")
+            tell(f"finishing {guard.n_open} requests, for at most {serving.grace:g} s; another signal ends at once")
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(serving.grace):
                 while guard.n_open and received.empty():
                     await asyncio.sleep(0.02)
     return number
 
 
 @asynccontextmanager
-async def answering(guard: Guard, scheduler: Scheduler, listener: socket.socket) -> AsyncIterator[None]:
+async def answering(guard: Guard, worker: Worker, listener: socket.socket) -> AsyncIterator[None]:
     """A context in which requests that come to a socket are answered."""
     config = uvicorn.Config(
         guard,
@@ -168,7 +185,7 @@ async def answering(guard: Guard, scheduler: Scheduler, listener: socket.socket)
         backlog=MAX_CONNECTIONS,
     )
     server = _Server(config)
-    scheduler.open(asyncio.get_running_loop())
+    worker.open(asyncio.get_running_loop())
     gc.collect()
     gc.freeze()  # no thread runs while garbage is looked for, which the model and the libraries are not
     running = asyncio.create_task(server.serve([listener]))
@@ -177,7 +194,7 @@ async def answering(guard: Guard, scheduler: Scheduler, listener: socket.socket)
     finally:
         gc.unfreeze()
         server.should_exit = True
-        await asyncio.to_thread(scheduler.close)
+        await asyncio.to_thread(worker.close)
         await running
 
 
@@ -198,11 +215,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("lmtool", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-    log.setLevel(logging.INFO)
+    log.setLevel(level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

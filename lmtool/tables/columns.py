@@ -390,9 +390,9 @@ def _instruction(table: Table, labelled: bool) -> tuple[str, str | None] | None:
     return None if source is None or (labelled and target is None) else (source, target if labelled else None)
 
 
-def has_usual_label(table: Table) -> bool:
-    """Whether a column has a usual name of labels."""
-    return _usual(table, LABELS) is not None
+def named_label(table: Table) -> str | None:
+    """The column with a usual name of labels."""
+    return _usual(table, LABELS)
 
 
 def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:

@@ -29,7 +29,7 @@ class Opened:
         page.on("dialog", lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: self.requested.append(request.url))
         page.goto(address)
-        self.requested.remove(address)
+        self.requested.remove(address.partition("#")[0])
 
     def _said(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):

@@ -57,6 +57,7 @@ OPTIONS = {
     "gradients run": "gradients MODEL The",
     "report runs": "report MODEL",
     "export run": "export MODEL exported",
+    "label run": "label rows.csv --run MODEL",
     "check names": "check MODEL",
     "check tokenizer": "check text.txt --tokenizer MODEL",
     "check run": "check rows.csv --run MODEL --fix new.csv",

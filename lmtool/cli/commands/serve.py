@@ -1,11 +1,14 @@
-"""`lmtool serve`: answer over HTTP."""
+"""`lmtool serve`: answer over HTTP; `lmtool label`: label a table on a page, by one key a row."""
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from lmtool.cli.arguments import Device, Precision, Quiet, RunName
-from lmtool.cli.help import flag, option
+from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
+from lmtool.cli.help import argument, flag, option
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_json, tell
+from lmtool.cli.settings import READING, as_data, sets, settings_in
 from lmtool.errors import ResourceError, UsageError
 
 
@@ -34,14 +37,8 @@ def serve(
     lmtool serve hf:HuggingFaceTB/SmolLM2-135M-Instruct --precision int8
     lmtool serve last --host 0.0.0.0 --api-key-file key.txt
     """
-    from importlib.util import find_spec
+    _check_installed("serve")
 
-    missing = [name for name in ("starlette", "uvicorn", "h11", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        what = f"the server needs {' and '.join(missing)}"
-        raise ResourceError(what, where="lmtool serve", fix="pip install 'lmtool[serve]'")
-
-    from lmtool.cli.output import describe, tell
     from lmtool.inference.generator import TextGenerator
     from lmtool.search.index import Index
     from lmtool.serving.guard import Access, is_loopback, read_key
@@ -61,3 +58,77 @@ def serve(
     texts = None if index is None else Index(index, generator.loaded)
     serving = Serving(host, port, access, *limits, log_prompts, texts)
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))
+
+
+OF_ROWS = ("text_columns", "label_column", "encoding", "delimiter", "skip_bad_rows")
+
+
+@sets({f"data.{key}": READING[f"data.{key}"] for key in OF_ROWS})
+def label(
+    table: str = argument("TABLE", "The table: .csv, .tsv, .jsonl or .parquet. It stays as it is.", ...),
+    labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),
+    multi: bool = flag("Any number of labels a row.", "--multi"),
+    run: str | None = option("RUN", "Choose rows by this model's vectors, which were best trained to embed texts."),
+    output: Path | None = option("FILE", "The CSV with all labels.", "--output", "-o", shown="TABLE.labelled.csv"),
+    port: int = option("N", "The port of the page; 0 for any that is free.", default=8001, min=0, max=65535),
+    *,
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **reading: Any,
+) -> None:
+    """Label the rows of a table on a page, by one key a row; which row is next, a model of the answers chooses.
+
+    Every answer is on the disk before the next row appears. The same command goes on where it has ended.
+
+    Examples:
+    lmtool label reviews.csv --labels good,bad
+    lmtool label news.jsonl --text-column headline --multi --run hf:sentence-transformers/all-MiniLM-L6-v2
+    """
+    _check_installed("label")
+
+    from lmtool.checksum import sha256_of_file
+    from lmtool.data.table import Skipped
+    from lmtool.labelling.journal import Journal
+    from lmtool.labelling.labelling import Labelling
+    from lmtool.labelling.learning import features_of
+    from lmtool.labelling.page import ask
+    from lmtool.labelling.table import TableToLabel
+
+    data = as_data(settings_in(reading))
+    skipped = Skipped() if data.skip_bad_rows else None
+    rows = TableToLabel.read(table, data, multi, skipped, output)
+    describe_skipped(skipped)
+    journal = rows.output.with_suffix(".answers.jsonl")
+    if not journal.exists():
+        check_new(rows.output, ".csv")
+    head = {"table": sha256_of_file(rows.table.path), "column": rows.label, "multi": multi}
+    loaded = None if run is None else open_model(run, device, "float32")
+    if loaded is not None:
+        describe(loaded, quiet)
+    features = features_of([" ".join(texts) for _, texts in rows.rows], loaded)
+    names = [name for part in labels.split(",") if (name := part.strip())]
+    labelling = Labelling(rows, Journal(journal, head), features, names)
+
+    def told(line: str) -> None:
+        if as_json and line.startswith("http://"):
+            put_json({"address": line, "output": str(rows.output), **labelling.summary()})
+        elif not quiet or line.startswith("http://"):
+            tell(line)
+
+    signal_number = ask(labelling, port, told)
+    if as_json:
+        put_json({"output": str(rows.output), **labelling.summary()})
+    else:
+        put(f"{rows.output}: {labelling.describe()}")
+    raise typer.Exit(128 + signal_number)
+
+
+def _check_installed(command: str) -> None:
+    """Raise ResourceError where libraries of the server are missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("starlette", "uvicorn", "h11", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        what = f"the server needs {' and '.join(missing)}"
+        raise ResourceError(what, where=f"lmtool {command}", fix="pip install 'lmtool[serve]'")

@@ -1,0 +1,121 @@
+"""How many labels `lmtool label` needs, beside random order: a simulated annotator answers with the labels of a table.
+
+    python benchmarks/labelling.py TABLE TEST [--run RUN] [--draws 5] [--rows 4000] [--most 2000]
+
+Wanted is the accuracy, on the test table, of logistic regression on all labels minus two points. Both orders have the
+same features and the same classifier, which is fitted anew after each tenth answer, beyond 200 after each 20th part of
+them. Of the chosen rows one in five is random, and counts. A draw is another order of the rows.
+"""
+
+import argparse
+import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from lmtool.compute.device import CPU
+from lmtool.inference.load import load_run
+from lmtool.labelling import learning
+from lmtool.labelling.journal import Journal
+from lmtool.labelling.labelling import FIRST, Labelling
+from lmtool.labelling.table import TableToLabel
+from lmtool.recipe.spec.text import Data
+
+LOST = 0.02
+"""Accuracy that may be missing."""
+
+
+def is_turn(n: int) -> bool:
+    """Whether a model is fitted to n answers."""
+    return n >= FIRST and n % max(10, n // 200 * 10) == 0
+
+
+class Annotator:
+    """Answers with the labels that a table has. Accuracy is that on the rows of another one."""
+
+    def __init__(self, table: TableToLabel, test: TableToLabel, features: Any) -> None:
+        """features: of the rows of both, one after the other."""
+        n = len(table.rows)
+        self._table, self._known, self._test = table, features[:n], features[n:]
+        self.classes = sorted({str(one) for labels in (*table.labels, *test.labels) for one in labels or ()})
+        self._targets, self._truth = (
+            np.array([[float(one in (labels or ())) for one in self.classes] for labels in part.labels])
+            for part in (table, test)
+        )
+        self.all = self.accuracy(list(range(n)))
+
+    def accuracy(self, rows: list[int]) -> float:
+        """That of a model of the labels of these rows."""
+        p_QC = learning.probabilities(self._known[rows], self._targets[rows], self._test, False)
+        return float((p_QC.argmax(1) == self._truth.argmax(1)).mean())
+
+    def chosen(self, folder: Path, most: int) -> list[int]:
+        """Rows in the order in which they are asked."""
+        blank = TableToLabel(**{**vars(self._table), "labels": [None] * len(self._table.rows)})
+        labelling = Labelling(blank, Journal(folder / "answers.jsonl", {}), self._known, self.classes)
+        order: list[int] = []
+        for n in range(most):
+            row = labelling.next("simulated")["row"]
+            if row is None:
+                break
+            labelling.answer("simulated", row["row"], row["version"], list(self._table.labels[row["row"]] or ()))
+            order.append(row["row"])
+            answers = labelling.answers()
+            if is_turn(n + 1) and len({*answers.values()}) > 1:
+                labelling.choose(answers)
+        return order
+
+    def needed(self, rows: list[int]) -> int | None:
+        """How many of these rows, in this order, are enough; None where they are too few."""
+        for n in filter(is_turn, range(len(rows) + 1)):
+            if np.ptp(self._targets[rows[:n]], 0).any() and self.accuracy(rows[:n]) >= self.all - LOST:
+                return n
+        return None
+
+
+def sample(source: str, n: int) -> TableToLabel:
+    """Some rows of a table, of long texts the beginning."""
+    table = TableToLabel.read(source, Data(), False, None, None)
+    table = ordered(table, random.Random(0).sample(range(len(table.rows)), min(n, len(table.rows))))
+    short = [(row, tuple(text[:1000] for text in texts)) for row, texts in table.rows]
+    return TableToLabel(**{**vars(table), "rows": short})
+
+
+def ordered(table: TableToLabel, order: list[int]) -> TableToLabel:
+    """A table with these rows."""
+    rows, labels = [table.rows[i] for i in order], [table.labels[i] for i in order]
+    return TableToLabel(**{**vars(table), "rows": rows, "labels": labels})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table")
+    parser.add_argument("test")
+    parser.add_argument("--run")
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--most", type=int, default=2000)
+    options = parser.parse_args()
+    loaded = None if options.run is None else load_run(options.run, CPU)
+    table, test = (sample(source, options.rows) for source in (options.table, options.test))
+    texts = [" ".join(texts) for part in (table, test) for _, texts in part.rows]
+    features, n = learning.features_of(texts, loaded), len(table.rows)
+    counts = []
+    for seed in range(options.draws):
+        order = random.Random(seed).sample(range(n), n)
+        annotator = Annotator(ordered(table, order), test, features[[*order, *range(n, len(texts))]])
+        with TemporaryDirectory() as folder:
+            chosen = annotator.chosen(Path(folder), options.most)
+        by_chance = list(range(min(2 * options.most, n)))
+        counts.append((annotator.needed(by_chance), annotator.needed(chosen)))
+        print(f"{seed}: all labels {annotator.all:.4f}; random {counts[-1][0]}, chosen {counts[-1][1]}", flush=True)
+    reached = [(a, b) for a, b in counts if a and b]
+    if reached:
+        a, b = np.mean(reached, axis=0)
+        print(f"mean of {len(reached)}: random {a:.0f}, chosen {b:.0f}, ratio {b / a:.2f}")
+
+
+if __name__ == "__main__":
+    main()

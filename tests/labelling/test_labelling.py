@@ -1,0 +1,218 @@
+"""Which rows are asked, two windows, what is estimated and doubted, and a simulated annotator."""
+
+import csv
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtool.labelling import learning
+from lmtool.labelling.labelling import Conflict, Labelling
+from lmtool.serving.errors import BadRequest
+from tests.labelling.conftest import TEXTS, TRUTH, write
+
+Begin = Callable[..., Labelling]
+
+
+def text_of(row: dict[str, Any]) -> str:
+    return str(row["texts"][-1][1])
+
+
+def annotate(labelling: Labelling, n: int, window: str = "a", truth: dict[str, str] = TRUTH) -> list[dict[str, Any]]:
+    """Answers the next n rows, and learns from each."""
+    rows = []
+    for _ in range(n):
+        row = labelling.next(window)["row"]
+        rows.append(row)
+        labelling.answer(window, row["row"], row["version"], [truth[text_of(row)]])
+        labelling.learn()
+    return rows
+
+
+def result(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_row_is_asked_once_until_none_is_left(table: Path, begin: Begin) -> None:
+    labelling = begin(table)
+    asked = annotate(labelling, len(TEXTS))
+    assert sorted(row["row"] for row in asked) == list(range(len(TEXTS)))
+    assert labelling.next("a")["row"] is None
+    assert labelling.summary()["answers"] == len(TEXTS)
+
+
+def test_the_result_has_all_columns_and_the_input_stays(table: Path, begin: Begin, tmp_path: Path) -> None:
+    before = table.read_bytes()
+    labelling = begin(table)
+    asked = annotate(labelling, 5)
+    labelling.open(None)  # type: ignore[arg-type]  # it needs no loop
+    labelling.close()
+    rows = result(tmp_path / "out.csv")
+    assert [(row["number"], row["text"]) for row in rows] == [(str(i), text) for i, (_, text) in enumerate(TEXTS)]
+    assert {int(row["number"]): row["label"] for row in rows if row["label"]} == {
+        row["row"]: TRUTH[text_of(row)] for row in asked
+    }
+    assert table.read_bytes() == before
+
+
+def test_labels_of_the_table_are_answers_and_stay_in_their_column(begin: Begin, tmp_path: Path) -> None:
+    source = write(tmp_path / "some.csv", ["good,one text,1", ",another text,2", "bad,,3"], "label,text,number")
+    labelling = begin(source)
+    assert labelling.answers() == {0: ("good",), 2: ("bad",)}
+    row = labelling.next("a")["row"]
+    assert row["row"] == 1
+    assert [name for name, _ in labelling.progress()["classes"]] == ["bad", "good"]
+    labelling.answer("a", 1, 0, ['new, "class"'])
+    labelling.open(None)  # type: ignore[arg-type]
+    labelling.close()
+    assert [list(row.values()) for row in result(tmp_path / "out.csv")] == [
+        ["good", "one text", "1"],
+        ['new, "class"', "another text", "2"],
+        ["bad", "", "3"],
+    ]
+
+
+def test_two_windows_get_different_rows_and_never_overwrite_each_other(table: Path, begin: Begin) -> None:
+    labelling = begin(table)
+    windows = {name: labelling.next(name)["row"] for name in "abcdefgh"}
+    assert len({row["row"] for row in windows.values()}) == len(windows)
+    assert labelling.next("a")["row"] == windows["a"], "a page that is loaded again is asked the same"
+    row = windows["a"]
+    labelling.answer("a", row["row"], row["version"], ["fruit"])
+    with pytest.raises(Conflict) as refused:
+        labelling.answer("b", row["row"], row["version"], ["animal"])
+    assert refused.value.status == 409
+    assert refused.value.body["row"] == {**row, "labels": ("fruit",), "version": 1}
+    assert labelling.answers() == {row["row"]: ("fruit",)}
+    labelling.answer("b", row["row"], 1, ["animal"])
+    assert labelling.answers() == {row["row"]: ("animal",)}
+
+
+def test_the_last_row_is_asked_in_each_window(begin: Begin, tmp_path: Path) -> None:
+    labelling = begin(write(tmp_path / "one.csv", ["1,alone"]))
+    assert labelling.next("a")["row"] == labelling.next("b")["row"]
+
+
+def test_an_answer_is_taken_back_and_a_row_passed_over(table: Path, begin: Begin) -> None:
+    labelling = begin(table)
+    first = labelling.next("a")["row"]
+    labelling.answer("a", first["row"], 0, ["fruit"])
+    labelling.answer("a", first["row"], 1, None)
+    second = labelling.next("a")["row"]
+    labelling.answer("a", second["row"], 0, None)
+    assert labelling.answers() == {}
+    again = begin(table)
+    asked = annotate(again, len(TEXTS) - 2)
+    assert not {first["row"], second["row"]} & {row["row"] for row in asked}
+    assert again.next("a")["row"] is None
+
+
+def test_what_is_no_answer_is_refused(table: Path, begin: Begin) -> None:
+    labelling = begin(table)
+    for row, labels in ((10**6, ["a"]), (-1, ["a"]), (0, []), (0, ["a", "b"]), (0, [" "]), (0, ["a;b"])):
+        with pytest.raises(BadRequest):
+            labelling.answer("a", row, 0, labels)
+    assert labelling.answers() == {}
+
+
+def test_several_labels_a_row(begin: Begin, tmp_path: Path) -> None:
+    source = write(tmp_path / "films.jsonl", [], "").with_suffix(".csv")
+    write(source, ["a;b,first", ";,second", ",third", ",fourth"], "genre,text")
+    labelling = begin(source, multi=True)
+    assert labelling.answers() == {0: ("a", "b"), 1: ()}
+    labelling.answer("a", 2, 0, [])
+    labelling.answer("a", 3, 0, ["c", "a"])
+    labelling = begin(source, multi=True)
+    labelling.open(None)  # type: ignore[arg-type]
+    labelling.close()
+    assert [row["genre"] for row in result(tmp_path / "out.csv")] == ["a;b", ";", ";", "c;a"]
+
+
+def test_several_labels_are_learned(begin: Begin, tmp_path: Path) -> None:
+    texts = [text for _, text in TEXTS]
+    labelling = begin(write(tmp_path / "t.csv", [f"{i},{text}" for i, text in enumerate(texts)]), multi=True)
+    for _ in range(60):
+        row = labelling.next("a")["row"]
+        text = text_of(row)
+        labelling.answer("a", row["row"], 0, [name for name in ("cat", "small", "here") if name in text.split()])
+        labelling.learn()
+    assert labelling.estimate is not None
+    assert labelling.estimate[0] > 0.5
+
+
+def test_the_estimate_is_of_random_rows_and_close_to_the_truth(table: Path, begin: Begin) -> None:
+    labelling = begin(table)
+    annotate(labelling, 50)
+    assert labelling.estimate is not None
+    share, low, high, n = labelling.estimate
+    assert 10 <= n < 50
+    assert 0 <= low <= share <= high <= 1
+    assert share > 0.8
+    order = labelling._order
+    answered = labelling.answers().keys()
+    assert set(order[:n]) <= answered
+    assert order[n] not in answered
+
+
+def test_labels_that_are_wrong_are_found_and_kept_if_confirmed(table: Path, begin: Begin) -> None:
+    labelling = begin(table)
+    wrong = {text: "fruit" for _, text in TEXTS if text in ("the old cat here", "the new dog outside")}
+    annotate(labelling, len(TEXTS), truth=TRUTH | wrong)
+    doubted = labelling.progress()["wrong"]
+    assert {text_of(row) for row in doubted[:2]} == set(wrong)
+    assert all(row["labels"] == ("fruit",) and row["suggested"] == ("animal",) for row in doubted[:2])
+    first = doubted[0]
+    labelling.answer("a", first["row"], first["version"], ["fruit"])
+    labelling.learn()
+    assert text_of(first) not in {text_of(row) for row in labelling.progress()["wrong"]}
+
+
+def test_rows_are_found_by_their_words(table: Path, begin: Begin) -> None:
+    rows = begin(table).find("PEAR  large")
+    assert {text_of(row) for row in rows} == {text for _, text in TEXTS if "large pear" in text}
+
+
+def test_the_thread_learns_and_goes_on_after_an_error(
+    table: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelling = begin(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(labelling, "learn", lambda: 1 / 0)
+        labelling.open(None)  # type: ignore[arg-type]
+        time.sleep(0.1)
+    for _ in range(40):
+        row = labelling.next("a")["row"]
+        labelling.answer("a", row["row"], row["version"], [TRUTH[text_of(row)]])
+    deadline = time.monotonic() + 60
+    while labelling.estimate is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    labelling.close()
+    assert labelling.estimate is not None
+
+
+def needed(labelling: Labelling, wanted: float, choosing: bool) -> int:
+    """Answers until a model of them is right on so many of all rows."""
+    classes = sorted(set(TRUTH.values()))
+    truth_N = np.array([classes.index(TRUTH[texts[-1]]) for _, texts in labelling.table.rows])
+    for n in range(1, len(truth_N)):
+        if choosing:
+            annotate(labelling, 1)
+            rows = [*labelling.answers()]
+        else:
+            rows = labelling._order[:n]
+        if len(set(truth_N[rows])) > 1:
+            features, target_NC = labelling._features, np.eye(2)[truth_N[rows]]
+            p_QC = learning.probabilities(features[rows], target_NC, features, False)
+            if (p_QC.argmax(1) == truth_N).mean() >= wanted:
+                return n
+    return len(truth_N)
+
+
+def test_a_simulated_annotator_needs_fewer_labels_than_in_random_order(table: Path, begin: Begin) -> None:
+    labelling = begin(table)
+    by_chance = needed(labelling, 1.0, choosing=False)
+    assert needed(labelling, 1.0, choosing=True) < by_chance
