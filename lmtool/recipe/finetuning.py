@@ -49,7 +49,7 @@ ACTIVATION_BYTES = 10**9
 MOST_PASSES = 20
 
 FEW = 500
-"""Rows of target texts below which none is held out: they are to be learnt, and few would choose by chance."""
+"""Rows of labels or target texts below which none are held out: they are to be learnt, and few choose by chance."""
 
 FEW_BATCH = 8
 """Rows of a step over so few, which has more steps in a pass than one of BATCH_ROWS, for the same computation."""
@@ -81,7 +81,7 @@ def passes(n_rows: int, published: bool) -> int:
 
 
 def passes_of_few(n_rows: int, published: bool) -> int:
-    """Passes over a table of less than FEW target texts. published: as for `passes`."""
+    """Passes over a table of less than FEW rows. published: as for `passes`."""
     least_steps = FEW_STEPS if published else 2 * FEW_STEPS
     return max(MOST_PASSES, math.ceil(least_steps * FEW_BATCH / max(1, n_rows)))
 
@@ -130,12 +130,12 @@ def fine_tuned(parent: Parent, shape: TableShape, settings: Sequence[Setting]) -
     if _by_contrast(recipe, shape, settings):
         batch_size = min(MOST_CONTRASTED, shape.n_rows)
         steps = max(CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_PASSES * shape.n_rows / batch_size))
-        values = CONTRASTIVE | _linear_head(recipe) | held_out(shape.n_rows)
+        values = CONTRASTIVE | _linear_head(recipe)
         recipe = recipe.with_values(values | {"training.batch_size": batch_size, "training.steps": steps})
     chosen = lay_over(recipe, source, name, settings).recipe
     if _is_fitted(chosen, settings):
-        values = FITTED | _linear_head(recipe) | held_out(shape.n_rows)
-        return lay_over(recipe.with_values(values), source, name, settings)
+        recipe = recipe.with_values(FITTED | _linear_head(recipe))
+        return lay_over(recipe, source, name, settings)
     return lay_over(with_choices(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings)
 
 
@@ -151,7 +151,6 @@ FITTED = {
 CONTRASTIVE = {
     "objective.contrastive": True,
     "training.epochs": None,
-    "evaluation.patience": None,
 }
 """The recipe of few rows: vectors trained by contrast, then logistic regression on them (Tunstall et al. 2022)."""
 
@@ -169,9 +168,6 @@ MOST_CONTRASTED = 64
 
 CONTRASTIVE_PASSES = 10
 """Passes over rows that are contrasted, where those are more than the least number of steps."""
-
-LEAST_HELD = 50
-"""Rows below which none are held out where a head is fitted: cross-validation over all of them tells more."""
 
 _OF_STEPS = ("optimizer", "schedule", "training.steps", "training.min_steps", "training.epochs", "training.minutes")
 
@@ -210,11 +206,6 @@ def _by_contrast(recipe: Recipe, shape: TableShape, settings: Sequence[Setting])
     )
 
 
-def held_out(n_rows: int) -> dict[str, float]:
-    """The share of so many rows that is held out where a head is fitted, where it is not the usual one."""
-    return {"data.valid_fraction": 0.0} if n_rows * Data().valid_fraction < LEAST_HELD else {}
-
-
 def _is_fitted(chosen: Recipe, settings: Sequence[Setting]) -> bool:
     """Whether a head on a frozen body is fitted to convergence: unless something else is named, or it is not linear."""
     head, tuning = chosen.objective, chosen.tuning
@@ -239,7 +230,7 @@ def recipe_for_tables(parent: Parent, shape: TableShape) -> Recipe:
     base, n_rows, published = parent.recipe, shape.n_rows, parent.is_published
     model = base.model
     epochs, batch_size, data = passes(n_rows, published), BATCH_ROWS, Data()
-    if shape.writes and n_rows < FEW:
+    if n_rows < FEW and (shape.writes or shape.head == "classification"):
         epochs, batch_size, data = passes_of_few(n_rows, published), FEW_BATCH, Data(valid_fraction=0)
     recipe = Recipe(
         description=f"fine-tuned from {parent.name}",
@@ -277,15 +268,17 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
     if training.epochs is not None:
         steps = math.ceil(training.epochs * n_train / training.batch_size)
     every = min(VALIDATION_STEPS, max(1, n_train // training.batch_size))
-    values: dict[str, float] = {"evaluation.every": every, "checkpoint.every": every}
+    values: dict[str, float | None] = {"evaluation.every": every, "checkpoint.every": every}
     if not isinstance(recipe.model, Averaging):
         is_part = tuning.lora is not None or tuning.freeze == "body"
-        values["optimizer.lr"] = _rate(recipe.model, published, is_part)
+        values["optimizer.lr"] = rate = _rate(recipe.model, published, is_part)
         values["schedule.warmup_steps"] = math.ceil(steps / 10)
-        if isinstance(recipe.objective, Classification) and recipe.objective.contrastive:
-            # a head is fitted for each validation
-            values |= {"evaluation.every": steps, "checkpoint.every": steps}
-            values["optimizer.lr"] *= CONTRASTIVE_RATE
+        if isinstance(recipe.objective, Classification):
+            # a head is fitted for each validation; and accuracy on rows that are learnt chooses nothing
+            if recipe.objective.contrastive or not (chosen.data.holds_out or training.minutes):
+                values |= {"evaluation.every": steps, "checkpoint.every": steps, "evaluation.patience": None}
+            if recipe.objective.contrastive:
+                values["optimizer.lr"] = CONTRASTIVE_RATE * rate
         if training.minutes is not None:
             # before the rate decays the number of steps can follow the speed
             values["schedule.decay_fraction"] = DECAY

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lmtool.recipe.finetuning import Parent, TableShape, are_of_steps, continued, fine_tuned, held_out
+from lmtool.recipe.finetuning import FEW, Parent, TableShape, are_of_steps, continued, fine_tuned
 from lmtool.recipe.load import Resolved, Setting, lay_over, load, settings_of, written
 from lmtool.recipe.pretraining import NAME, TextShape, default_recipe
 from lmtool.recipe.spec.recipe import Recipe
@@ -53,7 +53,7 @@ def resolve(
         case TableShape() if parent is not None:
             return fine_tuned(parent, facts, settings)
         case TableShape() if recipe is None:
-            usual = [f"{key}={value}" for key, value in held_out(facts.n_rows).items()]
+            usual = ["data.valid_fraction=0"] if facts.n_rows < FEW else []
             return _loaded(LINEAR, settings, [*usual, *(() if facts.has_words else CHARACTERS)])
     if parent is not None:
         return continued(parent, None if recipe is None else load(recipe).recipe, settings)

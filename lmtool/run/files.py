@@ -242,12 +242,13 @@ class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
 
 
 class BaselineFigures(FileModel):
-    """Results of two simple models on the rows of a table that a run is measured on; see `lmtool.tables.baseline`.
+    """Results of simple models on the rows of a table that a run is measured on; see `lmtool.tables.baseline`.
 
     metric: its name among the figures of a run; micro_f1 for several labels, mse for numbers.
     constant: of the most frequent class or label, or the mean, for every row.
     linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
-    part: of the rows, as in `tables.tasks.results.Results`.
+    probe: the same on vectors of the encoder that the run begins with; None where there is none, or are many rows.
+    part: of the rows, as in `tables.tasks.results.Results`; cross-validation of training rows where none are held out.
     fitted: rows that the linear model was fitted to, of `rows` training rows.
     """
 
@@ -256,6 +257,7 @@ class BaselineFigures(FileModel):
     metric: str
     constant: float
     linear: float
+    probe: float | None = None
     features: str
     fitted: Count
     rows: Count

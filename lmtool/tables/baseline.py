@@ -4,7 +4,7 @@ import random
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -28,6 +28,15 @@ MOST_CHARACTERS = 2_000
 MOST_SCORED = 2_000
 """Rows by which `has_words` decides."""
 
+MOST_EMBEDDED = 10_000
+"""Rows, fitted to and measured, of larger tables than which no vectors are computed."""
+
+FOLDS = 5
+"""Parts of the training rows, each scored by a model of the others, where no rows are held out."""
+
+CROSS_VALIDATION = "cross-validation"
+"""The part of a baseline that is measured so."""
+
 KNOWN_WORDS = 0.6
 """Share of words in half of the texts that must occur in the other half, for words to be features."""
 
@@ -36,9 +45,14 @@ METRICS: Mapping[LabelKind, str] = {"class": "accuracy", "multi": "micro_f1", "n
 
 Floats = NDArray[np.float64]
 
+Rows = NDArray[np.int64]
+
+VectorsOf = Callable[[Sequence[str]], NDArray[np.float32]]
+"""Vectors of texts (R, D) of length 1."""
+
 
 class Baseline(BaselineFigures):
-    """Results of two simple models, as lines for people."""
+    """Results of simple models, as lines for people."""
 
     def line(self) -> str:
         """The baseline as one line."""
@@ -49,8 +63,12 @@ class Baseline(BaselineFigures):
         constant = {"class": "majority", "multi": "most frequent label", "number": "mean"}[self.kind]
         linear = f"ridge regression on {self.features}" if self.kind == "number" else self.features
         metric = {"class": "", "multi": " (micro F1)", "number": " (mean squared error)"}[self.kind]
+        shown = [f"{constant} {self._shown(self.constant)}", f"{linear} {self._shown(self.linear)}"]
+        if self.probe is not None:
+            shown.append(f"vectors of the encoder {self._shown(self.probe)}")
         some = f"; fitted to {self.fitted:,} of {self.rows:,} rows" if self.fitted < self.rows else ""
-        return f"baseline: {constant} {self._shown(self.constant)}, {linear} {self._shown(self.linear)}{metric}{some}"
+        some += f"; by {self.part}, as no rows are held out" if self.part == CROSS_VALIDATION else ""
+        return f"baseline: {', '.join(shown)}{metric}{some}"
 
     def beside(self, figures: Mapping[str, Any], n_rows: int, remedies: Sequence[str] = ()) -> str:
         """The baseline and the figures of a model on so many rows as one line.
@@ -60,7 +78,8 @@ class Baseline(BaselineFigures):
         value = figures.get(self.metric)
         if value is None:
             return self.line()
-        best = min(self.constant, self.linear) if self.kind == "number" else max(self.constant, self.linear)
+        figures_of = [figure for figure in (self.constant, self.linear, self.probe) if figure is not None]
+        best = min(figures_of) if self.kind == "number" else max(figures_of)
         is_below = value > best if self.kind == "number" else value < best
         verdict = " is below it" if is_below else ""
         if value != best and are_alike(self.metric, (value, n_rows), (best, n_rows)):
@@ -75,36 +94,66 @@ class Baseline(BaselineFigures):
 
 def mean_line(baselines: Sequence[Baseline]) -> str:
     """One line for the baselines of several runs on one table, whose held-out rows differ: their means."""
-    figures = np.array([(one.constant, one.linear) for one in baselines])
-    constant, linear = figures.mean(0).tolist()
-    return baselines[0].model_copy(update={"constant": constant, "linear": linear}).line()
+    means = {
+        name: float(np.mean([getattr(one, name) for one in baselines]))
+        for name in ("constant", "linear", "probe")
+        if getattr(baselines[0], name) is not None
+    }
+    return baselines[0].model_copy(update=means).line()
 
 
-def measure_baseline(train: LabelledTexts, rows: LabelledTexts, part: str) -> Baseline:
+def measure_baseline(
+    train: LabelledTexts, rows: LabelledTexts | None, part: str, vectors_of: VectorsOf | None = None
+) -> Baseline:
     """The baseline of a table, fitted to its training rows and measured on `rows`, in seconds.
 
-    Both have labels. Raises nothing for texts or labels that cannot be learned: there the constant is the baseline.
+    rows: None where none are held out, for cross-validation. vectors_of: of the encoder that is fine-tuned, if any.
+    Raises nothing for texts or labels that cannot be learned: there the constant is the baseline.
     """
     kind = cast(LabelMap, train.labels).kind
-    measured = _of_tags(train, rows) if kind == "tags" else _of_texts(train, rows)
+    measured = _of_tags(train, rows or train) if kind == "tags" else _of_texts(train, rows, vectors_of)
+    part = CROSS_VALIDATION if rows is None else part
     return Baseline.model_validate({"kind": kind, "part": part, "rows": len(train), **measured})
 
 
-def _of_texts(train: LabelledTexts, rows: LabelledTexts) -> dict[str, Any]:
-    """What the most frequent label reaches, or the mean of numbers, and a linear model."""
+def _of_texts(train: LabelledTexts, rows: LabelledTexts | None, vectors_of: VectorsOf | None) -> dict[str, Any]:
+    """What the most frequent label reaches, or the mean of numbers, and linear models of tf-idf and of vectors."""
     labels = cast(LabelMap, train.labels)
     fitted = random.Random(0).sample(train.items, min(MOST_ROWS, len(train)))
-    truth_RC, fitted_RC = _targets(rows.items, labels), _targets(fitted, labels)
-    mean_C = _targets(train.items, labels).mean(0)
-    # the scores that every row gets without its text
-    constant_C = mean_C if labels.kind == "number" else np.eye(len(mean_C))[mean_C.argmax()]
-    texts, others = _texts(fitted), _texts(rows.items)
-    words = has_words(texts)
-    constant = headline(truth_RC, np.tile(constant_C, (len(truth_RC), 1)), labels.kind)
-    scores_RC = _linear(texts, fitted_RC, others, labels.kind, words)
-    linear = constant if scores_RC is None else headline(truth_RC, scores_RC, labels.kind)
-    features, metric = "words and pairs" if words else "character n-grams", METRICS[labels.kind]
-    return {"metric": metric, "constant": constant, "linear": linear, "features": features, "fitted": len(fitted)}
+    items = fitted if rows is None else [*fitted, *rows.items]
+    # of each division the rows that are fitted to, and those that are measured
+    row_R = np.arange(len(items))
+    divisions = [(row_R[: len(fitted)], row_R[len(fitted) :])]
+    if rows is None:
+        parts = np.array_split(row_R, FOLDS)
+        divisions = [(np.setdiff1d(row_R, part), part) for part in parts if 0 < len(part) < len(row_R)]
+    texts, target_RC = _texts(items), _targets(items, labels)
+    truth_RC = target_RC[np.concatenate([measured for _, measured in divisions])]
+    words = has_words(texts[: len(fitted)])
+
+    def reached(features_of: Callable[[Rows, Rows], tuple[Any, Any] | None]) -> float:
+        """The figure of a linear model of these features, or where there are none of the constant."""
+        scores = []
+        for known, measured in divisions:
+            target_KC = target_RC[known]
+            pair, mean_C = features_of(known, measured), target_KC.mean(0)
+            if pair is not None and (target_KC != target_KC[0]).any():
+                scores.append(_linear(*pair, target_KC, labels.kind))
+            else:
+                # what every row gets without its text
+                constant_C = mean_C if labels.kind == "number" else np.eye(len(mean_C))[mean_C.argmax()]
+                scores.append(np.tile(constant_C, (len(measured), 1)))
+        return headline(truth_RC, np.concatenate(scores), labels.kind)
+
+    def counted(known: Rows, measured: Rows) -> tuple[Any, Any] | None:
+        return _counted([texts[i] for i in known], [texts[i] for i in measured], words)
+
+    figures = {"constant": reached(lambda known, measured: None), "linear": reached(counted)}
+    if vectors_of is not None and len(items) <= MOST_EMBEDDED:
+        vectors_RD = vectors_of(texts)
+        figures["probe"] = reached(lambda known, measured: (vectors_RD[known], vectors_RD[measured]))
+    features = "words and pairs" if words else "character n-grams"
+    return {**figures, "metric": METRICS[labels.kind], "features": features, "fitted": len(fitted)}
 
 
 def _of_tags(train: LabelledTexts, rows: LabelledTexts) -> dict[str, Any]:
@@ -158,30 +207,32 @@ def _targets(items: Sequence[LabelledText], labels: LabelMap) -> Floats:
     return np.array([labels.encode(row) for row in names], dtype=np.float64)
 
 
-def _linear(
-    texts: Sequence[str], target_RC: Floats, others: Sequence[str], kind: LabelKind, words: bool
-) -> Floats | None:
-    """Scores (R, C) of `others` by a linear model of tf-idf; None when nothing varies."""
-    from sklearn.exceptions import ConvergenceWarning
+def _counted(texts: Sequence[str], others: Sequence[str], words: bool) -> tuple[Any, Any] | None:
+    """Their tf-idf, by the first ones; None where these have no words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression, Ridge
 
     by_words = {"ngram_range": (1, 2), "token_pattern": r"\w+"}
     by_characters = {"ngram_range": (1, 5), "analyzer": "char_wb"}
     vectors = TfidfVectorizer(sublinear_tf=True, dtype=np.float64, **(by_words if words else by_characters))
     analyze = vectors.build_analyzer()
-    varies_C = (target_RC != target_RC[0]).any(0)
-    if not varies_C.any() or not any(analyze(text) for text in texts):
+    if not any(analyze(text) for text in texts):
         return None
-    fitted_RF, other_RF = vectors.fit_transform(texts), vectors.transform(others)
+    return vectors.fit_transform(texts), vectors.transform(others)
+
+
+def _linear(fitted_RF: Any, other_RF: Any, target_RC: Floats, kind: LabelKind) -> Floats:
+    """Scores (R, C) of other rows by a linear model of features."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression, Ridge
+
     if kind == "number":
         numbers_R = Ridge(alpha=1.0, solver="lsqr").fit(fitted_RF, target_RC[:, 0]).predict(other_RF)
         return np.asarray(numbers_R, dtype=np.float64)[:, None]
-    scores_RC = np.where(target_RC[0] > 0, np.inf, -np.inf) * np.ones((len(others), 1))
+    scores_RC = np.where(target_RC[0] > 0, np.inf, -np.inf) * np.ones((other_RF.shape[0], 1))
     with warnings.catch_warnings():
         # a bounded number of passes is enough
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for c in np.flatnonzero(varies_C):
+        for c in np.flatnonzero((target_RC != target_RC[0]).any(0)):
             # one against the rest, in the dual: a fraction of a second for each class
             one = LogisticRegression(C=10.0, solver="liblinear", dual=True, max_iter=30, random_state=0)
             scores_RC[:, c] = one.fit(fitted_RF, target_RC[:, c]).decision_function(other_RF)

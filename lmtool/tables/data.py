@@ -15,7 +15,7 @@ from lmtool.model.heads import Classifier
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.files import SavedSplit, StreamMark
-from lmtool.tables.baseline import Baseline, measure_baseline
+from lmtool.tables.baseline import CROSS_VALIDATION, Baseline, VectorsOf, measure_baseline
 from lmtool.tables.reading import LabelledTexts
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.tasks.results import Results
@@ -25,14 +25,18 @@ from lmtool.tokenization.prompt_format import PromptFormat
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of one task. labelled: the texts of the rows for training and of those measured, where they have labels."""
+    """Rows of one task.
+
+    labelled: the texts of the rows for training and of those measured, if any, where they have labels that a baseline
+    may learn.
+    """
 
     task: Task
     weight: float
     train: list[EncodedRow]
     valid: list[EncodedRow]
     test: list[EncodedRow] | None
-    labelled: tuple[LabelledTexts, LabelledTexts] | None
+    labelled: tuple[LabelledTexts, LabelledTexts | None] | None
 
     @property
     def part(self) -> str:
@@ -113,10 +117,13 @@ class TableData:
             groups = by_length([row.lengths for row in rows], BATCH_TOKENS)
             lm.count_features(objective.collate([rows[i].example() for i in group]) for group in groups)
 
-    def measure_baselines(self) -> None:
-        """Set the baselines; takes seconds."""
-        labelled = ((task.task.name, task.labelled, task.part) for task in self.tasks)
-        self.baselines = {name: measure_baseline(*rows, part) for name, rows, part in labelled if rows is not None}
+    def measure_baselines(self, vectors_of: VectorsOf | None) -> None:
+        """Set the baselines. vectors_of: of the encoder that is fine-tuned, if any."""
+        self.baselines = {
+            task.task.name: measure_baseline(*task.labelled, task.part, vectors_of)
+            for task in self.tasks
+            if task.labelled is not None
+        }
 
     @property
     def n_valid(self) -> int:
@@ -148,4 +155,5 @@ class TableData:
         for task in self.tasks:
             task.task.decide(model, task.valid, held_out=task.valid is not task.train)
         measured = [task.task.measure(model, task.test or task.valid, task.part, step) for task in self.tasks]
-        return [replace(results, baseline=self.baselines.get(results.task)) for results in measured]
+        beside = {name: one for name, one in self.baselines.items() if one.part != CROSS_VALIDATION}
+        return [replace(results, baseline=beside.get(results.task)) for results in measured]

@@ -191,9 +191,12 @@ class _Read:
         if len(train) > len(self.train):
             lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
         parts = train, encoded.get("validation", train), encoded.get("test")
-        # it answers by labels, which vectors are only near by, and tells nothing of the rows that it is fitted to
-        has_baseline = bool(self.held) and labels is not None and not isinstance(recipe.objective, Embedding)
-        labelled = (self.train, self.parts.get("test", self.valid)) if has_baseline else None
+        measured = self.parts.get("test", self.parts.get("validation"))
+        # it answers by labels, which vectors are only near by, and that of tags is not cross-validated
+        has_baseline = labels is not None and not isinstance(recipe.objective, Embedding)
+        if measured is None:
+            has_baseline = has_baseline and len(self.train) > 1 and not isinstance(recipe.objective, Tagging)
+        labelled = (self.train, measured) if has_baseline else None
         rows_of_task = TaskRows(task, self.tables.weight, *parts, labelled)
         return rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings]
 

@@ -134,7 +134,7 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
     """A run's model."""
     # settings of the data come first: the rest depends on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
-    data = resolve(base.recipe.with_values({"data": Data()}), about_data).recipe.data
+    data = resolve(LINEAR, about_data).recipe.data
     kind, choice = named_kind(settings), ""
     if kind is None and (choice := _embeds(base, data, settings)):
         kind = "related"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from lmtool.compute.device import Compute, choose_compute, device_memory
@@ -13,7 +14,8 @@ from lmtool.data.survey import Report, resolve_for_text
 from lmtool.durable import write_file
 from lmtool.errors import UsageError
 from lmtool.inference.base import Base
-from lmtool.inference.load import Initialization
+from lmtool.inference.embedding import Vectors
+from lmtool.inference.load import Initialization, load_run
 from lmtool.inference.pretrained import FeatureSource, open_vectors
 from lmtool.interop.reference import with_runs
 from lmtool.model.size import check_fits, outline, training_bytes
@@ -21,7 +23,7 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.pretraining import NAME
 from lmtool.recipe.resolve import resolve
-from lmtool.recipe.spec.objective import Embedding, RowSpec
+from lmtool.recipe.spec.objective import Embedding, RowSpec, objectives_of
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -29,6 +31,7 @@ from lmtool.records import encode
 from lmtool.run.creation import check_folder, create_run
 from lmtool.run.directory import BASELINE, LINES, RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo, describe_environment
+from lmtool.search.index import text_vectors
 from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import TableData
 from lmtool.training.data import TextData, TrainingData, read_text
@@ -178,7 +181,7 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
                     write_file(run.path / LINES, known.to_bytes())
                 run.start(step=0, command=invocation.command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, data.recipe, data.prompt_format.tokenizer, lines)
-                yield from baselines(run, data)
+                yield from baselines(run, data, base if compute.world.size == 1 else None)
             yield from map(Warn, (*sources.warnings, *data.warnings))
             if speed is not None:
                 yield timed(data, speed, draft=draft)
@@ -203,20 +206,25 @@ def _created(
     return create_run(invocation.output, info, files, invocation.retry)
 
 
-def baselines(run: Run, data: TrainingData) -> Iterator[Event]:
-    """Measure the baselines of tables with labels, or read those that the run has kept."""
+def baselines(run: Run, data: TrainingData, base: Base | None = None) -> Iterator[Event]:
+    """Measure the baselines of tables with labels, or read those that the run has kept. base: that is fine-tuned."""
     if not isinstance(data, TableData):
         return
     kept = run.saved_baselines
     if kept is not None:
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
-        data.measure_baselines()
+        is_encoder = base is not None and "embedding" in objectives_of(base.recipe.model)
+        data.measure_baselines(partial(_vectors_of, base) if base is not None and is_encoder else None)
         if data.baselines:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
             write_file(run.path / BASELINE, encode(figures))
     for name, baseline in data.baselines.items():
         yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
+
+
+def _vectors_of(base: Base, texts: Sequence[str]) -> Vectors:
+    return text_vectors(load_run(str(base.checkpoint.path)), texts)
 
 
 def is_for_tables(recipe: Recipe) -> bool:

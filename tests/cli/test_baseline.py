@@ -99,6 +99,7 @@ def test_a_model_below_the_floor_is_said_to_be(folder: Path) -> None:
     assert "% is below it: lmtool finetune with --recipe linear" in found.stdout
 
 
+HELD_OUT = ("-s", "data.valid_fraction=0.1")
 WEAK = ("-s", "training.steps=1", "-s", "optimizer.lr=1e-9")
 UNINFORMED = ("-s", "model.log_ratios=false", "-s", "model.buckets=5000")
 """Of a linear model that does not begin with naive Bayes."""
@@ -119,7 +120,7 @@ def test_what_was_done_is_not_advised(folder: Path) -> None:
         assert "linear" not in told
     base = pretrain(folder, TINY.replace("KIND", "transformer"))
     for named in ((), ("--from", base)):
-        told = advice(run("finetune", train, *named, *WEAK, "-o", folder / f"tuned-{len(named)}"))
+        told = advice(run("finetune", train, *named, *WEAK, *HELD_OUT, "-o", folder / f"tuned-{len(named)}"))
         assert "--recipe linear" in told
         assert "--from" not in told
     (folder / "tuned-2/metrics.json").unlink()
@@ -137,9 +138,11 @@ def test_more_epochs_are_advised_only_where_the_last_step_was_the_best(folder: P
 def test_numbers_and_names_have_a_linear_model(folder: Path) -> None:
     table(folder / "numbers.csv", 200, 0, "number")
     small = ("-s", "model.buckets=5000")
-    # of rows that are trained on there is none
-    assert "baseline" not in run("finetune", folder / "numbers.csv", *small).stderr
-    found = run("finetune", folder / "numbers.csv", *small, "-s", "data.valid_fraction=0.1")
+    found = run("finetune", folder / "numbers.csv", *small)
+    # it is not that of the rows that are trained on, which the model is measured on
+    assert "by cross-validation, as no rows are held out" in found.stderr
+    assert "baseline" not in found.stdout
+    found = run("finetune", folder / "numbers.csv", *small, *HELD_OUT)
     assert "baseline: mean " in found.stderr
     assert json.loads((Path(found.stdout.splitlines()[-1]) / "metrics.json").read_text())["pearson"] > 0.9
     rng = random.Random(0)
@@ -159,6 +162,16 @@ def test_a_pretrained_last_run_is_fine_tuned_and_that_is_said(folder: Path) -> N
     assert "the last run, last, is a transformer decoder: it is fine-tuned; --from RUN" in found.stderr
     assert json.loads((folder / "tuned/run.json").read_text())["base"]["run"] == path.name
     assert "it is fine-tuned" not in run("finetune", folder / "train.csv", "--epochs", "0.1", "--from", path).stderr
+
+
+def test_an_encoder_is_held_to_its_vectors(folder: Path) -> None:
+    """The figure of a classifier of its vectors as they are, which is measured once."""
+    path = pretrain(folder, TINY.replace("KIND", "transformer, shape: encoder") + "objective: {kind: masked}\n")
+    found = run("finetune", folder / "train.csv", "--from", path, "--freeze", "body", "-o", folder / "tuned")
+    assert ", vectors of the encoder " in found.stderr
+    probe = json.loads((folder / "tuned/baseline.json").read_text())[""]["probe"]
+    assert 0.3 < probe <= 1
+    assert f"vectors of the encoder {100 * probe:.1f} %" in run("resume", folder / "tuned").stderr + found.stderr
 
 
 def test_a_classifier_is_not_trained_on_unless_it_is_named(folder: Path) -> None:

@@ -87,20 +87,22 @@ def test_an_averaging_model_is_trained_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("published", [True, False])
-def test_few_target_texts_are_learnt(published: bool) -> None:
-    """All of them are trained on, for enough steps; more texts are held out in part, and so are few classes."""
+@pytest.mark.parametrize("writes", [True, False])
+def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
+    """All of them are trained on, for enough steps; of more rows some are held out. Of few labels nothing is chosen."""
     for n_rows in (1, 20, 100, 250, 499):
-        few = chosen(n_rows, published=published, writes=True)
+        few = chosen(n_rows, published=published, writes=writes)
         assert few.data.valid_fraction == 0
         assert few.training.epochs * n_rows / few.training.batch_size >= (300 if published else 600)
-    for others in (chosen(500, published=published, writes=True), chosen(100, published=published)):
-        assert others.data.valid_fraction == 0.1
-        assert others.training.epochs == passes(
-            500 if others.data.valid_fraction and others.objective.kind == "seq2seq" else 100, published
-        )
-    counts = [chosen(n, published=published, writes=True).training.epochs for n in (1, 20, 100, 250, 499, 500, 4000)]
+        if not writes:
+            assert few.evaluation.patience is None
+            assert few.evaluation.every >= few.training.epochs * n_rows / few.training.batch_size
+    assert chosen(500, published=published, writes=writes).data.valid_fraction == 0.1
+    assert chosen(500, published=published, writes=writes).evaluation.patience == 5
+    assert chosen(500, published=published, writes=writes).training.epochs == passes(500, published)
+    counts = [chosen(n, published=published, writes=writes).training.epochs for n in (1, 20, 100, 250, 499, 500, 4000)]
     assert counts == sorted(counts, reverse=True)
-    held = chosen(100, "data.valid_fraction=0.2", published=published, writes=True)
+    held = chosen(100, "data.valid_fraction=0.2", published=published, writes=writes)
     assert (held.data.valid_fraction, held.evaluation.every) == (0.2, 10)
 
 

@@ -1,13 +1,17 @@
 """The baseline of a table: against scikit-learn's own pipeline, and for rows that teach nothing."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
+from sklearn.model_selection import KFold, cross_val_score
+from sklearn.pipeline import make_pipeline
 
 from lmtool.run.files import BaselineFigures
 from lmtool.tables import baseline
@@ -112,6 +116,45 @@ def test_a_large_table_is_fitted_by_some_of_its_rows(tmp_path: Path, monkeypatch
     assert (found.fitted, found.rows) == (100, 250)
     assert found.line().endswith("; fitted to 100 of 250 rows")
     assert found.linear > found.constant
+
+
+def test_rows_of_which_none_are_held_out_are_cross_validated(tmp_path: Path) -> None:
+    """Each is scored by a model of others, and a text that is in them twice tells of itself."""
+    train = rows(tmp_path, 200, 0, 0.7)
+    found = measure_baseline(train, None, "training")
+    texts, labels = [item.texts[0] for item in train.items], [str(item.label) for item in train.items]
+    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(C=10))
+    folds = KFold(5, shuffle=True, random_state=0)
+    assert found.linear == pytest.approx(cross_val_score(model, texts, labels, cv=folds).mean(), abs=0.05)
+    assert 0.3 < found.constant < found.linear < 0.9
+    assert found.part == "cross-validation"
+    assert found.line().endswith("; by cross-validation, as no rows are held out")
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_vectors_of_an_encoder_have_a_figure_of_their_own(held: bool, tmp_path: Path) -> None:
+    train, test = rows(tmp_path, 60, 0, 1.0), rows(tmp_path, 60, 1, 1.0) if held else None
+    items = [*train.items, *(test.items if test else ())]
+    classes = {" ".join(item.texts): "abc".index(str(item.label)) for item in items}
+
+    def vectors_of(texts: Sequence[str]) -> NDArray[np.float32]:
+        """Which tell the class, as texts of noise alone do not."""
+        return np.eye(3, dtype=np.float32)[[classes[text] for text in texts]]
+
+    found = measure_baseline(train, test, "validation", vectors_of)
+    assert found.linear < 0.6
+    assert found.probe is not None
+    assert found.probe > 0.9
+    assert f"vectors of the encoder {100 * found.probe:.1f} %" in found.line()
+    assert "this model 70.0 % is below it" in found.beside({"accuracy": 0.7}, 1000)
+    means = mean_line([found, found.model_copy(update={"probe": found.probe - 0.02})])
+    assert f"vectors of the encoder {100 * found.probe - 1:.1f} %" in means
+
+
+def test_of_many_rows_no_vectors_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline, "MOST_EMBEDDED", 50)
+    table = rows(tmp_path, 51, 0)
+    assert measure_baseline(table, None, "training", lambda texts: pytest.fail("computed")).probe is None
 
 
 def test_words_recur_in_half_of_the_texts() -> None:
