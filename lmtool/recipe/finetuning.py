@@ -51,11 +51,11 @@ MOST_PASSES = 20
 FEW = 500
 """Rows of labels or target texts below which none are held out: they are to be learnt, and few choose by chance."""
 
-FEW_BATCH = 8
-"""Rows of a step over so few, which has more steps in a pass than one of BATCH_ROWS, for the same computation."""
+FEW_BATCH, FEW_LABELLED_BATCH = 8, 16
+"""Rows of a step over so few target texts, or labels: there are more steps in a pass than with BATCH_ROWS."""
 
 FEW_STEPS = 300
-"""Steps of such rows at least, twice as many for weights trained here."""
+"""Steps of FEW_BATCH rows at least, or half as many of twice the rows; twice as many for weights trained here."""
 
 VALIDATION_STEPS = 500
 """Steps after which there is a validation at the latest; there is one after each pass."""
@@ -130,11 +130,11 @@ def fine_tuned(parent: Parent, shape: TableShape, settings: Sequence[Setting]) -
     if _by_contrast(recipe, shape, settings):
         batch_size = min(MOST_CONTRASTED, shape.n_rows)
         steps = max(CONTRASTIVE_STEPS, math.ceil(CONTRASTIVE_PASSES * shape.n_rows / batch_size))
-        values = CONTRASTIVE | _linear_head(recipe)
+        values = CONTRASTIVE | _linear_head(parent, recipe, is_frozen=False)
         recipe = recipe.with_values(values | {"training.batch_size": batch_size, "training.steps": steps})
     chosen = lay_over(recipe, source, name, settings).recipe
     if _is_fitted(chosen, settings):
-        recipe = recipe.with_values(FITTED | _linear_head(recipe))
+        recipe = recipe.with_values(FITTED | _linear_head(parent, recipe, is_frozen=True))
         return lay_over(recipe, source, name, settings)
     return lay_over(with_choices(recipe, chosen, shape.n_rows, parent.is_published), source, name, settings)
 
@@ -183,10 +183,12 @@ def are_of_steps(settings: Sequence[Setting]) -> bool:
     )
 
 
-def _linear_head(recipe: Recipe) -> dict[str, object]:
-    """The head of a recipe as a linear one on the vector of a text: that of a model which gives one, else the mean."""
-    pool = getattr(recipe.objective, "pool", "auto")
-    return {"objective.dense": "none", "objective.dropout": 0.0, "objective.pool": "mean" if pool == "auto" else pool}
+def _linear_head(parent: Parent, recipe: Recipe, is_frozen: bool) -> dict[str, object]:
+    """The head of a recipe as a linear one on the vector of a text: that which the model was trained to give, the last
+    state of a decoder that stays, or else the mean."""
+    gives_one = isinstance(parent.recipe.objective, Classification | Embedding)
+    gives_one = gives_one or (is_frozen and recipe.model.title == "transformer decoder")
+    return {"objective.dense": "none", "objective.dropout": 0.0} | ({} if gives_one else {"objective.pool": "mean"})
 
 
 def _by_contrast(recipe: Recipe, shape: TableShape, settings: Sequence[Setting]) -> bool:
@@ -231,7 +233,8 @@ def recipe_for_tables(parent: Parent, shape: TableShape) -> Recipe:
     model = base.model
     epochs, batch_size, data = passes(n_rows, published), BATCH_ROWS, Data()
     if n_rows < FEW and (shape.writes or shape.head == "classification"):
-        epochs, batch_size, data = passes_of_few(n_rows, published), FEW_BATCH, Data(valid_fraction=0)
+        batch_size = FEW_BATCH if shape.writes else FEW_LABELLED_BATCH
+        epochs, data = passes_of_few(n_rows, published), Data(valid_fraction=0)
     recipe = Recipe(
         description=f"fine-tuned from {parent.name}",
         seed=base.seed,

@@ -93,7 +93,8 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
     for n_rows in (1, 20, 100, 250, 499):
         few = chosen(n_rows, published=published, writes=writes)
         assert few.data.valid_fraction == 0
-        assert few.training.epochs * n_rows / few.training.batch_size >= (300 if published else 600)
+        assert few.training.epochs * n_rows >= 8 * (300 if published else 600)
+        assert few.training.batch_size == (8 if writes else 16)
         if not writes:
             assert few.evaluation.patience is None
             assert few.evaluation.every >= few.training.epochs * n_rows / few.training.batch_size
@@ -103,7 +104,7 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
     counts = [chosen(n, published=published, writes=writes).training.epochs for n in (1, 20, 100, 250, 499, 500, 4000)]
     assert counts == sorted(counts, reverse=True)
     held = chosen(100, "data.valid_fraction=0.2", published=published, writes=writes)
-    assert (held.data.valid_fraction, held.evaluation.every) == (0.2, 10)
+    assert (held.data.valid_fraction, held.evaluation.every) == (0.2, 80 // held.training.batch_size)
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -137,3 +138,26 @@ def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> 
     assert not contrasts(shape=TableShape(n_rows))
     assert contrasts("objective.contrastive=true", parent=Parent(base(), "run", published))
     assert isinstance(resolve(None, settings_of(["tuning.freeze=body"]), shape, encoder).recipe.optimizer, Lbfgs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "objective", "pool"),
+    [
+        ("encoder", "masked", "mean"),
+        ("encoder", "classification", "auto"),
+        ("encoder", "embedding", "mean"),
+        ("decoder", "causal", "auto"),
+    ],
+)
+def test_a_head_alone_reads_what_its_body_was_trained_to_give(shape: str, objective: str, pool: str) -> None:
+    """Auto is [CLS] of an encoder, the last state of a decoder."""
+    model = {"kind": "transformer", "shape": shape, "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 16}
+    labels = {"labels": ["a", "b"], "task": "class"} if objective == "classification" else {}
+    tokenizer = {"kind": "char"}
+    training = {"steps": 1, "batch_size": 1}
+    source = Recipe.model_validate(
+        {"model": model, "objective": {"kind": objective, **labels}, "tokenizer": tokenizer, "training": training}
+    )
+    head = chosen(100, "tuning.freeze=body", source=source)
+    assert isinstance(head.objective, Classification)
+    assert (head.objective.pool, head.objective.dense, head.optimizer.kind) == (pool, "none", "lbfgs")
