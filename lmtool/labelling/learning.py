@@ -21,6 +21,9 @@ FOLDS = 5
 MANY = 1_000
 """Rows of a table from which on features are words and pairs that occur in two of them."""
 
+MOST_NARROWED = 1_500
+"""Answers up to which features are fewer with them; of more the eigenvectors take longer than is won."""
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 RowFeatures = Any
@@ -42,6 +45,7 @@ def probabilities(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n
     """Probabilities (Q, J, K) by logistic regression, of each choice for itself. Options that no answer has get 0."""
     from sklearn.linear_model import LogisticRegression
 
+    known_NF, row_QF = _narrow(known_NF, row_QF)
     p_QJK = np.zeros((row_QF.shape[0], option_NJ.shape[1], n_options))
     for j, option_N in enumerate(option_NJ.T):
         if len(chosen := np.unique(option_N)) == 1:
@@ -50,6 +54,22 @@ def probabilities(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n
             model = LogisticRegression(C=10.0, max_iter=300).fit(known_NF, option_N)
             p_QJK[:, j, chosen] = model.predict_proba(row_QF)
     return p_QJK
+
+
+def _narrow(known_NF: RowFeatures, row_QF: RowFeatures) -> tuple[RowFeatures, RowFeatures]:
+    """Rows in as many features as there are answers, where that is fewer: by those a model is fitted much faster.
+
+    The weights of the best model are a sum of answered rows. So rows are written in an orthonormal basis of those, by
+    the eigenvectors of their products with each other; the model of these is the same.
+    """
+    from sklearn.utils.extmath import safe_sparse_dot
+
+    if known_NF.shape[0] >= min(known_NF.shape[1], MOST_NARROWED):
+        return known_NF, row_QF
+    product_NN, product_QN = (safe_sparse_dot(rows_F, known_NF.T, dense_output=True) for rows_F in (known_NF, row_QF))
+    value_N, vector_NN = np.linalg.eigh(product_NN)
+    basis_NN = vector_NN / np.sqrt(np.maximum(value_N, 1e-9))
+    return product_NN @ basis_NN, product_QN @ basis_NN
 
 
 def out_of_fold(known_NF: RowFeatures, option_NJ: Ints, n_options: int) -> Floats:

@@ -79,3 +79,14 @@ def test_features_of_many_rows_have_no_words_of_one_row() -> None:
     texts = [f"word{i} common" for i in range(learning.MANY + 1)]
     assert learning.features_of(texts, None).shape == (learning.MANY + 1, 1)
     assert learning.features_of(texts[:10], None).shape == (10, 21)
+
+
+def test_with_fewer_answers_than_features_the_model_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = learning.features_of([f"{'abcde'[i % 5]} {'fgh'[i % 3]} word{i}" for i in range(60)], None)
+    known_NF, option_NJ = features[:30], np.arange(30)[:, None] % 3
+    narrowed = learning.probabilities(known_NF, option_NJ, features, 3)
+    dense = learning.probabilities(known_NF.toarray(), option_NJ, features.toarray(), 3)
+    monkeypatch.setattr(learning, "MOST_NARROWED", 0)
+    wanted = learning.probabilities(known_NF, option_NJ, features, 3)
+    assert narrowed == pytest.approx(wanted, abs=1e-3)
+    assert dense == pytest.approx(wanted, abs=1e-3)
