@@ -6,7 +6,7 @@ Shapes: N answered rows, J choices of an answer, K options of a choice; see `lea
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -219,12 +219,9 @@ class Labelling:
     def _options(self, answers: Mapping[int, Labels]) -> tuple[Ints, int]:
         """Answers (N, J) as the options that they choose, and how many there are."""
         classes = [*self.classes]
-        if self.table.multi:
-            return np.array([[name in labels for name in classes] for labels in answers.values()], np.int64), 2
-        return np.array([[classes.index(name) for name in labels] for labels in answers.values()]), len(classes)
+        has_NC = np.array([[name in labels for name in classes] for labels in answers.values()], np.int64)
+        return (has_NC, 2) if self.table.multi else (has_NC.argmax(1)[:, None], len(classes))
 
-    def _labels(self, option_J: Sequence[int]) -> Labels:
+    def _labels(self, option_J: Ints) -> Labels:
         classes = [*self.classes]
-        if self.table.multi:
-            return tuple(classes[c] for c in np.flatnonzero(option_J))
-        return tuple(classes[k] for k in option_J)
+        return tuple(classes[c] for c in (np.flatnonzero(option_J) if self.table.multi else option_J))
