@@ -248,9 +248,9 @@ def _count_part(
 @torch.no_grad()
 def _nats(model: CountingModel, batch: Batch) -> float:
     """Sum of -log p over the targets."""
-    assert batch.targets_BT is not None
-    scored_BT = batch.targets_BT != IGNORE
-    return -float(model.log_p(model(batch).hidden_BTD[scored_BT], batch.targets_BT[scored_BT]).sum())
+    targets_BT = batch.known_targets_BT
+    scored_BT = targets_BT != IGNORE
+    return -float(model.log_p(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
 
 class _Loop:
