@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
-from lmtool.printable import plain
+from lmtool.printable import aligned, plain
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -340,13 +340,3 @@ def _label(name: str, width: int = 30) -> str:
     text = plain(name[: 4 * width])
     is_short = len(name) <= 4 * width and cell_len(text) <= width
     return text if is_short else set_cell_size(text, width - 1).rstrip() + "…"
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Columns two spaces apart, the first left-aligned, the others right-aligned."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [" " * (width - cell_len(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join((set_cell_size(first, widths[0]), *cells)).rstrip())
-    return lines
