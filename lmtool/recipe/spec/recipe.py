@@ -312,7 +312,7 @@ def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
     smaller = {
         "d_model": max(1, round(share * model.d_model)),
         "n_heads": max(1, round(share * model.n_heads)),
-        "head_width": model.head_width or model.d_model // model.n_heads,
+        "head_width": None if model.mixer == "plain-attention" else model.head_width or model.d_model // model.n_heads,
         "n_kv_heads": None,
         "d_ff": max(1, round(share * model.inner_width)) if model.inner_width else 0,
         "embedding_width": (model.embedding_width or model.d_model) if objective.share_embeddings else None,
