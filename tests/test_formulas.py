@@ -91,7 +91,11 @@ class Training:
     def small(self) -> Recipe:
         """That with small sizes, and with labels."""
         recipe = self.resolved()
-        written = recipe.model_dump() | {"model": small(recipe.model), "data": {}, "tuning": {}}
+        written = recipe.model_dump() | {
+            "model": small(recipe.model),
+            "data": {},
+            "tuning": {"freeze": recipe.tuning.freeze},
+        }
         if "labels" in written["objective"]:
             written["objective"]["labels"] = LABELS
         return Recipe.model_validate(written)

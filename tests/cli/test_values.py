@@ -35,6 +35,7 @@ COMMANDS = {
     "import": ("missing",),
     "export": ("last", "out"),
     "check": ("table.csv",),
+    "label": ("missing.csv",),
     "tokenize": ("tales.txt", "-o", "out", "-q"),
     "runs ls": (),
     "runs show": ("last",),

@@ -55,7 +55,8 @@ def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> Non
 
 def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> None:
     work.pretrain("training.steps=4", name="base")
-    work.finetune(LORA, source=work.run("base"), name="tuned")
+    held = ("data.valid_fraction=0.1", "checkpoint.keep_last=2")
+    work.finetune(LORA, *held, source=work.run("base"), name="tuned")
     tuned = Run.open(work.run("tuned"))
     best = tuned.all_results[""]["step"]
     other = next(step for step in (12, 10) if step != best)

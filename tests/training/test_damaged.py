@@ -190,7 +190,7 @@ def test_a_damaged_split_is_refused(work: Work, content: bytes) -> None:
 
 def test_a_lost_split_is_drawn_anew_and_told(work: Work) -> None:
     work.pretrain(name="base")
-    work.finetune(source=work.run("base"), name="run", stop=after(3))
+    work.finetune("data.valid_fraction=0.1", source=work.run("base"), name="run", stop=after(3))
     split = work.run() / "split.json"
     content = split.read_bytes()
     split.unlink()
