@@ -107,7 +107,17 @@ TRAINED = ("text.txt", "-o", "run", *SMALL, "-s", "training.steps=2", "-s", "eva
 COMMANDS = {
     "generate": ("the", "--run", "run", "--max-new-tokens", "4"),
     "pretrain": (*TRAINED[:2], "other", *TRAINED[3:]),
-    "finetune": ("table.csv", "--from", "run", "-o", "tuned", "-s", "training.epochs=1"),
+    "finetune": (
+        "table.csv",
+        "--from",
+        "run",
+        "-o",
+        "tuned",
+        "-s",
+        "training.epochs=1",
+        "-s",
+        "data.valid_fraction=0.1",
+    ),
 }
 
 
