@@ -33,7 +33,7 @@ RowFeatures = Any
 def features_of(texts: Sequence[str], loaded: Loaded | None) -> RowFeatures:
     """Vectors of length 1: by a model, pooled as it was trained to; or without one tf-idf of words and pairs."""
     if loaded is not None:
-        return text_vectors(loaded, (text if text.strip() else "." for text in texts))  # a blank row is never asked
+        return text_vectors(loaded, texts)
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     least = 2 if len(texts) > MANY else 1  # a word of one row tells nothing of others

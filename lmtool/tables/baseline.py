@@ -121,27 +121,26 @@ def _of_texts(train: LabelledTexts, rows: LabelledTexts | None, vectors_of: Vect
     labels = cast(LabelMap, train.labels)
     fitted = random.Random(0).sample(train.items, min(MOST_ROWS, len(train)))
     items = fitted if rows is None else [*fitted, *rows.items]
+    texts, target_RC, row_R = _texts(items), _targets(items, labels), np.arange(len(items))
     # of each division the rows that are fitted to, and those that are measured
-    row_R = np.arange(len(items))
     divisions = [(row_R[: len(fitted)], row_R[len(fitted) :])]
     if rows is None:
-        parts = np.array_split(row_R, FOLDS)
-        divisions = [(np.setdiff1d(row_R, part), part) for part in parts if 0 < len(part) < len(row_R)]
-    texts, target_RC = _texts(items), _targets(items, labels)
+        by_label_R = target_RC.argmax(1).argsort(kind="stable")  # so that each part has as many of each
+        parts = [by_label_R[i::FOLDS] for i in range(FOLDS)]
+        divisions = [(np.setdiff1d(row_R, part), part) for part in parts if len(part)]
     truth_RC = target_RC[np.concatenate([measured for _, measured in divisions])]
-    words = has_words(texts[: len(fitted)])
+    words, mean_C = has_words(texts[: len(fitted)]), target_RC[: len(fitted)].mean(0)
+    # what every row gets without its text
+    constant_C = mean_C if labels.kind == "number" else np.eye(len(mean_C))[mean_C.argmax()]
 
     def reached(features_of: Callable[[Indices, Indices], tuple[Any, Any] | None]) -> float:
         """The figure of a linear model of these features, or where there are none of the constant."""
         scores = []
         for known, measured in divisions:
-            target_KC = target_RC[known]
-            pair, mean_C = features_of(known, measured), target_KC.mean(0)
+            target_KC, pair = target_RC[known], features_of(known, measured)
             if pair is not None and (target_KC != target_KC[0]).any():
                 scores.append(_linear(*pair, target_KC, labels.kind))
             else:
-                # what every row gets without its text
-                constant_C = mean_C if labels.kind == "number" else np.eye(len(mean_C))[mean_C.argmax()]
                 scores.append(np.tile(constant_C, (len(measured), 1)))
         return headline(truth_RC, np.concatenate(scores), labels.kind)
 

@@ -215,7 +215,8 @@ def baselines(run: Run, data: TrainingData, base: Base | None = None) -> Iterato
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:
         is_encoder = base is not None and "embedding" in objectives_of(base.recipe.model)
-        data.measure_baselines(partial(_vectors_of, base) if base is not None and is_encoder else None)
+        compute = choose_compute(data.recipe.training.device, "float32")
+        data.measure_baselines(partial(_vectors_of, base, compute) if base is not None and is_encoder else None)
         if data.baselines:
             figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
             write_file(run.path / BASELINE, encode(figures))
@@ -223,8 +224,8 @@ def baselines(run: Run, data: TrainingData, base: Base | None = None) -> Iterato
         yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
 
 
-def _vectors_of(base: Base, texts: Sequence[str]) -> Vectors:
-    return text_vectors(load_run(str(base.checkpoint.path)), texts)
+def _vectors_of(base: Base, compute: Compute, texts: Sequence[str]) -> Vectors:
+    return text_vectors(load_run(str(base.checkpoint.path), compute), texts)
 
 
 def is_for_tables(recipe: Recipe) -> bool:

@@ -1,6 +1,5 @@
 """Confident learning beside a plain reference; probabilities; features."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.compute.device import CPU
-from lmtool.inference.load import load_run
 from lmtool.labelling import learning
 from tests.reference import confident
-from tests.training.tiny import Work
 
 
 def drawn(seed: int, n: int, n_classes: int) -> tuple[Any, Any]:
@@ -94,11 +90,3 @@ def test_with_fewer_answers_than_features_the_model_is_the_same(monkeypatch: pyt
     wanted = learning.probabilities(known_NF, option_NJ, features, 3)
     assert narrowed == pytest.approx(wanted, abs=1e-3)
     assert dense == pytest.approx(wanted, abs=1e-3)
-
-
-def test_vectors_of_a_model_have_a_row_for_each_text_also_a_blank_one(tmp_path: Path) -> None:
-    work = Work(tmp_path)
-    work.pretrain()
-    features = learning.features_of(["the cat", " ", "the cat"], load_run(str(work.run()), CPU))
-    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, rtol=1e-5)
-    np.testing.assert_array_equal(features[0], features[2])

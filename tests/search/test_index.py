@@ -196,3 +196,11 @@ def test_an_indexing_that_is_killed_goes_on(tmp_path, loaded, monkeypatch, at, w
     assert len(Index(path).row_N) == n_whole
     assert add(path, loaded, entries(), no_report) == {"added": 7 - n_whole, "replaced": 0, "kept": n_whole}
     check(path, loaded, entries())
+
+
+def test_a_text_without_tokens_has_a_vector_that_nothing_is_near(loaded):
+    vectors = module.text_vectors(loaded, ["the map", "", "the map"])
+    np.testing.assert_array_equal(vectors[0], vectors[2])
+    assert not vectors[1].any()
+    with pytest.raises(DataError, match="there is no text"):
+        module.text_vectors(loaded, ["", ""])
