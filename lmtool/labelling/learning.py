@@ -6,6 +6,7 @@ labels a choice of no or yes for each.
 Shapes: N answered rows, Q other rows, F features, J choices, K options.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,9 @@ def probabilities(known_NF: RowFeatures, option_NJ: Ints, row_QF: RowFeatures, n
         if len(chosen := np.unique(option_N)) == 1:
             p_QJK[:, j, chosen] = 1.0
         else:
-            model = LogisticRegression(C=10.0, max_iter=300).fit(known_NF, option_N)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a fit that has not converged, and of as many classes as rows
+                model = LogisticRegression(C=10.0, max_iter=300).fit(known_NF, option_N)
             p_QJK[:, j, chosen] = model.predict_proba(row_QF)
     return p_QJK
 

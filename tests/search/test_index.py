@@ -202,5 +202,5 @@ def test_a_text_without_tokens_has_a_vector_that_nothing_is_near(loaded):
     vectors = module.text_vectors(loaded, ["the map", "", "the map"])
     np.testing.assert_array_equal(vectors[0], vectors[2])
     assert not vectors[1].any()
-    with pytest.raises(DataError, match="there is no text"):
+    with pytest.raises(UsageError, match="there is no text that has a token"):
         module.text_vectors(loaded, ["", ""])
