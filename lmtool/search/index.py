@@ -154,11 +154,11 @@ def ranked(ranker: TextClassifier, query: str, entries: Sequence[Entry]) -> list
 def text_vectors(loaded: Loaded, texts: Iterable[str]) -> Vectors:
     """The vectors of texts, pooled as the model was trained to and scaled to length 1 (N, D); zeros without tokens.
 
-    Raises UsageError where no text has a token.
+    Raises UsageError where no text has a token, DataError where there is none.
     """
     every = [*texts]
     read = [i for i, text in enumerate(every) if loaded.tokenizer.encode(text)]
-    if not read:
+    if every and not read:
         raise UsageError("there is no text that has a token", fix="write another one")
     embedded = embed(loaded, (every[i] for i in read), -1, "own", truncate=True)
     found_ND = unit(np.concatenate([one.vectors for one in embedded]))
