@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import typer
 from rich.filesize import decimal
 
-from lmtool.cli.arguments import Json, RunName
+from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import put, put_json, put_table, show_lines, tell, warn
+from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn
 from lmtool.cli.progress import count
 from lmtool.errors import UsageError
 from lmtool.printable import plain
@@ -22,6 +22,7 @@ from lmtool.printable import plain
 if TYPE_CHECKING:
     from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
+    from lmtool.run.paired import Comparison
 
 DROPPED = ("model", "recipe", "size", "started", "step")
 """Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
@@ -109,27 +110,39 @@ def _draw_losses(run: "Run") -> None:
 
 
 def compare(
-    runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True), json: Json = False
+    runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True),
+    test: list[str] | None = option(
+        "TABLE", "Run them on the rows of this table: is the first better than each other? May be repeated."
+    ),
+    task: TaskName = "",
+    *,
+    json: Json = False,
 ) -> None:
     """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes.
 
+    With --test also row by row on a table: the difference with its interval, and whether it is more than chance.
+
     Examples:
     lmtool runs compare tiny lstm
+    lmtool runs compare tiny lstm --test test.csv
     lmtool runs compare A B --json
     """
     from rich.console import Console
     from rich.table import Table
 
     from lmtool.interop.reference import find
+    from lmtool.records import finite
     from lmtool.run.history import History, differences, doubts, figures
 
     if len(runs) < 2:
         raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
+    tested = list(_compared_on(test or (), runs, task))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
-        put_json({"runs": summaries, "differences": different, "notes": notes}, indent=1)
+        tests = {"tests": [one.record() for one in tested]} if tested else {}
+        put_json(finite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
         return
     rows = [[name, *map(_compared, values)] for name, values in (figures(histories) | different).items()]
     heading = ["", *(history.name for history in histories)]
@@ -139,6 +152,23 @@ def compare(
     put_table(table, ([plain(cell) for cell in row] for row in [heading, *rows]), Console())
     for note in notes:
         typer.echo(f"note\t{plain(note)}")
+    for comparison in tested:
+        put(*comparison.lines())
+
+
+def _compared_on(tables: Sequence[str], runs: Sequence[str], task: str) -> "Iterator[Comparison]":
+    """The first run against each other one, row by row, on each table."""
+    if not tables:
+        return
+    from lmtool.tables.comparison import compare_on, score_rows
+
+    for table in tables:
+        scored = []
+        for run in runs:
+            loaded = open_model(run, "auto", "float32")
+            warn(loaded.warnings)
+            scored.append((run, score_rows(loaded, table, task)))
+        yield from compare_on(table, scored)
 
 
 def _compared(value: object) -> str:
