@@ -40,7 +40,9 @@ SAMPLED = 2000
 N = 13
 """Words of an n-gram. A document of fewer words is one n-gram."""
 
-_WORD = re.compile(r"\w+")
+WORD = re.compile(r"\w+")
+"""A word, of text in lower case."""
+
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -166,7 +168,7 @@ def _read(chunks: Iterable[Chunk]) -> Iterator[_Words]:
     missed."""
     tail: list[str] = []
     for chunk in chunks:
-        of_text = [_WORD.findall(text.lower()) for text in chunk.texts]
+        of_text = [WORD.findall(text.lower()) for text in chunk.texts]
         carried = 0 if chunk.starts else len(tail)
         of_text[0] = tail[len(tail) - carried :] + of_text[0]
         tail = [] if chunk.ends else of_text[-1][-(N - 1) :]

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn
+from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn, warn_of_leaks
 from lmtool.cli.progress import count
 from lmtool.errors import UsageError
 from lmtool.printable import plain
@@ -55,6 +55,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last --json
     """
     from lmtool.interop.reference import find
+    from lmtool.run.history import holds_out, read_values, trained_on
     from lmtool.run.listing import figures_on_tests, lineage, summarise
 
     shown = find(run).run
@@ -63,6 +64,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
     tests = {} if summary.problem else figures_on_tests(shown)
+    part = "valid" if holds_out(read_values(shown)) else "training"
     facts = [
         ("name", summary.name),
         ("path", summary.path),
@@ -72,11 +74,11 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("step", str(summary.step)),
         ("result", _result(summary)),
         *(("test", _figures(figures, source.removesuffix("test").strip())) for source, figures in tests.items()),
-        ("valid loss", _loss(summary.valid_loss)),
-        ("lowest valid loss", _loss(summary.best_valid_loss)),
+        (f"{part} loss", _loss(summary.valid_loss)),
+        (f"lowest {part} loss", _loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
     ]
-    facts += lineage(shown)
+    facts += [*trained_on(shown), *lineage(shown)]
     if origin := shown.info.origin:
         revision = f", revision {origin.revision}" if origin.revision else ""
         facts.append(("imported from", f"{origin.reference} ({origin.model_type}{revision})"))
@@ -92,10 +94,10 @@ def show(run: RunName = "last", json: Json = False) -> None:
         facts.append(("problem", summary.problem))
     put(*(f"{plain(name):21} {value}" for name, value in facts))
     if not summary.problem:
-        _draw_losses(shown)
+        _draw_losses(shown, held_out=part == "valid")
 
 
-def _draw_losses(run: "Run") -> None:
+def _draw_losses(run: "Run", *, held_out: bool) -> None:
     """The losses over the steps, as wide as the terminal: in ASCII where colours are not wanted."""
     from lmtool.report.terminal import plot
     from lmtool.run.history import number
@@ -105,7 +107,8 @@ def _draw_losses(run: "Run") -> None:
         for key, points in drawn.items():
             if (value := number(record.get(key))) is not None:
                 points.append((float(record["step"]), value))
-    named = zip(("training loss", "validation loss"), drawn.values(), strict=True)
+    names = "training loss", "validation loss" if held_out else "loss of the rows trained on"
+    named = zip(names, drawn.values(), strict=True)
     show_lines(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
 
 
@@ -138,7 +141,7 @@ def compare(
         raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
-    tested = list(_compared_on(test or (), runs, task))
+    tested = [one for table in test or () for one in _compared_on(table, runs, task)]
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.record() for one in tested]} if tested else {}
@@ -156,19 +159,17 @@ def compare(
         put(*comparison.lines())
 
 
-def _compared_on(tables: Sequence[str], runs: Sequence[str], task: str) -> "Iterator[Comparison]":
-    """The first run against each other one, row by row, on each table."""
-    if not tables:
-        return
-    from lmtool.tables.comparison import compare_on, score_rows
+def _compared_on(table: str, runs: Sequence[str], task: str) -> "Iterator[Comparison]":
+    """The first run against each other one, row by row, on a table."""
+    from lmtool.tables.comparison import compare_rows, score_rows
 
-    for table in tables:
-        scored = []
-        for run in runs:
-            loaded = open_model(run, "auto", "float32")
-            warn(loaded.warnings)
-            scored.append((run, score_rows(loaded, table, task)))
-        yield from compare_on(table, scored)
+    scored = []
+    for run in runs:
+        loaded = open_model(run, "auto", "float32")
+        warn(loaded.warnings)
+        scored.append(score_rows(loaded, run, table, task))
+        warn_of_leaks(loaded, scored[-1].items)
+    return (compare_rows(table, scored[0], other) for other in scored[1:])
 
 
 def _compared(value: object) -> str:
