@@ -261,8 +261,8 @@ def _results(results: Mapping[str, Any]) -> Markup:
 
 def _with_interval(name: str, value: object, rows: int) -> TableCell:
     """A figure, with its 95 % interval where that follows from it."""
-    found = interval(name, value, rows) if isinstance(value, float) else None
-    return _cell(value) if found is None else f"{value:.4f} (95 %: {found[0]:.4f} to {found[1]:.4f})"
+    limits = interval(name, value, rows) if isinstance(value, float) else None
+    return _cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
 
 
 def _listed(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:
