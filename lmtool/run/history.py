@@ -233,7 +233,7 @@ def trained_on(run: Run) -> list[tuple[str, str]]:
         sources += [str(source) for listed in lists if isinstance(listed, list) for source in listed]
         of = "trained on" if trained is run else f"{trained.name} trained on"
         lines = trained.info.data.lines if trained.info.data else []
-        facts += [(of, ", ".join(sources)), *(("", line) for line in lines)]
+        facts += [(of if number == 0 else "", line) for number, line in enumerate([", ".join(sources), *lines]) if line]
     return facts
 
 
