@@ -26,8 +26,8 @@ from lmtool.tables.reading import stream_texts
 SHARE = 0.8
 """Share of the words of a row in n-grams of the training text from which it stands there (Touvron et al. 2023)."""
 
-MOST = 16_000_000
-"""Characters of the rows that are looked for, of which memory is some 20 times as much."""
+MOST = 8_000_000
+"""Characters of the rows that are looked for, of which memory is some 35 times as much."""
 
 TOLD = 3
 """Rows that are shown."""
