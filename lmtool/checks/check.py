@@ -199,7 +199,7 @@ def check_run(name: str, report: Report) -> Checked:
 
 def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report) -> Iterator[Notice]:
     """A notice where the training data are still there, and are not those that the run was started with."""
-    if not _is_there(recipe.data):
+    if not is_there(recipe.data):
         return
     try:
         if isinstance(recipe.objective, RowSpec):
@@ -216,7 +216,7 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
         yield Notice("training data changed", 1, text)
 
 
-def _is_there(data: Data) -> bool:
+def is_there(data: Data) -> bool:
     """Whether all files that a run was trained on are there; datasets by name are not fetched again."""
     sources = [*data.train, *data.valid, *([data.test] if data.test else [])]
     try:

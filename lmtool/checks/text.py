@@ -8,7 +8,7 @@ texts.
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,7 +40,9 @@ SAMPLED = 2000
 N = 13
 """Words of an n-gram. A document of fewer words is one n-gram."""
 
-_WORD = re.compile(r"\w+")
+WORD = re.compile(r"\w+")
+"""A word, of text in lower case."""
+
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -96,12 +98,13 @@ def _long_lines(chunks: Iterable[Chunk]) -> list[str]:
 @dataclass(frozen=True)
 class Overlap:
     """words: of the validation text. shared: those in an n-gram that the training text has too. example: the first such
-    n-gram, in lower case. trained: words of the training text."""
+    n-gram, in lower case. trained: words of the training text. is_shared_W: of each word whether it is shared."""
 
     words: int
     shared: int
     example: str
     trained: int
+    is_shared_W: NDArray[np.bool_] = field(compare=False)
 
     @property
     def percent(self) -> float:
@@ -123,7 +126,7 @@ def overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
         words += part.words[part.carried :]
     if not any(map(len, hashes)):
         # no words, or the beginning of a document of fewer than N
-        return Overlap(len(words), 0, "", 0)
+        return Overlap(len(words), 0, "", 0, np.zeros(len(words), dtype=bool))
     keys = np.concatenate(hashes)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -142,12 +145,12 @@ def overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
     begin, length = np.concatenate(spans, axis=1)[:, shared]
     np.add.at(covered, begin, 1)
     np.add.at(covered, begin + length, -1)
-    n_shared = int((np.cumsum(covered)[:-1] > 0).sum())
+    is_shared_W = np.cumsum(covered)[:-1] > 0
     example = ""
     if len(begin):
         earliest = int(np.argmin(begin))
         example = " ".join(words[begin[earliest] : begin[earliest] + length[earliest]])
-    return Overlap(len(words), n_shared, example, trained)
+    return Overlap(len(words), int(is_shared_W.sum()), example, trained, is_shared_W)
 
 
 class _Words(NamedTuple):
@@ -165,7 +168,7 @@ def _read(chunks: Iterable[Chunk]) -> Iterator[_Words]:
     missed."""
     tail: list[str] = []
     for chunk in chunks:
-        of_text = [_WORD.findall(text.lower()) for text in chunk.texts]
+        of_text = [WORD.findall(text.lower()) for text in chunk.texts]
         carried = 0 if chunk.starts else len(tail)
         of_text[0] = tail[len(tail) - carried :] + of_text[0]
         tail = [] if chunk.ends else of_text[-1][-(N - 1) :]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lmtool.data.table import Skipped
     from lmtool.inference.load import Loaded
     from lmtool.recipe.spec.base import DeviceName
+    from lmtool.tables.reading import LabelledText
 
 
 def prepare_streams() -> None:
@@ -93,6 +94,17 @@ def tell(*lines: str) -> None:
 def warn(warnings: Iterable[str]) -> None:
     """Write warnings to stderr, a line each."""
     tell(*(f"warning: {warning}" for warning in warnings))
+
+
+def warn_of_leaks(loaded: "Loaded", items: "Iterable[LabelledText]") -> None:
+    """Warn of rows, about to be measured, that stand in what the model was trained on; only one process does."""
+    from lmtool.checks.leaks import find_leaks
+    from lmtool.compute.processes import is_main
+    from lmtool.run.directory import Run
+
+    if is_main():
+        texts = {item.row: " ".join(item.texts) for item in items}
+        warn(map(str, find_leaks(Run.open(loaded.run_path), texts)))
 
 
 def describe_skipped(skipped: "Skipped | None") -> None:

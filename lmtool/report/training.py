@@ -17,6 +17,7 @@ from lmtool.run.directory import REPORT, Run
 from lmtool.run.history import History, differences, doubts, figures, number, thinned
 from lmtool.run.listing import lineage
 from lmtool.run.log import Record
+from lmtool.run.uncertainty import interval
 
 MOST_CLASSES = 30
 """Classes of a confusion matrix that is drawn, those with the most rows."""
@@ -224,8 +225,9 @@ def _beside(histories: Sequence[History]) -> Markup:
 
 def _results(results: Mapping[str, Any]) -> Markup:
     """The scores of the best checkpoint."""
+    rows = results.get("rows") or 0
     shown = [
-        (name.replace("_", " "), _cell(value))
+        (name.replace("_", " "), _with_interval(name, value, rows))
         for name, value in results.items()
         if isinstance(value, str | int | float) and name != "task"
     ]
@@ -255,6 +257,12 @@ def _results(results: Mapping[str, Any]) -> Markup:
         caption = f"{texts}, the worst first, then the best, by {'chrF' if score == 'chrf' else 'F1'}"
         parts.append(_listed(sentences, ["row", "source", "target", "predicted", score], caption))
     return Markup("").join(parts)
+
+
+def _with_interval(name: str, value: object, rows: int) -> TableCell:
+    """A figure, with its 95 % interval where that follows from it."""
+    limits = interval(name, value, rows) if isinstance(value, float) else None
+    return _cell(value) if limits is None else f"{value:.4f} (95 %: {limits[0]:.4f} to {limits[1]:.4f})"
 
 
 def _listed(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:

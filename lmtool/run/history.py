@@ -12,7 +12,7 @@ from lmtool import durable
 from lmtool.recipe.document import leaves, parse
 from lmtool.recipe.load import LARGEST_FILE
 from lmtool.run.directory import Run
-from lmtool.run.listing import COUNTING, counting, figures_on_tests
+from lmtool.run.listing import COUNTING, counting, figures_on_tests, with_bases
 from lmtool.run.log import Record
 from lmtool.run.uncertainty import are_alike, standard_error
 
@@ -216,6 +216,25 @@ def read_values(run: Run) -> Values:
     except (OSError, ValueError):
         return {}
     return leaves(parse(text, str(run.recipe_path)).value)
+
+
+def holds_out(values: Values) -> bool:
+    """Whether a run with these values is validated on what it is not trained on."""
+    return bool(values.get("data.valid")) or values.get("data.valid_fraction") != 0
+
+
+def trained_on(run: Run) -> list[tuple[str, str]]:
+    """What a run, and each that it was initialized from, was trained on, as lines with their names."""
+    facts = []
+    for trained in with_bases(run):
+        values = read_values(trained)
+        sources = [key.removeprefix("data.mixture.") for key in values if key.startswith("data.mixture.")]
+        lists = (values.get(key) for key in ("data.train", "data.tasks"))
+        sources += [str(source) for listed in lists if isinstance(listed, list) for source in listed]
+        of = "trained on" if trained is run else f"{trained.name} trained on"
+        lines = trained.info.data.lines if trained.info.data else []
+        facts += [(of if number == 0 else "", line) for number, line in enumerate([", ".join(sources), *lines]) if line]
+    return facts
 
 
 def differences(histories: Sequence[History]) -> dict[str, list[object]]:

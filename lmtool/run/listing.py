@@ -1,7 +1,7 @@
 """Summaries of runs, also of damaged ones, with what `lmtool eval` has measured of them on other data."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -16,6 +16,7 @@ from lmtool.records import FileModel
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
 from lmtool.run.files import Count, read_any
+from lmtool.run.find import find
 from lmtool.run.paths import known_runs
 from lmtool.run.uncertainty import standard_error
 
@@ -200,6 +201,15 @@ def lineage(run: Run) -> list[tuple[str, str]]:
         facts.append(("imported from", f"{origin.reference} ({origin.model_type}{revision})"))
         facts += [("", f"{file} SHA-256 {sha}") for file, sha in origin.sha256.items()]
     return facts
+
+
+def with_bases(run: Run) -> Iterator[Run]:
+    """A run, that which it was initialized from, and so on, as far as these are at their paths or by their names."""
+    yield run
+    with suppress(CheckpointError):
+        while (base := run.info.base) is not None:
+            run = find(base.path if Path(base.path).exists() else base.run).run
+            yield run
 
 
 def counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:

@@ -19,7 +19,7 @@ from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.costs import decide_by
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.prepare import kind_of_rows, known_kind, task_names, with_loss
-from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
+from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.build import build_task, with_decided
 from lmtool.tables.tasks.classification import HeadTask
@@ -52,27 +52,31 @@ def measure_tables(
     task: one of those that the model was trained on, where there are several. reading: how the tables are read, where
     that is not as in training. skipped: counts bad rows that are skipped. costs: as for `decide_by`.
     """
-    spec, skips, labels = loaded.recipe.objective, loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows, None
-    if isinstance(spec, Classification | Tagging):
-        labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
     with loaded.joined() as loaded:
         for source in sources:
-            if isinstance(spec, Embedding):
-                yield _measure_vectors(loaded, source, reading, skipped, costs)
-                continue
-            table, columns, trained = _open(loaded, source, task, reading, labelled=True)
-            texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=loaded.prompt_format.chat)
+            texts, of_table = read_rows(loaded, source, task, reading)
             if skipped is not None:
                 skipped.kinds.update(texts.skipped.kinds)
-            classes = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
-            of_table = task_of(loaded, task, trained, classes)
             decide_by(of_table, costs)
             yield of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
 
 
-def _measure_vectors(loaded: Loaded, source: str, reading: Data, skipped: Skipped | None, costs: str | None) -> Results:
-    """Measure vectors on the rows of a table, which need not be of the kind that trained them."""
-    data, spec = loaded.recipe.data, cast(Embedding, loaded.recipe.objective)
+def read_rows(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> tuple[LabelledTexts, Task]:
+    """The labelled rows of a table, and the task by which the model answers them; as for `measure_tables`."""
+    spec, skips, labels = loaded.recipe.objective, loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows, None
+    if isinstance(spec, Embedding):
+        return _read_related(loaded, spec, source, reading)
+    if isinstance(spec, Classification | Tagging):
+        labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
+    table, columns, trained = _open(loaded, source, task, reading, labelled=True)
+    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=loaded.prompt_format.chat)
+    classes = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
+    return texts, task_of(loaded, task, trained, classes)
+
+
+def _read_related(loaded: Loaded, spec: Embedding, source: str, reading: Data) -> tuple[LabelledTexts, Task]:
+    """The rows of a table on which vectors are measured; they need not be of the kind that trained them."""
+    data = loaded.recipe.data
     skips = data.skip_bad_rows or reading.skip_bad_rows
     table, named = open_beside(source, data, reading), reading
     trained = tuple(filter(None, (*data.text_columns, data.label_column)))
@@ -80,13 +84,17 @@ def _measure_vectors(loaded: Loaded, source: str, reading: Data, skipped: Skippe
         named = _laid_over(data, reading)
     columns = choose_columns(table, named, kind="related")
     texts = read_labelled(table, columns, kind=known_kind(spec, columns), skip_bad_rows=skips)
-    if skipped is not None:
-        skipped.kinds.update(texts.skipped.kinds)
     of_table = with_loss(spec.with_values({"loss": "auto"}), columns)
     loaded = replace(loaded, recipe=loaded.recipe.with_values({"objective": of_table}))
-    task = task_of(loaded, "", columns, ())
-    decide_by(task, costs)
-    return task.measure(_model(loaded), task.encode(texts.items), "table", loaded.step)
+    return texts, task_of(loaded, "", columns, ())
+
+
+def answer_rows(loaded: Loaded, source: str, task: str = "") -> tuple[LabelledTexts, list[object]]:
+    """The labelled rows of a table, and what a model fine-tuned on one answers; raises as `measure_tables` does."""
+    _refuse_others(loaded)
+    texts, of_table = read_rows(loaded, source, task)
+    with loaded.joined() as loaded:
+        return texts, [cells[0] for cells in of_table.answer(_model(loaded), of_table.encode(texts.items))]
 
 
 def texts_of_a_row(loaded: Loaded, reading: Data = AS_TRAINED) -> tuple[tuple[str, ...], bool]:

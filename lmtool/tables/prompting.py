@@ -129,6 +129,7 @@ class Prompted:
     calibrated: the same after calibration; empty without.
     majority: the share of the most frequent label.
     beside: the run that is compared with, if any, and its accuracy on the same table.
+    items: the rows.
     """
 
     source: str
@@ -141,6 +142,7 @@ class Prompted:
     calibrated: Mapping[str, MetricValues]
     majority: float
     beside: tuple[str, float] | None = None
+    items: Sequence[LabelledText] = ()
 
     def compared_with(self, tuned: Loaded, reading: Data) -> "Prompted":
         """The results beside those of a run that was fine-tuned on labels. Raises UsageError for other runs."""
@@ -249,7 +251,7 @@ def measure_prompts(
             calibrated[way] = class_metrics(true_R, calibrated_scores(score_RA, free_FA).argmax(1), names)
     majority = float(np.bincount(true_R).max() / len(true_R))
     shots = prompting.shots, shots_from, prompting.seed
-    return Prompted(source, len(rows), answers, *shots, plain, calibrated, majority)
+    return Prompted(source, len(rows), answers, *shots, plain, calibrated, majority, items=rows.items)
 
 
 def calibrated_scores(score_RA: Floats, free_FA: Floats) -> Floats:

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -332,6 +333,41 @@ def test_several_seeds_are_several_runs_and_their_spread(folder: Path) -> None:
     alone = ("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", folder / "encoder.yaml")
     run(*alone, "--epochs", "2", "-s", "seed=2", "-o", folder / "alone")
     assert json.loads((folder / "alone/metrics.json").read_text()) == records[1]
+
+
+def test_runs_are_compared_row_by_row(folder: Path) -> None:
+    for name, epochs in (("short", "0.1"), ("long", "12")):
+        options = ("--recipe", folder / "encoder.yaml", "--epochs", epochs, "-o", folder / name)
+        run("finetune", folder / "train.csv", *options)
+    compare = ("runs", "compare", folder / "short", folder / "long", "--test", folder / "test.csv")
+    (tested,) = json.loads(run(*compare, "--json"))["tests"]
+    figures = [json.loads(run("eval", folder / name, folder / "test.csv", "--json")) for name in ("short", "long")]
+    assert tested["means"] == pytest.approx([one["accuracy"] for one in figures])
+    assert tested["rows"] == figures[0]["rows"]
+    assert tested["difference"] == pytest.approx(
+        tested["right_alone"][1] / tested["rows"] - tested["right_alone"][0] / tested["rows"]
+    )
+    low, high = tested["interval"]
+    assert low <= tested["difference"] <= high
+    told = run(*compare).splitlines()[-1].strip()
+    better = tested["better"]
+    rows = f"no difference that {tested['rows']} rows can show"
+    assert told == (f"{better} is better, by more than chance" if better else rows)
+    same = run("runs", "compare", folder / "long", folder / "long", "--test", folder / "test.csv")
+    assert same.splitlines()[-1].strip() == rows
+
+
+def test_rows_that_were_trained_on_are_told_before_their_figure(folder: Path) -> None:
+    run("finetune", folder / "train.csv", "--recipe", folder / "encoder.yaml", "--epochs", "1", "-o", folder / "run")
+    for command in (
+        ("eval", folder / "run", folder / "train.csv"),
+        ("runs", "compare", folder / "run", folder / "run", "--test", folder / "train.csv"),
+    ):
+        result = CliRunner().invoke(app, list(map(str, command)))
+        assert result.exit_code == 0
+        assert re.search(r"warning: (\d+) of \1 rows \(100\.0 %\) stand in what run was trained on", result.stderr)
+        last = "accuracy" if command[0] == "eval" else "difference"
+        assert result.output.index("stand in what") < result.output.rindex(last)
 
 
 def test_seeds_begin_with_the_same_run(folder: Path, base: Path) -> None:

@@ -217,3 +217,16 @@ def test_results_have_the_name_of_what_counts(run: Run) -> None:
     (entry,) = json.loads(call("ls", "--json"))
     assert (entry["metric"], entry["value"], entry["part"]) == ("bleu", 31.256, "validation")
     assert entry["valid_loss"] == 1.25
+
+
+def test_rows_that_are_trained_on_have_no_validation_loss(run: Run) -> None:
+    facts = [line.split("  ")[0] for line in call("show", "first").splitlines()]
+    assert {"valid loss", "lowest valid loss"} <= set(facts)
+    run.recipe_path.write_text("seed: 1\ndata:\n  train: [rows.csv]\n  valid_fraction: 0\n")
+    shown = call("show", "first")
+    facts = [line.split("  ")[0] for line in shown.splitlines()]
+    assert {"training loss", "lowest training loss"} <= set(facts)
+    assert "valid loss" not in shown
+    assert re.search(r"^trained on +rows\.csv$", shown, re.MULTILINE)
+    run.recipe_path.write_text("seed: 1\ndata:\n  train: [rows.csv]\n  valid: [more.csv]\n  valid_fraction: 0\n")
+    assert "lowest valid loss" in call("show", "first")

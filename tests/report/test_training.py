@@ -139,6 +139,7 @@ def test_the_results_of_a_classifier(tmp_path):
     run = make(tmp_path, kind="classification")
     results = {
         "part": "test",
+        "rows": 8,
         "accuracy": 0.75,
         "classes": {name: {"precision": 1.0, "recall": 0.5, "f1": 0.7, "support": 4} for name in ("bad", "good")},
         "confusion": [[3, 1], [0, 4]],
@@ -155,7 +156,11 @@ def test_the_results_of_a_classifier(tmp_path):
         ],
     }
     (run.path / "metrics.json").write_text(json.dumps(results))
-    rows = rows_of(training_page([History.of(run)]), "Results")
+    page = training_page([History.of(run)])
+    # of 6 + 2 among 8 + 4 rows (Agresti and Coull 1998)
+    far = 1.96 * (2 / 3 / 3 / 12) ** 0.5
+    assert f"0.7500 (95 %: {2 / 3 - far:.4f} to {2 / 3 + far:.4f})" in page
+    rows = rows_of(page, "Results")
     assert ["true, predicted", "bad", "good"] in rows
     assert ["bad", "3", "1"] in rows
     assert ["good", "0", "4"] in rows

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest, pearsonr
 
-from lmtool.run.uncertainty import are_alike, standard_error
+from lmtool.run.uncertainty import are_alike, interval, standard_error
 
 
 @pytest.mark.parametrize("n", [12, 50, 1000])
@@ -40,3 +41,35 @@ def test_few_rows_do_not_tell_figures_apart_and_many_do() -> None:
     assert are_alike("accuracy", (0.75, 1200), (0.5, 4))
     assert are_alike("accuracy", (0.751, 1200), (0.75, 1200))
     assert not are_alike("loss", (0.75, 12), (0.5, 12))
+
+
+@pytest.mark.parametrize("n", [10, 40, 300])
+@pytest.mark.parametrize("p", [0.5, 0.8, 0.95])
+def test_the_interval_of_a_share_has_the_true_one_in_19_of_20_draws(n: int, p: float) -> None:
+    right = np.random.default_rng(0).binomial(n, p, 4000)
+    inside = 0
+    for k in right.tolist():
+        low, high = interval("accuracy", k / n, n) or (1.0, 0.0)
+        inside += low <= p <= high
+    assert 0.93 < inside / len(right) <= 1
+
+
+def test_the_interval_of_a_share_is_near_wilsons() -> None:
+    for k, n in ((0, 20), (7, 20), (250, 300), (300, 300)):
+        wilson = binomtest(k, n).proportion_ci(method="wilson")
+        assert interval("macro-f1", k / n, n) == pytest.approx((wilson.low, wilson.high), abs=0.04)
+
+
+def test_the_interval_of_a_correlation_is_scipys() -> None:
+    rng = np.random.default_rng(0)
+    for n in (4, 9, 200):
+        x = rng.standard_normal(n)
+        found = pearsonr(x, x + rng.standard_normal(n))
+        assert interval("pearson", float(found.statistic), n) == pytest.approx(tuple(found.confidence_interval()))
+
+
+def test_what_does_not_follow_from_a_figure_has_no_interval() -> None:
+    assert interval("loss", 1.3, 12) is None
+    assert interval("accuracy", 0.5, 0) is None
+    assert interval("correlation", 0.5, 3) == (-1, 1)
+    assert interval("correlation", 1.0, 30) == pytest.approx((1, 1), abs=1e-6)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import TEXT_HELP, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model, put_result
+from lmtool.cli.output import describe, describe_skipped, open_model, put_result, warn_of_leaks
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 from lmtool.errors import NumericalError, UsageError
@@ -67,7 +67,7 @@ def evaluate(
     from lmtool.data.table import Skipped
     from lmtool.inference.perplexity import EvaluationText, measure
     from lmtool.interop.names import is_published
-    from lmtool.tables.predict import answers_tables, measure_tables
+    from lmtool.tables.predict import answers_tables, measure_tables, read_rows
     from lmtool.tables.prompting import Prompting, measure_prompts
     from lmtool.tables.suite import measure_folder, runs_in, tables_in
 
@@ -96,6 +96,7 @@ def evaluate(
                     result = result.compared_with(other, data)
                 if not number:
                     describe(model, quiet)
+                warn_of_leaks(model, result.items)
                 put_result(result, as_json)
         describe_skipped(skipped)
         return
@@ -122,7 +123,8 @@ def evaluate(
         describe(model, quiet)
         with table_files(text or (), data.encoding) as sources:
             each = measure_tables(model, sources, task, data, skipped, costs)
-            for source, results in zip(text or (), each, strict=True):
+            for source, results, opened_as in zip(text or (), each, sources, strict=True):
+                warn_of_leaks(model, read_rows(model, opened_as, task, data)[0].items)
                 if is_main() and costs is None:
                     _keep(model, [source], results.record())
                 put_result(results, as_json)

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import typer
 from rich.filesize import decimal
 
-from lmtool.cli.arguments import Json, RunName
+from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import put, put_json, put_table, show_lines, tell, warn
+from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn, warn_of_leaks
 from lmtool.cli.progress import count
 from lmtool.errors import UsageError
 from lmtool.printable import plain
@@ -22,6 +22,7 @@ from lmtool.printable import plain
 if TYPE_CHECKING:
     from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
+    from lmtool.run.paired import Comparison
 
 DROPPED = ("model", "recipe", "size", "started", "step")
 """Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
@@ -54,6 +55,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last --json
     """
     from lmtool.interop.reference import find
+    from lmtool.run.history import holds_out, read_values, trained_on
     from lmtool.run.listing import figures_on_tests, lineage, summarise
 
     shown = find(run).run
@@ -62,6 +64,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
     tests = {} if summary.problem else figures_on_tests(shown)
+    part = "valid" if holds_out(read_values(shown)) else "training"
     facts = [
         ("name", summary.name),
         ("path", summary.path),
@@ -71,11 +74,11 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("step", str(summary.step)),
         ("result", _result(summary)),
         *(("test", _figures(figures, source.removesuffix("test").strip())) for source, figures in tests.items()),
-        ("valid loss", _loss(summary.valid_loss)),
-        ("lowest valid loss", _loss(summary.best_valid_loss)),
+        (f"{part} loss", _loss(summary.valid_loss)),
+        (f"lowest {part} loss", _loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
     ]
-    facts += lineage(shown)
+    facts += [*trained_on(shown), *lineage(shown)]
     for session in shown.info.sessions:
         began = "started" if session.step == 0 else f"resumed at step {session.step}"
         facts.append(("session", f"{_time(session.started)} {began}: {shlex.join(session.command)}"))
@@ -87,10 +90,10 @@ def show(run: RunName = "last", json: Json = False) -> None:
         facts.append(("problem", summary.problem))
     put(*(f"{plain(name):21} {value}" for name, value in facts))
     if not summary.problem:
-        _draw_losses(shown)
+        _draw_losses(shown, held_out=part == "valid")
 
 
-def _draw_losses(run: "Run") -> None:
+def _draw_losses(run: "Run", *, held_out: bool) -> None:
     """The losses over the steps, as wide as the terminal: in ASCII where colours are not wanted."""
     from lmtool.report.terminal import plot
     from lmtool.run.history import number
@@ -100,32 +103,45 @@ def _draw_losses(run: "Run") -> None:
         for key, points in drawn.items():
             if (value := number(record.get(key))) is not None:
                 points.append((float(record["step"]), value))
-    named = zip(("training loss", "validation loss"), drawn.values(), strict=True)
+    names = "training loss", "validation loss" if held_out else "loss of the rows trained on"
+    named = zip(names, drawn.values(), strict=True)
     show_lines(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
 
 
 def compare(
-    runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True), json: Json = False
+    runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True),
+    test: list[str] | None = option(
+        "TABLE", "Run them on the rows of this table: is the first better than each other? May be repeated."
+    ),
+    task: TaskName = "",
+    *,
+    json: Json = False,
 ) -> None:
     """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes.
 
+    With --test also row by row on a table: the difference with its interval, and whether it is more than chance.
+
     Examples:
     lmtool runs compare tiny lstm
+    lmtool runs compare tiny lstm --test test.csv
     lmtool runs compare A B --json
     """
     from rich.console import Console
     from rich.table import Table
 
     from lmtool.interop.reference import find
+    from lmtool.records import finite
     from lmtool.run.history import History, differences, doubts, figures
 
     if len(runs) < 2:
         raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
+    tested = [one for table in test or () for one in _compared_on(table, runs, task)]
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
-        put_json({"runs": summaries, "differences": different, "notes": notes}, indent=1)
+        tests = {"tests": [one.record() for one in tested]} if tested else {}
+        put_json(finite({"runs": summaries, "differences": different, "notes": notes} | tests), indent=1)
         return
     rows = [[name, *map(_compared, values)] for name, values in (figures(histories) | different).items()]
     heading = ["", *(history.name for history in histories)]
@@ -135,6 +151,21 @@ def compare(
     put_table(table, ([plain(cell) for cell in row] for row in [heading, *rows]), Console())
     for note in notes:
         typer.echo(f"note\t{plain(note)}")
+    for comparison in tested:
+        put(*comparison.lines())
+
+
+def _compared_on(table: str, runs: Sequence[str], task: str) -> "Iterator[Comparison]":
+    """The first run against each other one, row by row, on a table."""
+    from lmtool.tables.comparison import compare_rows, score_rows
+
+    scored = []
+    for run in runs:
+        loaded = open_model(run, "auto", "float32")
+        warn(loaded.warnings)
+        scored.append(score_rows(loaded, run, table, task))
+        warn_of_leaks(loaded, scored[-1].items)
+    return (compare_rows(table, scored[0], other) for other in scored[1:])
 
 
 def _compared(value: object) -> str:

@@ -1,5 +1,6 @@
 """Results on the rows of a table: as a record for programs, as lines for people, and over several runs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
@@ -86,8 +87,9 @@ class Results:
 
 
 def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
-    """Mean and sample standard deviation of each metric over several runs, as a text line per task.
+    """Mean, sample standard deviation and 95 % interval of the mean of each metric over runs, a text line per task.
 
+    The interval is of Student's t (1908): how far the mean over all seeds may be, on the same rows.
     runs: the results of each run, of the same tasks in the same order.
     """
     lines = []
@@ -95,7 +97,7 @@ def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
         figures = [results.figures | {"loss": results.loss} for results in same]
         columns = {name: [one.get(name) for one in figures] for name in figures[0]}
         shown = "  ".join(
-            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}"
+            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_interval(values)}"
             for name, values in columns.items()
             if all(isinstance(value, float) for value in values)
         )
@@ -103,6 +105,14 @@ def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
         baseline = f"; {mean_line(baselines)}" if len(baselines) == len(same) else ""
         lines.append(f"{same[0]._title}, {len(same)} runs: {shown}{baseline}")
     return lines
+
+
+def _interval(values: Sequence[float]) -> str:
+    """The 95 % interval of the mean of runs, by Student's t."""
+    from scipy.special import stdtrit
+
+    far = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+    return f" (95 %: {mean(values) - far:.4f} to {mean(values) + far:.4f})"
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,77 @@
+"""Rows on which a model is measured, and which stand in what it was trained on."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, islice
+
+import numpy as np
+
+from lmtool.checks.check import is_there
+from lmtool.checks.text import BRIEF, WORD, N, overlap
+from lmtool.data.corpus import Chunk
+from lmtool.data.files import shown
+from lmtool.data.prepare import open_parts
+from lmtool.data.survey import silent
+from lmtool.data.table import Skipped
+from lmtool.errors import LmtoolError
+from lmtool.inference.base import written_recipe
+from lmtool.recipe.spec.objective import RowSpec
+from lmtool.run.directory import Run
+from lmtool.run.find import Found
+from lmtool.run.listing import with_bases
+from lmtool.tables.notices import Notice, counted
+from lmtool.tables.prepare import kind_of_rows, open_tables
+from lmtool.tables.reading import stream_texts
+
+SHARE = 0.8
+"""Share of the words of a row in n-grams of the training text from which it stands there (Touvron et al. 2023)."""
+
+MOST = 8_000_000
+"""Characters of the rows that are looked for, of which memory is some 35 times as much."""
+
+TOLD = 3
+"""Rows that are shown."""
+
+ROWS = 1000
+"""Rows of a training table that are looked through at once."""
+
+
+def find_leaks(run: Run, texts: Mapping[int, str], most: int = BRIEF[0]) -> Iterator[Notice]:
+    """Notices of rows that stand in what a run was trained on, or one that it was initialized from.
+
+    Only files that are still there are looked through, and no conversations. texts: of the rows, by number.
+    most: chunks of a training text that are looked through; a notice says where there are more.
+    """
+    ends_R = np.cumsum([len(text) for text in texts.values()])
+    rows = list(islice(texts.items(), max(1, int(np.searchsorted(ends_R, MOST, side="right")))))
+    row_W = np.repeat(np.arange(len(rows)), [len(WORD.findall(text.lower())) for _, text in rows])
+    for trained in with_bases(run):
+        with suppress(LmtoolError):
+            source, chunks = _training_text(trained)
+            shared = overlap(islice(chunks, most), [Chunk([text for _, text in rows])])
+            words_R, shared_R = (np.bincount(row_W, by, len(rows)) for by in (None, shared.is_shared_W))
+            leaked = [rows[i] for i in np.flatnonzero((shared_R >= SHARE * words_R) & (words_R > 0))]
+            is_part = next(chunks, None) is not None
+            if leaked or is_part:
+                share = f"{len(leaked):,} of {counted(len(rows), 'row')} ({100 * len(leaked) / len(rows):.1f} %)"
+                what = f"{share} stand in what {trained.name} was trained on, {source}: {100 * SHARE:.0f} % of their"
+                first = "".join(f"; row {number}: {shown(text, 60)}" for number, text in leaked[:TOLD])
+                part = f"; only its first {shared.trained:,} words were looked through" * is_part
+                text = f"{what} words or more, in {N}-grams{first}{part}"
+                yield Notice("rows in the training text", len(leaked), text)
+
+
+def _training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
+    """Name and content of the texts or tables that a run was trained on; nothing where they are not there any more."""
+    recipe = written_recipe(Found(run, None))[0]
+    data = recipe.data
+    if run.info.origin is not None or data.messages_column is not None or not is_there(data):
+        return "", iter(())
+    if not isinstance(recipe.objective, RowSpec):
+        parts, _ = open_parts(data, seed=recipe.seed, report=silent)
+        return ", ".join(data.sources), chain.from_iterable(train.chunks() for train, _ in parts)
+    tables = open_tables(data, kind_of_rows(recipe.objective))
+    rows = chain.from_iterable(stream_texts(one.table, one.columns, Skipped()) for one in tables)
+    texts = (" ".join(item.texts) for _, item in rows)
+    chunks = map(Chunk, iter(lambda: list(islice(texts, ROWS)), []))
+    return ", ".join(one.table.path.name for one in tables), chunks

@@ -1,0 +1,61 @@
+"""Models on the rows of one table, each row for itself."""
+
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from lmtool.errors import DataError
+from lmtool.inference.load import Loaded
+from lmtool.run.paired import Comparison, compare
+from lmtool.tables.labels import SEPARATOR
+from lmtool.tables.predict import answer_rows
+from lmtool.tables.reading import LabelledText
+from lmtool.tables.tasks.metrics import exact_match, sentence_scores, word_accuracy
+from lmtool.tables.tasks.text_to_text import as_answer
+
+
+class ScoredRows(NamedTuple):
+    """The rows of a table, and how well a model answers each, by a measure of this name."""
+
+    run: str
+    measure: str
+    items: tuple[LabelledText, ...]
+    scores: list[float]
+
+
+def score_rows(loaded: Loaded, run: str, source: str, task: str = "") -> ScoredRows:
+    """How well a model of this name, fine-tuned on a table, answers each row of another.
+
+    1 for a right class, set of labels or answer, 0 for a wrong one; of tags the share of words; of target texts chrF;
+    of numbers the absolute error, negative. Raises as `measure_tables` does.
+    """
+    texts, answers = answer_rows(loaded, source, task)
+    scored = [_score(*pair) for pair in zip(texts.items, answers, strict=True)]
+    return ScoredRows(run, scored[0][0], texts.items, [score for _, score in scored])
+
+
+def _score(item: LabelledText, answer: object) -> tuple[str, float]:
+    if item.answers is not None:
+        return "exact match", exact_match(str(answer), [one.text for one in item.answers])
+    if isinstance(answer, list):
+        return "word accuracy", word_accuracy([cast(tuple[str, ...], item.label)], [answer])
+    if isinstance(item.label, float):
+        return "negative absolute error", -abs(float(str(answer)) - item.label)
+    if item.target is not None:
+        return "chrF", sentence_scores([str(answer)], [item.target])[0]
+    return "accuracy", float(_labels(str(answer)) == _labels(as_answer(item) or ""))
+
+
+def _labels(text: str) -> set[str]:
+    """A label, or several, whose order does not count."""
+    return {part.strip() for part in text.split(SEPARATOR)} - {""}
+
+
+def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> Comparison:
+    """Compare two models on the rows of a table. Raises DataError where they do not answer the same rows alike."""
+    (first, first_rows), (second, second_rows) = ((of.measure, [item.row for item in of.items]) for of in (one, other))
+    if (first, first_rows) != (second, second_rows):
+        what = f"not the same is measured: {len(first_rows):,} rows by {first}, and {len(second_rows):,} by {second}"
+        fix = "name runs that were fine-tuned on the same kind of labels"
+        raise DataError(what, where=f"{source}, {one.run}, {other.run}", fix=fix)
+    return compare(source, (one.run, other.run), first, (np.array(one.scores), np.array(other.scores)))
