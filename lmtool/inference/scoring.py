@@ -205,6 +205,42 @@ def check_continues(loaded: Loaded) -> None:
     loaded.check_likelihood()
 
 
+def score_whole(loaded: Loaded, texts: Sequence[str], report: Report = not_reported) -> list[float]:
+    """log p of each text of any length, without an end token, by all processes together; 0 for an empty one.
+
+    Windows of the context follow each other, and the last one ends with the text; the first token is given the one that
+    begins a text. A bidirectional model masks each token in windows that do not overlap.
+    Raises UsageError for a model that predicts no tokens, or only those of a target.
+    """
+    check_continues(loaded)
+    if loaded.prompt_format.answers:
+        raise UsageError("this model scores targets of sources, not texts", where=str(loaded.run_path))
+    rows = [_windows(loaded, loaded.tokenizer.encode(text)) for text in texts]
+    scores = iter(_read_rows(loaded, [row for of_text in rows for row in of_text], report))
+    return [sum(float(next(scores)[0].sum(dtype=np.float64)) for _ in of_text) for of_text in rows]
+
+
+def _windows(loaded: Loaded, ids: list[int]) -> list[_Row]:
+    """The rows that score a text of any length."""
+    prompt_format, n = loaded.prompt_format, _longest(loaded) or len(ids) + 2
+    rows = []
+    if loaded.model.reads == "both":
+        before, after = list(prompt_format.before), list(prompt_format.after)
+        n = max(1, n - len(before) - len(after))
+        for start in range(0, len(ids), n):
+            part = ids[start : start + n]
+            scored = range(len(before), len(before) + len(part))
+            rows += _masked_rows(loaded, [*before, *part, *after], scored)
+        return rows
+    whole = [*(prompt_format.opening[-1:] or [loaded.tokenizer.bos_id]), *ids]
+    for first in range(0, len(ids), n):
+        stop = min(first + n, len(ids))
+        start, prefix = max(0, stop - n), 0 if _in_row(loaded) else None
+        positions = list(range(first - start, stop - start))
+        rows.append(_Row(whole[start:stop], positions, whole[first + 1 : stop + 1], prefix=prefix))
+    return rows
+
+
 @dataclass(frozen=True)
 class _Continuation:
     """The rows that score a continuation: one, or one for each token of a bidirectional model."""
@@ -268,7 +304,8 @@ def _scored(
     loaded: Loaded, groups: Sequence[Sequence[_Continuation]], report: Report
 ) -> list[list[ScoredContinuation]]:
     """The continuations of each group; those with a common prefix apart from those without."""
-    shares = [loaded.sharding is None and _n_common([row for one in group for row in one.rows]) > 0 for group in groups]
+    can_share = loaded.sharding is None and loaded.model.reads != "both"
+    shares = [can_share and _n_common([one.rows[0] for one in group]) > 0 for group in groups]
     common = [[one.rows[0] for one in group] for group, shared in zip(groups, shares, strict=True) if shared]
     alone = [
         row for group, shared in zip(groups, shares, strict=True) if not shared for one in group for row in one.rows

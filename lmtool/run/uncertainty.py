@@ -1,11 +1,15 @@
 """How far a figure on so many rows may be from that on all rows there could be."""
 
 import math
+from statistics import NormalDist
 
 SHARES = ("accuracy", "subset_accuracy", "exact", "f1", "micro_f1", "macro_f1")
 """Figures that are shares of rows, or means of numbers from 0 to 1, which vary at most as much."""
 
 CORRELATIONS = ("correlation", "pearson", "spearman")
+
+Z = NormalDist().inv_cdf(0.975)
+"""Standard errors to either side that a 95 % interval reaches."""
 
 FACTOR = 2.0
 """Standard errors of a difference within which two figures are not told apart: a level of about 5 %."""
@@ -26,6 +30,25 @@ def standard_error(metric: str, value: float, rows: int) -> float | None:
         return None
     share = (value * rows + 2) / (rows + 4)
     return math.sqrt(share * (1 - share) / (rows + 4))
+
+
+def interval(metric: str, value: float, rows: int) -> tuple[float, float] | None:
+    """95 % interval of a figure on so many rows; None where it does not follow from the figure.
+
+    Of shares that of Agresti and Coull (1998), around a share with four more rows, half of them right; of correlations
+    by Fisher's transformation (1921).
+    """
+    error = standard_error(metric, value, rows)
+    if error is None:
+        return None
+    if metric.replace("-", "_") in CORRELATIONS:
+        if rows < 4:
+            return -1.0, 1.0
+        # 1 itself would be transformed to infinity
+        middle, far = math.atanh(value * math.nextafter(1, 0)), Z / math.sqrt(rows - 3)
+        return math.tanh(middle - far), math.tanh(middle + far)
+    share = (value * rows + 2) / (rows + 4)
+    return max(0.0, share - Z * error), min(1.0, share + Z * error)
 
 
 def are_alike(metric: str, one: tuple[float, int], other: tuple[float, int]) -> bool:
