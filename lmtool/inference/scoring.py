@@ -21,7 +21,7 @@ from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, Span
 
 Logprobs = np.ndarray[tuple[int], np.dtype[np.float32]]
 
-TokenScores = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+ScoredTokens = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 """Of N tokens their log-probabilities, and whether each is the most probable one, as 0 or 1: (2, N)."""
 
 Continued = tuple[str, str]
@@ -375,11 +375,11 @@ def _check(loaded: Loaded, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _read_rows(loaded: Loaded, rows: Sequence[_Row], report: Report = not_reported) -> list[TokenScores]:
+def _read_rows(loaded: Loaded, rows: Sequence[_Row], report: Report = not_reported) -> list[ScoredTokens]:
     """The scores of the tokens of each row."""
     pad = loaded.tokenizer.pad_id
 
-    def read(chosen: list[int]) -> tuple[None, list[TokenScores]]:
+    def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
         group = [rows[i] for i in chosen]
         tokens_BT, keep_BT = padded([np.array(row.tokens, dtype=np.int64) for row in group], pad)
         batch = _with_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
@@ -398,7 +398,7 @@ def _n_common(rows: Sequence[_Row]) -> int:
     return 0 if alone else n_shared(*(row.tokens for row in rows))
 
 
-def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Report) -> list[TokenScores]:
+def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
     """The scores of the tokens of all rows of each group, whose common prefix is read once."""
     n_common = [_n_common(rows) for rows in groups]
     n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]
@@ -406,8 +406,8 @@ def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Repor
         (n + len(rows[0].source or ()), len(rows) * m) for rows, n, m in zip(groups, n_common, n_apart, strict=True)
     ]
 
-    def read(chosen: list[int]) -> tuple[None, list[TokenScores]]:
-        scores: dict[int, TokenScores] = {}
+    def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
+        scores: dict[int, ScoredTokens] = {}
         # of equal lengths, for recurrent states cannot be padded on the left
         for n, same in groupby(sorted(chosen, key=n_common.__getitem__), key=n_common.__getitem__):
             numbers = list(same)
@@ -417,7 +417,7 @@ def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Repor
     return evaluate(loaded.model, Items(lengths, read, dtype=np.float32), loaded.compute, report).arrays
 
 
-def _branched(loaded: Loaded, groups: Sequence[Sequence[_Row]], n: int) -> list[TokenScores]:
+def _branched(loaded: Loaded, groups: Sequence[Sequence[_Row]], n: int) -> list[ScoredTokens]:
     """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
     model, pad = loaded.model, loaded.tokenizer.pad_id
     common_BT = torch.tensor([rows[0].tokens[:n] for rows in groups])
@@ -444,7 +444,7 @@ def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 
-def _token_scores(loaded: Loaded, hidden_ND: torch.Tensor, targets: Sequence[int]) -> TokenScores:
+def _token_scores(loaded: Loaded, hidden_ND: torch.Tensor, targets: Sequence[int]) -> ScoredTokens:
     """Of each token its log-probability, and whether none is more probable."""
     logprob_NV = loaded.model.logits(hidden_ND).float().log_softmax(-1)
     targets_N1 = torch.tensor(targets, device=loaded.device)[:, None]

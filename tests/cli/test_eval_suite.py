@@ -88,11 +88,9 @@ def test_figures_rows_and_page(lmtool, ngram, files, home):
     n_bytes = sum(len(f"{text} verdict: {label}") for text, label in LABELS)
     assert tasks["texts"]["bits_per_byte"] == pytest.approx(bits / n_bytes)
     page = (home / "page.html").read_text()
-    assert all(f"<h2>{name}</h2>" in page or name in page for name in tasks)
+    assert all(f">{name}<" in page for name in tasks)
     shown = lmtool.succeeds("eval", ngram, "--suite", files / "suite.yaml").out.splitlines()
-    assert shown[1].split()[:6] == ["words", "4", "75.0", "29.1", "to", "96.8"] or shown[1].split()[:3] == [
-        "words", "4", "75.0"
-    ]  # fmt: skip
+    assert shown[1].split()[:3] == ["words", "4", "75.0"]
     lmtool.refuses(2, *asked, words=["exists already"])
 
 
@@ -131,8 +129,7 @@ def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
     lmtool.refuses(3, *asked, "bigbench", words=["bigbench_qa_wikidata.jsonl", "lmtool data get bigbench"])
     encoder = ("-s", "model.shape=encoder", "-s", "objective={kind: masked}")
     lmtool.succeeds("pretrain", files / "text.txt", "-o", "masked", "-q", *SMALL, *encoder)
-    refused = lmtool.refuses(2, "eval", "masked", "--suite", files / "suite.yaml", words=["kind continuation", "next"])
-    assert refused is None or refused
+    lmtool.refuses(2, "eval", "masked", "--suite", files / "suite.yaml", words=["kind continuation", "next"])
     only = files / "only.yaml"
     only.write_text(SUITE.partition("next:")[0])
     found = json.loads(lmtool.succeeds("eval", "masked", "--suite", only, "--json").out)

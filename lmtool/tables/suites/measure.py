@@ -1,17 +1,19 @@
 """Measures the tasks of a suite: rows in chunks, each kept when it is scored, so that an interrupted suite goes on."""
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from lmtool import durable
+from lmtool import __version__, durable
 from lmtool.checksum import sha256_of_json
+from lmtool.compute.processes import is_main
 from lmtool.data.catalogue import read_catalogue
 from lmtool.data.files import content_hash
 from lmtool.data.survey import Report
@@ -24,9 +26,17 @@ from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import ScoredContinuation, check_continues, score_continuations, score_whole
 from lmtool.records import parse
 from lmtool.run.directory import SUITES
-from lmtool.tables.suites.rendering import Item, Rendering
-from lmtool.tables.suites.results import WAYS, RowScores, SuiteResults, TaskResults
-from lmtool.tables.suites.spec import Choice, Continuation, Match, PromptedTask, Schema, Task, TextTask
+from lmtool.tables.suites.rendering import TaskItem, Rendering
+from lmtool.tables.suites.results import WAYS, RowScores, SuiteResults, TaskFigures
+from lmtool.tables.suites.spec import (
+    ChoiceTask,
+    ContinuationTask,
+    MatchTask,
+    PromptedTask,
+    SchemaTask,
+    AnyTask,
+    TextTask,
+)
 
 CHUNK = 1024
 """Rows that are sorted by length, scored and kept together."""
@@ -34,18 +44,20 @@ CHUNK = 1024
 
 @contextmanager
 def kept_rows(loaded: Loaded) -> Iterator[Path]:
-    """The folder of a run for what was scored; one that goes away where the run cannot be written to."""
-    folder = loaded.run_path / SUITES
-    with suppress(OSError):
-        folder.mkdir(exist_ok=True)
-        with durable.locked(folder / ".lock"):
-            yield folder
+    """The folder of a run for what was scored, or one that goes away where the run cannot be written to.
+
+    Another command that measures the same run waits.
+    """
+    if not os.access(loaded.run_path, os.W_OK):
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        yield Path(scratch)
+    folder = loaded.run_path / SUITES
+    with durable.locked(folder / ".lock") if is_main() else nullcontext():
+        yield folder
 
 
-def open_tasks(loaded: Loaded, tasks: Mapping[str, Task]) -> list[Rendering]:
+def open_tasks(loaded: Loaded, tasks: Mapping[str, AnyTask]) -> list[Rendering]:
     """The tasks of a suite with their tables.
 
     Raises UsageError for one that the model cannot do, or whose templates do not fit its table; the errors of tables.
@@ -65,23 +77,28 @@ def measure_suite(
 
 def write_rows(path: Path, results: SuiteResults) -> None:
     """Write what is kept of all rows, each with the name of its task, to a new file."""
-    rows = ((name, parse(line)) for name, one in results.tasks.items() for line in one.kept.open("rb"))
     with durable.writing(path), durable.staged(path) as new:
-        durable.write_new(new, (json.dumps({"task": name, **row}).encode() + b"\n" for name, row in rows))
+        durable.write_new(new, _named_rows(results))
 
 
-def _check(loaded: Loaded, name: str, task: Task) -> None:
+def _named_rows(results: SuiteResults) -> Iterator[bytes]:
+    for name, one in results.tasks.items():
+        with one.kept.open("rb") as file:
+            rows = map(parse, islice(file, one.task.limit))
+            yield from (json.dumps({"task": name, **row}).encode() + b"\n" for row in rows)
+
+
+def _check(loaded: Loaded, name: str, task: AnyTask) -> None:
     """Raise UsageError for a task that a model cannot do."""
     check_continues(loaded)
-    what = (
-        f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} does no task of kind {task.kind}"
-    )
-    writes_nothing = isinstance(task, Match | Continuation) and not TextGenerator(loaded).writes
+    model = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind}"
+    writes_nothing = isinstance(task, MatchTask | ContinuationTask) and not TextGenerator(loaded).writes
     if writes_nothing or (isinstance(task, TextTask) and loaded.prompt_format.answers):
-        raise UsageError(what, where=name, fix="leave the task out, or name another model")
+        fix = "leave the task out, or name another model"
+        raise UsageError(f"{model} does no task of kind {task.kind}", where=name, fix=fix)
 
 
-def _opened(name: str, task: Task) -> Rendering:
+def _opened(name: str, task: AnyTask) -> Rendering:
     """The tables of a task, and its templates, which are read."""
     examples = task.examples if isinstance(task, PromptedTask) else None
     pool = None if examples is None else _table(examples)
@@ -101,65 +118,50 @@ def _table(source: str) -> Table:
         raise
 
 
-def _measure(loaded: Loaded, rendering: Rendering, folder: Path, report: Report) -> TaskResults:
+def _measure(loaded: Loaded, rendering: Rendering, folder: Path, report: Report) -> TaskFigures:
     """Results of a task; its rows that were scored before are read."""
     task, table = rendering.task, rendering.table
     paths = [one.path for one in (table, rendering.pool) if one is not None]
-    what = [task.model_dump(exclude={"table", "examples", "limit"}), loaded.checkpoint_hash, loaded.compute.precision]
-    kept = folder / f"{sha256_of_json([*what, content_hash(paths)])[:32]}.jsonl"
-    results = TaskResults(task, kept)
-    world = loaded.compute.world
-    n_kept = 0
-    if kept.exists():
-        n_kept = _read(results, task.limit)
-    n_kept = int(world.from_main(str(n_kept)))
-    rows = enumerate(islice(table.rows(), n_kept, task.limit), n_kept)
-    done = n_kept
+    what = [__version__, loaded.checkpoint_hash, loaded.compute.precision, content_hash(paths)]
+    key = sha256_of_json([*what, task.model_dump(exclude={"table", "examples", "limit"})])
+    results, world = TaskFigures(task, folder / f"{key[:32]}.jsonl"), loaded.compute.world
+    done = int(world.from_main(str(_read(results))))
+    total = min(table.n_rows, task.limit or table.n_rows)
+    rows = enumerate(islice(table.rows(), done, task.limit), done)
     while chunk := [(number, rendering.item(table, row)) for number, row in islice(rows, CHUNK)]:
-        whole = [_after(rendering.before(number), item) for number, item in chunk]
-        scored = [
-            {"row": number + 1} | one for (number, _), one in zip(chunk, _scores(loaded, task, whole), strict=True)
-        ]
+        items = [item.after(rendering.before(number)) for number, item in chunk]
+        scored = [{"row": done + n, **one} for n, one in enumerate(_scores(loaded, task, items), 1)]
         for one in scored:
             results.add(one)
         if world.is_main:
-            with durable.writing(kept), kept.open("ab") as file:
+            with durable.writing(results.kept), results.kept.open("ab") as file:
                 file.writelines(json.dumps(one).encode() + b"\n" for one in scored)
         done += len(chunk)
-        report(f"{rendering.name}, rows", done, max(done, min(table.n_rows, task.limit or table.n_rows)))
+        report(f"{rendering.name}, rows", done, total)
     return results
 
 
-def _read(results: TaskResults, limit: int | None) -> int:
-    """Add the rows that are kept, and forget a last one that is incomplete; returns how many."""
-    complete = 0
+def _read(results: TaskFigures) -> int:
+    """Add the rows that are kept, as many as the task has, and forget an incomplete last one; returns how many."""
+    if not results.kept.exists():
+        return 0
     with results.kept.open("r+b") as file:
-        for n, line in enumerate(file):
-            try:
-                row = parse(line)
-            except ValueError:
-                file.truncate(complete)
-                return n
-            if n == limit:
-                return n
-            results.add(row)
-            complete += len(line)
-        return results.sums["rows"]
+        for line in iter(file.readline, b""):
+            if not line.endswith(b"\n"):
+                file.truncate(file.tell() - len(line))
+            elif results.sums["rows"] != results.task.limit:
+                results.add(parse(line))
+    return results.sums["rows"]
 
 
-def _after(before: str, item: Item) -> Item:
-    """An item after examples."""
-    return item._replace(pairs=[(before + context, continuation) for context, continuation in item.pairs])
-
-
-def _scores(loaded: Loaded, task: Task, items: Sequence[Item]) -> Iterator[RowScores]:
+def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem]) -> Iterator[RowScores]:
     """What is kept of each row."""
     if isinstance(task, TextTask):
         texts = [item.pairs[0][1] for item in items]
         for text, log_p in zip(texts, score_whole(loaded, texts), strict=True):
             yield {"nats": -log_p, "words": len(text.split()), "bytes": len(text.encode()), "cut": False}
         return
-    if isinstance(task, Match):
+    if isinstance(task, MatchTask):
         settings, generator = Greedy(max_new_tokens=task.max_new_tokens), TextGenerator(loaded)
         prompts = [item.pairs[0][0].rstrip() for item in items]
         written = generator.completions(prompts, settings, stop=task.stop, overflow="cut")
@@ -172,19 +174,22 @@ def _scores(loaded: Loaded, task: Task, items: Sequence[Item]) -> Iterator[RowSc
     bare = score_continuations(loaded, [item.bare for item in items if item.bare])
     for item, each, free in zip(items, scored, bare or [[]] * len(items), strict=True):
         cut = any(one.is_cut for one in each)
-        if isinstance(task, Continuation):
+        if isinstance(task, ContinuationTask):
             yield {"log_p": each[0].total, "right": each[0].is_greedy, "cut": cut}
         else:
             yield _compared(task, item, each, free) | {"cut": cut}
 
 
 def _compared(
-    task: Choice | Schema, item: Item, each: Sequence[ScoredContinuation], free: Sequence[ScoredContinuation]
+    task: ChoiceTask | SchemaTask,
+    item: TaskItem,
+    each: Sequence[ScoredContinuation],
+    free: Sequence[ScoredContinuation],
 ) -> RowScores:
     """The scores of choices in all ways, and which each of these picks."""
     totals = [one.total for one in each]
     scores = {"sum": totals, "per_token": [one.mean for one in each]}
-    if isinstance(task, Choice):
+    if isinstance(task, ChoiceTask):
         texts = [text for _, text in item.pairs]
         scores["per_byte"] = [total / max(1, len(text.encode())) for total, text in zip(totals, texts, strict=True)]
     if free:

@@ -12,14 +12,14 @@ from lmtool.data.files import shown
 from lmtool.data.table import Row, Table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.scoring import Continued
-from lmtool.tables.suites.spec import Choice, Match, PromptedTask, Schema, Task
+from lmtool.tables.suites.spec import ChoiceTask, MatchTask, PromptedTask, SchemaTask, AnyTask
 from lmtool.tokenization.template import SandboxedTemplate
 
 POOL = 50_000
 """Rows of a table among which examples are drawn, the first ones: they are in memory."""
 
 
-class Item(NamedTuple):
+class TaskItem(NamedTuple):
     """A row. pairs: what it compares, or all that is right. right: the number of the right one. bare: the same with the
     prompt without the question, for calibration."""
 
@@ -27,13 +27,17 @@ class Item(NamedTuple):
     right: int = 0
     bare: Sequence[Continued] = ()
 
+    def after(self, before: str) -> "TaskItem":
+        """The item after examples."""
+        return self._replace(pairs=[(before + context, continuation) for context, continuation in self.pairs])
+
 
 @dataclass(frozen=True)
 class Rendering:
     """How the rows of a table become items. name: of the task. table: that is measured. pool: of its examples."""
 
     name: str
-    task: Task
+    task: AnyTask
     table: Table
     pool: Table | None = None
 
@@ -68,7 +72,7 @@ class Rendering:
                 raise UsageError(what, where=where, fix=f"columns: {shown(', '.join(table.names), 120)}")
         return templates
 
-    def item(self, table: Table, row: Row) -> Item:
+    def item(self, table: Table, row: Row) -> TaskItem:
         """A row without examples. Raises DataError, which names the row, where a template or the answer fails."""
         values = dict(zip(table.names, row.values, strict=True))
         values["row"] = dict(values)
@@ -77,21 +81,21 @@ class Rendering:
             return self._texts(key, values, table.file.where(row.number, row.line, None))
 
         match self.task:
-            case Choice():
+            case ChoiceTask():
                 choices, (prompt,) = texts("choices"), texts("prompt")
                 right = self._right(choices, texts("answer")[0], table, row)
                 bare = [(context, one) for context in texts("calibrate") for one in choices]
-                return Item([(prompt, one) for one in choices], right, bare)
-            case Schema():
+                return TaskItem([(prompt, one) for one in choices], right, bare)
+            case SchemaTask():
                 contexts, (continuation,) = texts("contexts"), texts("continuation")
                 right = self._right(contexts, texts("answer")[0], table, row)
-                return Item([(context, continuation) for context in contexts], right)
-            case Match():
+                return TaskItem([(context, continuation) for context in contexts], right)
+            case MatchTask():
                 (prompt,) = texts("prompt")
-                return Item([(prompt, answer) for answer in texts("answers")])
+                return TaskItem([(prompt, answer) for answer in texts("answers")])
             case PromptedTask():
-                return Item([(texts("prompt")[0], texts("continuation")[0])])
-        return Item([("", texts("text")[0])])
+                return TaskItem([(texts("prompt")[0], texts("continuation")[0])])
+        return TaskItem([("", texts("text")[0])])
 
     def _texts(self, key: str, values: Mapping[str, Any], where: str) -> list[str]:
         """The texts of a key for a row; none where the task lacks it."""

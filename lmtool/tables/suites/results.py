@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.run.uncertainty import Z, interval, standard_error
-from lmtool.tables.suites.spec import Choice, Schema, Task, TextTask
+from lmtool.tables.suites.spec import ChoiceTask, SchemaTask, AnyTask, TextTask
 from lmtool.tables.tasks.metrics import aligned
 
 RowScores = dict[str, Any]
@@ -18,10 +18,10 @@ WAYS = ("sum", "per_token", "per_byte", "calibrated")
 
 
 @dataclass
-class TaskResults:
+class TaskFigures:
     """Sums over the rows of a task. kept: the file of its rows."""
 
-    task: Task
+    task: AnyTask
     kept: Path
     sums: Counter[str] = field(default_factory=Counter)
 
@@ -66,14 +66,14 @@ class TaskResults:
         told |= {"standard_error": standard_error("accuracy", accuracy, n), "interval": [low, high]}
         told |= {"chance": self.chance, "centred": self.centred}
         told["centred_interval"] = [(one - self.chance) / (1 - self.chance) for one in (low, high)]
-        if isinstance(task, Choice | Schema):
+        if isinstance(task, ChoiceTask | SchemaTask):
             told["score"] = task.score
             told["accuracies"] = {way: sums[way] / n for way in WAYS if self._has(way)}
         return told
 
     def _has(self, way: str) -> bool:
-        is_schema = isinstance(self.task, Schema)
-        calibrates = isinstance(self.task, Choice) and self.task.calibrate is not None
+        is_schema = isinstance(self.task, SchemaTask)
+        calibrates = isinstance(self.task, ChoiceTask) and self.task.calibrate is not None
         return {"per_byte": not is_schema, "calibrated": calibrates}.get(way, True)
 
     def _perplexity(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class SuiteResults:
     """Results of the tasks of a suite, by name."""
 
     suite: str
-    tasks: Mapping[str, TaskResults]
+    tasks: Mapping[str, TaskFigures]
 
     @property
     def centred(self) -> float | None:

@@ -47,7 +47,7 @@ class PromptedTask(TableTask):
     """A text before all of them."""
 
 
-class Choice(PromptedTask):
+class ChoiceTask(PromptedTask):
     """Multiple choice: the most probable of several continuations of one prompt."""
 
     kind: Literal["choice"]
@@ -69,7 +69,7 @@ class Choice(PromptedTask):
             yield "score is calibrated, but calibrate has no prompt without the question"
 
 
-class Schema(PromptedTask):
+class SchemaTask(PromptedTask):
     """The context, of several, after which a continuation is most probable, as in Winograd schemas."""
 
     kind: Literal["schema"]
@@ -85,7 +85,7 @@ class Schema(PromptedTask):
     """As of choice."""
 
 
-class Continuation(PromptedTask):
+class ContinuationTask(PromptedTask):
     """Whether greedy decoding writes exactly this continuation, as in LAMBADA (Paperno et al. 2016)."""
 
     kind: Literal["continuation"]
@@ -93,7 +93,7 @@ class Continuation(PromptedTask):
     continuation: str
 
 
-class Match(PromptedTask):
+class MatchTask(PromptedTask):
     """Whether a generated answer is one of those that are right."""
 
     kind: Literal["match"]
@@ -121,11 +121,11 @@ class TextTask(TableTask):
     """Template of a text."""
 
 
-Task = Choice | Schema | Continuation | Match | TextTask
+AnyTask = ChoiceTask | SchemaTask | ContinuationTask | MatchTask | TextTask
 
 
 class _Task(Spec):
-    task: Choice | Schema | Continuation | Match | TextTask = Field(discriminator="kind")
+    task: ChoiceTask | SchemaTask | ContinuationTask | MatchTask | TextTask = Field(discriminator="kind")
 
 
 def shipped() -> list[str]:
@@ -133,7 +133,7 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in bundled(FOLDER).glob("*.yaml"))
 
 
-def read_suite(name: str) -> dict[str, Task]:
+def read_suite(name: str) -> dict[str, AnyTask]:
     """The tasks of a suite, by name. name: one that comes with lmtool, or a file; tables beside it are found.
 
     Raises UsageError where there is none, RecipeError with one line for each mistake in it.
@@ -167,8 +167,8 @@ def read_suite(name: str) -> dict[str, Task]:
     return tasks
 
 
-def _beside(task: Task, folder: Path) -> Task:
+def _beside(task: AnyTask, folder: Path) -> AnyTask:
     """The task with its tables found beside the suite."""
     tables = {key: value for key in ("table", "examples") if (value := getattr(task, key, None)) is not None}
-    found: dict[str, Any] = {key: str(folder / value) for key, value in tables.items() if (folder / value).is_file()}
-    return task.with_values(found)
+    beside: dict[str, Any] = {key: str(folder / value) for key, value in tables.items() if (folder / value).is_file()}
+    return task.with_values(beside)

@@ -9,8 +9,8 @@ import pytest
 
 from lmtool.data.table import open_table
 from lmtool.errors import DataError, RecipeError, UsageError
-from lmtool.tables.suites.rendering import Item, Rendering, joined
-from lmtool.tables.suites.spec import Choice, PromptedTask, read_suite, shipped
+from lmtool.tables.suites.rendering import TaskItem, Rendering, joined
+from lmtool.tables.suites.spec import ChoiceTask, PromptedTask, read_suite, shipped
 
 ARC = {"question": "Why?", "choices": {"text": ["A", "B b", "C"], "label": ["1", "2", "3"]}, "answerKey": "2"}
 SENTENCES = {"sentence1": "One.", "sentence2": "Two."}
@@ -73,7 +73,7 @@ def rendering(folder: Path, task: PromptedTask, rows: list[dict[str, Any]], **ch
     return Rendering("task", task.with_values(changes), open_table(str(path)))
 
 
-def items(one: Rendering) -> list[Item]:
+def items(one: Rendering) -> list[TaskItem]:
     return [one.item(one.table, row) for row in one.table.rows()]
 
 
@@ -92,7 +92,7 @@ def test_every_shipped_task_is_tested_above_or_bundled() -> None:
     assert {f"{suite}.{name}" for suite in shipped() if suite != "bundled" for name in read_suite(suite)} == ROWS.keys()
 
 
-SUMS = Choice(kind="choice", table="-", prompt="{{ a }} +", choices=("x {{ b }}", "y"), answer="{{ c }}")
+SUMS = ChoiceTask(kind="choice", table="-", prompt="{{ a }} +", choices=("x {{ b }}", "y"), answer="{{ c }}")
 
 
 def test_examples_are_those_of_nanochat(tmp_path: Path) -> None:
