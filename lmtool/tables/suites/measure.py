@@ -26,15 +26,15 @@ from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import ScoredContinuation, check_continues, score_continuations, score_whole
 from lmtool.records import parse
 from lmtool.run.directory import SUITES
-from lmtool.tables.suites.rendering import TaskItem, Rendering
+from lmtool.tables.suites.rendering import Rendering, TaskItem
 from lmtool.tables.suites.results import WAYS, RowScores, SuiteResults, TaskFigures
 from lmtool.tables.suites.spec import (
+    AnyTask,
     ChoiceTask,
     ContinuationTask,
     MatchTask,
     PromptedTask,
     SchemaTask,
-    AnyTask,
     TextTask,
 )
 

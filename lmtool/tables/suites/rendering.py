@@ -12,7 +12,7 @@ from lmtool.data.files import shown
 from lmtool.data.table import Row, Table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.scoring import Continued
-from lmtool.tables.suites.spec import ChoiceTask, MatchTask, PromptedTask, SchemaTask, AnyTask
+from lmtool.tables.suites.spec import AnyTask, ChoiceTask, MatchTask, PromptedTask, SchemaTask
 from lmtool.tokenization.template import SandboxedTemplate
 
 POOL = 50_000

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.run.uncertainty import Z, interval, standard_error
-from lmtool.tables.suites.spec import ChoiceTask, SchemaTask, AnyTask, TextTask
+from lmtool.tables.suites.spec import AnyTask, ChoiceTask, SchemaTask, TextTask
 from lmtool.tables.tasks.metrics import aligned
 
 RowScores = dict[str, Any]

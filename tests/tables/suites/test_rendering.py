@@ -9,7 +9,7 @@ import pytest
 
 from lmtool.data.table import open_table
 from lmtool.errors import DataError, RecipeError, UsageError
-from lmtool.tables.suites.rendering import TaskItem, Rendering, joined
+from lmtool.tables.suites.rendering import Rendering, TaskItem, joined
 from lmtool.tables.suites.spec import ChoiceTask, PromptedTask, read_suite, shipped
 
 ARC = {"question": "Why?", "choices": {"text": ["A", "B b", "C"], "label": ["1", "2", "3"]}, "answerKey": "2"}
