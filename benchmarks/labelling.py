@@ -1,14 +1,15 @@
 """How many labels `lmtool label` needs, beside random order: a simulated annotator answers with the labels of a table.
 
-    python benchmarks/labelling.py TABLE TEST [--run RUN] [--draws 5] [--rows 4000] [--most 2000]
+    python benchmarks/labelling.py TABLE TEST [--run RUN] [--draws 3] [--rows 4000]
 
 Wanted is the accuracy, on the test table, of logistic regression on all labels minus two points. Both orders have the
-same features and the same classifier, which is fitted anew after each tenth answer, beyond 200 after each 20th part of
+same features and the same classifier, which is fitted anew after each tenth answer, beyond 100 after each tenth part of
 them. Of the chosen rows one in five is random, and counts. A draw is another order of the rows.
 """
 
 import argparse
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +30,7 @@ LOST = 0.02
 
 def is_turn(n: int) -> bool:
     """Whether a model is fitted to n answers."""
-    return n >= FIRST and n % max(10, n // 200 * 10) == 0
+    return n >= FIRST and n % max(10, n // 100 * 10) == 0
 
 
 class Annotator:
@@ -40,39 +41,37 @@ class Annotator:
         n = len(table.rows)
         self._table, self._known, self._test = table, features[:n], features[n:]
         self.classes = sorted({str(one) for labels in (*table.labels, *test.labels) for one in labels or ()})
-        self._targets, self._truth = (
-            np.array([[float(one in (labels or ())) for one in self.classes] for labels in part.labels])
+        self._options, self._truth = (
+            np.array([self.classes.index(one) for labels in part.labels for one in labels or ()])
             for part in (table, test)
         )
         self.all = self.accuracy(list(range(n)))
 
     def accuracy(self, rows: list[int]) -> float:
         """That of a model of the labels of these rows."""
-        p_QC = learning.probabilities(self._known[rows], self._targets[rows], self._test, False)
-        return float((p_QC.argmax(1) == self._truth.argmax(1)).mean())
+        option_NJ = self._options[rows, None]
+        p_QJK = learning.probabilities(self._known[rows], option_NJ, self._test, len(self.classes))
+        return float((p_QJK[:, 0].argmax(1) == self._truth).mean())
 
-    def chosen(self, folder: Path, most: int) -> list[int]:
+    def chosen(self, folder: Path) -> Iterator[int]:
         """Rows in the order in which they are asked."""
         blank = TableToLabel(**{**vars(self._table), "labels": [None] * len(self._table.rows)})
         labelling = Labelling(blank, Journal(folder / "answers.jsonl", {}), self._known, self.classes)
-        order: list[int] = []
-        for n in range(most):
-            row = labelling.next("simulated")["row"]
-            if row is None:
-                break
+        while (row := labelling.next("simulated")["row"]) is not None:
             labelling.answer("simulated", row["row"], row["version"], list(self._table.labels[row["row"]] or ()))
-            order.append(row["row"])
+            yield row["row"]
             answers = labelling.answers()
-            if is_turn(n + 1) and len({*answers.values()}) > 1:
+            if is_turn(len(answers)) and len({*answers.values()}) > 1:
                 labelling.choose(answers)
-        return order
 
-    def needed(self, rows: list[int]) -> int | None:
-        """How many of these rows, in this order, are enough; None where they are too few."""
-        for n in filter(is_turn, range(len(rows) + 1)):
-            if np.ptp(self._targets[rows[:n]], 0).any() and self.accuracy(rows[:n]) >= self.all - LOST:
-                return n
-        return None
+    def needed(self, order: Iterable[int]) -> int:
+        """How many of these rows, in this order, are enough."""
+        rows: list[int] = []
+        for row in order:
+            rows.append(row)
+            if is_turn(len(rows)) and self.accuracy(rows) >= self.all - LOST:
+                break
+        return len(rows)
 
 
 def sample(source: str, n: int) -> TableToLabel:
@@ -94,9 +93,8 @@ def main() -> None:
     parser.add_argument("table")
     parser.add_argument("test")
     parser.add_argument("--run")
-    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--rows", type=int, default=4000)
-    parser.add_argument("--most", type=int, default=2000)
     options = parser.parse_args()
     loaded = None if options.run is None else load_run(options.run, CPU)
     table, test = (sample(source, options.rows) for source in (options.table, options.test))
@@ -107,14 +105,10 @@ def main() -> None:
         order = random.Random(seed).sample(range(n), n)
         annotator = Annotator(ordered(table, order), test, features[[*order, *range(n, len(texts))]])
         with TemporaryDirectory() as folder:
-            chosen = annotator.chosen(Path(folder), options.most)
-        by_chance = list(range(min(2 * options.most, n)))
-        counts.append((annotator.needed(by_chance), annotator.needed(chosen)))
+            counts.append((annotator.needed(range(n)), annotator.needed(annotator.chosen(Path(folder)))))
         print(f"{seed}: all labels {annotator.all:.4f}; random {counts[-1][0]}, chosen {counts[-1][1]}", flush=True)
-    reached = [(a, b) for a, b in counts if a and b]
-    if reached:
-        a, b = np.mean(reached, axis=0)
-        print(f"mean of {len(reached)}: random {a:.0f}, chosen {b:.0f}, ratio {b / a:.2f}")
+    by_chance, chosen = np.mean(counts, axis=0)
+    print(f"mean of {len(counts)}: random {by_chance:.0f}, chosen {chosen:.0f}, ratio {chosen / by_chance:.2f}")
 
 
 if __name__ == "__main__":

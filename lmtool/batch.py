@@ -72,6 +72,13 @@ class Batch:
         return self.tokens_BT.numel() + (0 if self.source_BS is None else self.source_BS.numel())
 
     @property
+    def known_targets_BT(self) -> Tensor:
+        """The targets. Raises ValueError for a batch that has none."""
+        if self.targets_BT is None:
+            raise ValueError("a batch without targets has no loss")
+        return self.targets_BT
+
+    @property
     def n_targets(self) -> int:
         """Number of positions with a loss."""
         return 0 if self.targets_BT is None else int((self.targets_BT != IGNORE).sum())

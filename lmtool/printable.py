@@ -1,6 +1,8 @@
-"""Escapes control characters of untrusted text, which would move a terminal's cursor or change its colours."""
+"""Text for a terminal: control characters of untrusted text escaped, which would move its cursor or change its colours,
+and columns aligned."""
 
 import unicodedata
+from collections.abc import Sequence
 
 
 def plain(text: str, *, lines: bool = False) -> str:
@@ -18,3 +20,16 @@ def plain(text: str, *, lines: bool = False) -> str:
         return lines and (character in "\n\t" or unicodedata.category(character) != "Cc")
 
     return "".join(c if c.isprintable() or stays(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Columns two spaces apart, the first `left` of them left-aligned, the others right-aligned."""
+    from rich.cells import cell_len, set_cell_size
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [" " * (width - cell_len(cell)) + cell for cell, width in zip(row, widths, strict=True)]
+        cells[:left] = map(set_cell_size, row[:left], widths)
+        lines.append("  ".join(cells).rstrip())
+    return lines

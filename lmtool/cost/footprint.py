@@ -27,9 +27,8 @@ from lmtool.model.layers.kernels import always_fused
 from lmtool.model.size import Held
 from lmtool.objective.cross_entropy import chunk_rows, chunked_cross_entropy
 from lmtool.recipe.spec.recipe import Model
-from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
-from lmtool.recipe.spec.words import Averaging
 
 MOST_LAYERS = 8
 """Deeper models are traced with so many layers and with half of them; layers are alike."""
@@ -198,7 +197,7 @@ class _States(nn.Module):
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
-        read = cast(Recurrent | Averaging, spec).features
+        read = cast(FeaturesSpec, spec).features
         assert read is not None
         self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
 

@@ -231,9 +231,8 @@ class _Work:
         if not isinstance(self.recipe.objective, Masked | ReplacedTokens):
             return 1.0
         objective = self.objective
-        targets_BT = objective.collate(self.examples(objective).read(np.arange(AVERAGED))).targets_BT
-        assert targets_BT is not None
-        return float((targets_BT != IGNORE).float().mean())
+        batch = objective.collate(self.examples(objective).read(np.arange(AVERAGED)))
+        return float((batch.known_targets_BT != IGNORE).float().mean())
 
     @cached_property
     def row_flops(self) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.corpus import Chunk
+from lmtool.run.order import GOLDEN, mix
 
 _EXACT = 1 << 20
 """Up to this many documents the number of validation documents is exact; above, it is exact in expectation."""
@@ -82,14 +83,8 @@ def document_hash(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     The finaliser of SplitMix64 (Steele et al. 2014), applied to the seed and then to each number.
     """
     with np.errstate(over="ignore"):
-        return _mix(numbers + _mix(np.array([seed % 2**64], dtype=np.uint64)))
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+        key = mix(np.array([seed % 2**64], dtype=np.uint64) + GOLDEN)
+        return mix(numbers + key + GOLDEN)
 
 
 def _before(chunks: Iterable[Chunk], left: int) -> Iterator[Chunk]:

@@ -160,7 +160,7 @@ def draws(texts: Sequence[tuple[int, ...]], n: int, first: int) -> Iterator[tupl
         seen[ids] += n
 
 
-def n_shared(*texts: Sequence[int]) -> int:
+def n_shared(*texts: Sequence[object]) -> int:
     """Length of their longest common prefix."""
     return len(list(takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False))))
 

@@ -25,11 +25,11 @@ from lmtool.model.language_model import CountingModel, WithoutLikelihood
 from lmtool.model.packed import pack
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, build_objective
+from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.objective import Classification, HeadSpec, Masked, ReplacedTokens
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.recurrent import FeaturesSpec
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.recipe.spec.words import Averaging
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
 from lmtool.run.order import hash_key
@@ -255,7 +255,7 @@ def features_of(run: Run, recipe: Recipe, compute: Compute) -> LanguageModel | N
 
     Raises CheckpointError where the copy is missing or damaged.
     """
-    if not isinstance(recipe.model, Recurrent | Averaging) or recipe.model.features is None:
+    if not isinstance(recipe.model, FeaturesSpec) or recipe.model.features is None:
         return None
     return trained_model(open_base(str(run.path / FEATURES)), compute)
 
@@ -323,7 +323,7 @@ def _refuse_not_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> Non
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:
     """Freeze, in place, the weights of a model that the recipe does not train; add adapters if the recipe has any."""
     body = lm.body if isinstance(lm, HeadedModel) else lm
-    if isinstance(recipe.model, Transformer | Recurrent | Averaging) and recipe.model.freeze_embeddings:
+    if isinstance(recipe.model, VectorsSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(hash_key(recipe.seed, "adapters"))

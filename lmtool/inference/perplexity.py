@@ -310,9 +310,9 @@ def _measure(loaded: Loaded, text: EvaluationText, report: Report) -> Measured:
 def _unseen(model: LanguageModel, batch: Batch) -> Loss:
     """The number of targets that a model of counts never counted after their contexts."""
     assert isinstance(model, NGramModel)
-    assert batch.targets_BT is not None
-    is_scored_BT = batch.targets_BT != IGNORE
-    counted = model.counted(model(batch).hidden_BTD[is_scored_BT], batch.targets_BT[is_scored_BT])
+    targets_BT = batch.known_targets_BT
+    is_scored_BT = targets_BT != IGNORE
+    counted = model.counted(model(batch).hidden_BTD[is_scored_BT], targets_BT[is_scored_BT])
     return Loss((~counted).sum(), is_scored_BT.sum())
 
 

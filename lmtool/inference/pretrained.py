@@ -21,11 +21,11 @@ from lmtool.inference.load import MatchedVectors, load_run, trained_model
 from lmtool.interop.reference import find
 from lmtool.model import LanguageModel
 from lmtool.printable import plain
+from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.recurrent import FeaturesSpec
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.recipe.spec.words import Averaging
 from lmtool.run.directory import FEATURES
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -111,7 +111,7 @@ def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
     name = named_vectors(recipe)
     if name is None or (base is not None and named_vectors(base.recipe) == name):
         return None
-    assert isinstance(recipe.model, Transformer | Recurrent | Averaging)
+    assert isinstance(recipe.model, VectorsSpec)
     source = VectorSource(name, _open(name))
     key = "embedding_width" if isinstance(recipe.model, Transformer) and recipe.model.embedding_width else "d_model"
     width = getattr(recipe.model, key)
@@ -125,7 +125,7 @@ def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
 
 def named_vectors(recipe: Recipe) -> str | None:
     """The file or run of word vectors that a recipe names."""
-    return recipe.model.embeddings if isinstance(recipe.model, Transformer | Recurrent | Averaging) else None
+    return recipe.model.embeddings if isinstance(recipe.model, VectorsSpec) else None
 
 
 def _open(name: str) -> VectorFile | RunVectors:
@@ -163,10 +163,10 @@ def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
     and for features that `base` does not have; CheckpointError where there is no such run.
     """
     model = recipe.model
-    if not isinstance(model, Recurrent | Averaging) or (features := model.features) is None:
+    if not isinstance(model, FeaturesSpec) or (features := model.features) is None:
         return None
     if base is not None:
-        old = base.recipe.model.features if isinstance(base.recipe.model, Recurrent | Averaging) else None
+        old = base.recipe.model.features if isinstance(base.recipe.model, FeaturesSpec) else None
         if old is None or old.run != features.run or old.beside != features.beside:
             what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
             raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
@@ -175,7 +175,7 @@ def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
     if source.recipe.tuning.lora is not None:
         fix = f"make a whole run first: lmtool runs merge {source.run.name}"
         raise UsageError(f"{source.run.name} holds adapters only", where="model.features.run", fix=fix)
-    if isinstance(theirs, Recurrent | Averaging) and theirs.features is not None:
+    if isinstance(theirs, FeaturesSpec) and theirs.features is not None:
         what = f"{source.run.name} reads features of another run itself"
         raise UsageError(what, where="model.features.run", fix="name that run, or one without features")
     lm = trained_model(source, CPU)

@@ -5,11 +5,10 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lmtool import durable
+from lmtool import durable, records
 from lmtool.errors import DataError, UsageError
 
 
@@ -22,27 +21,27 @@ class Journal:
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         """head: the first line, which says to what the answers belong."""
         self.path = path
-        with ExitStack() as stack:
-            with durable.writing(path):
-                self._file = stack.enter_context(path.open("a+b", buffering=0))
+        with durable.writing(path):
+            self._file = path.open("a+b", buffering=0)
+        try:
             if not durable.lock(self._file.fileno(), fcntl.LOCK_EX):
                 raise UsageError("another process labels this table", where=str(path), fix="use its page, or end it")
             self._file.seek(0)
             content = self._file.read()
             self._size = content.rfind(b"\n") + 1
-            try:
-                lines = [json.loads(line) for line in content[: self._size].splitlines()]
-            except ValueError:
-                fix = "remove the line that is not JSON"
-                raise DataError("the answers are damaged", where=str(path), fix=fix, code="damaged") from None
-            if lines[:1] not in ([], [dict(head)]):
+            known, *self.entries = map(records.parse, content[: self._size].splitlines() or [json.dumps(head).encode()])
+            if known != head:
                 fix = "choose another -o, or the table, column and --multi as they were"
                 raise UsageError("these are answers to another table", where=str(path), fix=fix, code="data_changed")
-            self.entries: list[dict[str, Any]] = lines[1:]
-            if not lines:
+            if not self._size:
                 self.append(head)
                 durable.sync_directory(path.parent)
-            stack.pop_all()
+        except Exception as error:
+            self.close()
+            if not isinstance(error, ValueError):
+                raise
+            fix = "remove the line that is not JSON"
+            raise DataError("the answers are damaged", where=str(path), fix=fix, code="damaged") from None
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write an entry, and sync it to disk. Raises ResourceError, and then it is not there."""

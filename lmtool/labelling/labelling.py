@@ -1,12 +1,12 @@
 """The state of a table that is labelled: answers, which row each window is asked about, and what is learned of them.
 
-Shapes: N answered rows, Q other rows, F features, C classes.
+Shapes: N answered rows, J choices of an answer, K options of a choice; see `learning`.
 """
 
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from lmtool.labelling import learning
 from lmtool.labelling.journal import Journal
-from lmtool.labelling.learning import Floats, RowFeatures
+from lmtool.labelling.learning import Ints, RowFeatures
 from lmtool.labelling.table import Labels, TableToLabel
 from lmtool.serving.errors import ApiError, BadRequest
 from lmtool.serving.guard import log
@@ -58,15 +58,15 @@ class Labelling:
         """features: of all rows. classes: their names, where more are known than the answers have."""
         self.table, self._journal, self._features = table, journal, features
         self.classes = dict.fromkeys([*classes, *sorted({name for labels in table.labels for name in labels or ()})])
-        self._past: list[list[Labels | None]] = [[labels] for labels in table.labels]
+        rows = zip(table.rows, table.labels, strict=True)
+        self._past: list[list[Labels | None]] = [
+            [labels] if "".join(texts).strip() else [labels, labels] for (_, texts), labels in rows
+        ]
         """The labels that each row has had; the last ones count. A row that was passed over has had None twice."""
-        for i, (_, texts) in enumerate(table.rows):
-            if not "".join(texts).strip():
-                self._past[i].append(table.labels[i])
         for entry in journal.entries:
             self._take(entry)
         self._order: list[int] = np.random.default_rng(0).permutation(len(table.rows)).tolist()
-        self._queue: list[int] = learning.different(features, FIRST).tolist()
+        self._queue = learning.different(features, FIRST)
         self._held: dict[str, int] = {}
         self._n_asked = 0
         self.estimate: tuple[float, float, float, int] | None = None
@@ -92,10 +92,9 @@ class Labelling:
             held = self._held.pop(window, None)
             if held is None or not self._is_open(held):
                 self._n_asked += 1
-                queue = () if self._n_asked % RANDOM_EVERY == 0 else self._queue
-                others = {i for i in self._held.values() if self._is_open(i)}
-                opened = (i for i in chain(queue, self._order) if self._is_open(i))
-                held = next((i for i in opened if i not in others), next(iter(others), None))
+                queue = self._queue if self._n_asked % RANDOM_EVERY else ()
+                opened = filter(self._is_open, chain(queue, self._order))
+                held = min(opened, key={*self._held.values()}.__contains__, default=None)
             if held is not None:
                 self._held[window] = held
             return {"row": None if held is None else self.row(held), **self.progress()}
@@ -106,10 +105,10 @@ class Labelling:
         Raises BadRequest for what is no answer, and Conflict for one to an earlier version of the row.
         """
         names = None if labels is None else tuple(dict.fromkeys(name.strip() for name in labels))
-        if any(not name or SEPARATOR in name or len(name) > LONGEST_LABEL for name in names or ()):
-            raise BadRequest(400, f"the name of a class is no empty text, and has no {SEPARATOR}", param="labels")
-        if names is not None and not self.table.multi and len(names) != 1:
-            raise BadRequest(400, "a row has one class", param="labels")
+        is_wrong = any(not name or SEPARATOR in name or len(name) > LONGEST_LABEL for name in names or ())
+        if is_wrong or not (names is None or self.table.multi or len(names) == 1):
+            what = f"a row has one class, and any number with --multi; a name is not empty, and has no {SEPARATOR}"
+            raise BadRequest(400, what, param="labels")
         with self._lock:
             if not 0 <= i < len(self._past):
                 raise BadRequest(404, "there is no such row", param="row")
@@ -127,30 +126,35 @@ class Labelling:
         hits = (i for i, (_, texts) in rows if all(word in " ".join(texts).casefold() for word in words))
         return [self.row(i) for i in islice(hits, MOST_SHOWN)]
 
-    def summary(self) -> dict[str, Any]:
-        """How many rows have an answer, and how often a model of the answers is right."""
-        return {"answers": len(self.answers()), "rows": len(self._past), "estimate": self.estimate}
+    def record(self) -> dict[str, Any]:
+        """How many rows have an answer, and how often a model of the answers is right, as values."""
+        output, answers, rows = str(self.table.output), len(self.answers()), len(self._past)
+        return {"output": output, "answers": answers, "rows": rows, "estimate": self.estimate}
 
     def progress(self) -> dict[str, Any]:
-        """The summary, the classes and their rows, and answers that may be wrong and were not given again."""
+        """The record, the classes and their rows, and answers that may be wrong and were not given again."""
         with self._lock:
             counts = Counter(chain.from_iterable(self.answers().values()))
             doubted = [(i, names) for i, names in self.wrong if self._past[i].count(self._past[i][-1]) == 1]
             wrong = [{**self.row(i), "suggested": names} for i, names in doubted[:MOST_SHOWN]]
             classes = [[name, counts[name]] for name in self.classes]
-        return {**self.summary(), "multi": self.table.multi, "classes": classes, "wrong": wrong}
+        return {**self.record(), "multi": self.table.multi, "classes": classes, "wrong": wrong}
 
     def describe(self) -> str:
-        """How far the labels are, in one line."""
-        line = f"{len(self.answers()):,} of {len(self._past):,} rows have an answer"
+        """The record in one line."""
+        line = f"{self.table.output}: {len(self.answers()):,} of {len(self._past):,} rows have an answer"
         if self.estimate is None:
             return line
         share, low, high = (f"{100 * value:.0f} %" for value in self.estimate[:3])
         return f"{line}; a model of them is right on about {share} ({low} to {high}, {self.estimate[3]:,} random rows)"
 
+    def lines(self) -> list[str]:
+        """The record as text."""
+        return [self.describe()]
+
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Write the result as it is, which must be possible, and begin to learn. Raises ResourceError."""
-        self._write()
+        self.table.write(self.answers())
         self._changed.set()
         self._thread.start()
 
@@ -163,10 +167,7 @@ class Labelling:
         """Write the result, once nothing is learned any more. Raises ResourceError."""
         self.refuse()
         self._thread.join()
-        self._write()
-
-    def _write(self) -> None:
-        self.table.write([past[-1] for past in self._past])
+        self.table.write(self.answers())
 
     def _is_open(self, i: int) -> bool:
         return self._past[i] == [None]
@@ -192,28 +193,35 @@ class Labelling:
             if len(answers) >= LEAST:
                 self._judge(answers)
 
-    def choose(self, answers: dict[int, Labels]) -> None:
+    def choose(self, answers: Mapping[int, Labels]) -> None:
         """Choose the next rows by a model of the answers, which have two different ones."""
         if left := [i for i in self._order if self._is_open(i)][:MOST_OPEN]:
-            known = self._features[[*answers]], self._targets(answers)
-            p_QC = learning.probabilities(*known, self._features[left], self.table.multi)
-            self._queue = [left[k] for k in learning.doubtful(p_QC, self.table.multi)]
+            known_NF, (option_NJ, n_options) = self._features[[*answers]], self._options(answers)
+            p_QJK = learning.probabilities(known_NF, option_NJ, self._features[left], n_options)
+            self._queue = [left[k] for k in learning.least_sure(p_QJK)]
 
-    def _targets(self, answers: dict[int, Labels]) -> Floats:
-        """Answers (N, C), multi-hot."""
-        classes = [*self.classes]
-        return np.array([[float(name in labels) for name in classes] for labels in answers.values()])
+    def _judge(self, answers: Mapping[int, Labels]) -> None:
+        from scipy.stats import binomtest
 
-    def _judge(self, answers: dict[int, Labels]) -> None:
-        multi, target_NC, classes = self.table.multi, self._targets(answers), [*self.classes]
-        p_NC = learning.out_of_fold(self._features[[*answers]], target_NC, multi)
-        rows = [*answers]
-        index = {i: k for k, i in enumerate(rows)}
+        rows, (option_NJ, n_options) = [*answers], self._options(answers)
+        p_NJK = learning.out_of_fold(self._features[rows], option_NJ, n_options)
+        right = dict(zip(rows, (p_NJK.argmax(2) == option_NJ).all(1).tolist(), strict=True))
         tried = takewhile(lambda i: not self._is_open(i), self._order)
-        part = [index[i] for i in tried if i in index]
-        right, n = int((learning.predicted(p_NC, multi) == target_NC).all(1)[part].sum()), len(part)
-        self.estimate = (right / n, *learning.wilson(right, n), n) if n else None
-        better_NC = learning.suggested(p_NC, target_NC, multi)
-        own_N = np.where(target_NC > 0, p_NC, 1 - p_NC if multi else 1.0).min(1)
-        doubted = [k for k in np.argsort(own_N, kind="stable") if (better_NC[k] != target_NC[k]).any()]
-        self.wrong = [(rows[k], tuple(classes[c] for c in np.flatnonzero(better_NC[k]))) for k in doubted]
+        if part := [right[i] for i in tried if i in right]:
+            share = binomtest(sum(part), len(part))
+            interval = share.proportion_ci(method="wilson")
+            self.estimate = share.statistic, interval.low, interval.high, len(part)
+        better_NJ = learning.suggested(p_NJK, option_NJ)
+        own_N = np.take_along_axis(p_NJK, option_NJ[..., None], 2).min((1, 2))
+        doubted = [k for k in np.argsort(own_N, kind="stable") if (better_NJ[k] != option_NJ[k]).any()]
+        self.wrong = [(rows[k], self._labels(better_NJ[k])) for k in doubted]
+
+    def _options(self, answers: Mapping[int, Labels]) -> tuple[Ints, int]:
+        """Answers (N, J) as the options that they choose, and how many there are."""
+        classes = [*self.classes]
+        has_NC = np.array([[name in labels for name in classes] for labels in answers.values()], np.int64)
+        return (has_NC, 2) if self.table.multi else (has_NC.argmax(1)[:, None], len(classes))
+
+    def _labels(self, option_J: Ints) -> Labels:
+        classes = [*self.classes]
+        return tuple(classes[c] for c in (np.flatnonzero(option_J) if self.table.multi else option_J))

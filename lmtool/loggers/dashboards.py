@@ -5,10 +5,11 @@ checkpoint under the part that they are of, such as validation/bits_per_byte.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from lmtool.checksum import sha256
+from lmtool.recipe.document import leaves
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import LoggerName
 from lmtool.run.directory import Run
@@ -200,7 +201,7 @@ class _MLflow:
         else:
             created = self._client.create_run(experiment, tags={"lmtool.run": identity(run)}, run_name=run.name)
             self._id = created.info.run_id
-            params = [Param(key, value) for key, value in _flat(recipe.model_dump(mode="json"))]
+            params = [Param(key, str(value)[:500]) for key, value in leaves(recipe.model_dump(mode="json")).items()]
             for start in range(0, len(params), 100):
                 self._client.log_batch(self._id, params=params[start : start + 100])
         self._waiting: list[Any] = []
@@ -226,10 +227,3 @@ class _MLflow:
             self._client.log_batch(self._id, metrics=self._waiting[:MLFLOW_MOST])
             del self._waiting[:MLFLOW_MOST]
         self._sent = time.monotonic()
-
-
-def _flat(tree: object, path: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """The leaves of a recipe by dotted key, as texts."""
-    if not isinstance(tree, Mapping):
-        return [(".".join(path), str(tree)[:500])]
-    return [leaf for name, value in tree.items() for leaf in _flat(value, (*path, name))]

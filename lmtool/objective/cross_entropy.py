@@ -142,10 +142,9 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def token_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> tuple[Loss, Output]:
     """The cross-entropy of all targets of a batch, and what the model gave. Raises ValueError when it has none."""
-    if batch.targets_BT is None:
-        raise ValueError("a batch without targets has no loss")
+    targets_M = batch.known_targets_BT.flatten()
     output: Output = model(batch)
-    hidden_MD, targets_M = output.hidden_BTD.flatten(0, 1), batch.targets_BT.flatten()
+    hidden_MD = output.hidden_BTD.flatten(0, 1)
     return loss_of_hidden(model, hidden_MD, targets_M, label_smoothing), output
 
 

@@ -130,11 +130,10 @@ class MaskedObjective(Objective):
     @staticmethod
     def _of_chosen(model: LanguageModel, batch: Batch) -> tuple[Loss, Output]:
         """The loss of the selected tokens, the only ones with logits; and the model's output."""
-        if batch.targets_BT is None:
-            raise ValueError("a batch without targets has no loss")
+        targets_BT = batch.known_targets_BT
         output: Output = model(batch)
-        chosen_BT = batch.targets_BT != IGNORE
-        return loss_of_hidden(model, output.hidden_BTD[chosen_BT], batch.targets_BT[chosen_BT]), output
+        chosen_BT = targets_BT != IGNORE
+        return loss_of_hidden(model, output.hidden_BTD[chosen_BT], targets_BT[chosen_BT]), output
 
     @staticmethod
     def _from_boundaries(model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
@@ -160,17 +159,16 @@ class MaskedObjective(Objective):
 
     def measure(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed pseudo-log-likelihood: each target is masked on its own (Salazar et al. 2020)."""
-        if batch.targets_BT is None:
-            raise ValueError("a batch without targets has no loss")
+        wanted_BT = batch.known_targets_BT
         total = torch.zeros((), dtype=torch.float64, device=batch.tokens_BT.device)
         for t in range(batch.tokens_BT.shape[1]):
-            rows_B = (batch.targets_BT[:, t] != IGNORE).nonzero()[:, 0]
+            rows_B = (wanted_BT[:, t] != IGNORE).nonzero()[:, 0]
             if not len(rows_B):
                 continue
             tokens_BT = batch.tokens_BT[rows_B]
             tokens_BT[:, t] = self.vocabulary.mask
             targets_BT = torch.full_like(tokens_BT, IGNORE)
-            targets_BT[:, t] = batch.targets_BT[rows_B, t]
+            targets_BT[:, t] = wanted_BT[rows_B, t]
             keep_BT = None if batch.keep_BT is None else batch.keep_BT[rows_B]
             masked = Batch(tokens_BT, targets_BT, keep_BT)
             if self.spec.permutation:
@@ -178,7 +176,7 @@ class MaskedObjective(Objective):
                 others_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) != t
                 masked = replace(masked, seen_BTT=others_T.expand(len(rows_B), len(others_T), -1))
             total += self._of_chosen(model, masked)[0].total
-        return Loss(total.float(), (batch.targets_BT != IGNORE).sum())
+        return Loss(total.float(), (wanted_BT != IGNORE).sum())
 
     def _corrupted(self, first_N: Ints, rng: np.random.Generator, second_N: Ints | None = None) -> _Row:
         """The corrupted tokens of a text, or of two, and the targets."""

@@ -7,21 +7,20 @@ Shapes: B centres, N context words of a centre, K noise words, L words of a wind
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError
 from lmtool.model import LanguageModel, Output
 from lmtool.model.word_vectors import GloveModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import chunk_rows, with_auxiliary
+from lmtool.objective.cross_entropy import chunked_loss, with_auxiliary
 from lmtool.recipe.spec.objective import SkipGramWindow, WeightedCounts
 
 MEASURING_SEED = 0
@@ -86,10 +85,9 @@ class SkipGramObjective(Objective):
 
     def _read(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
         """The loss of all pairs, and the auxiliary losses of the centres, if any."""
-        if batch.targets_BT is None:
-            raise ValueError("a batch without targets has no loss")
+        targets_BN = batch.known_targets_BT
         output: Output = model(batch)
-        hidden_BD, targets_BN = self._hidden(output, batch), batch.targets_BT
+        hidden_BD = self._hidden(output, batch)
         if batch.negatives_BK is None:
             total = self._softmax(model, hidden_BD, targets_BN)
         else:
@@ -104,18 +102,13 @@ class SkipGramObjective(Objective):
 
     @staticmethod
     def _softmax(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
-        """-log p of all context words, chunked over centres; logits are recomputed in the backward pass."""
-        rows = chunk_rows(hidden_BD.device, model.vocab_size)
+        """-log p of all context words, with the logits of some centres in memory at a time."""
 
-        def part(hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
-            logits_BV = model.logits(hidden_BD)
+        def loss_of(logits_BV: Tensor, part: slice) -> Tensor:
             log_p_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
-            return -(log_p_BV.gather(1, targets_BN.clamp(min=0)) * (targets_BN != IGNORE)).sum()
+            return -(log_p_BV.gather(1, targets_BN[part].clamp(min=0)) * (targets_BN[part] != IGNORE)).sum()
 
-        if len(hidden_BD) <= rows:
-            return part(hidden_BD, targets_BN)
-        chunks = zip(torch.split(hidden_BD, rows), torch.split(targets_BN, rows), strict=True)
-        return torch.stack([cast(Tensor, checkpoint(part, *chunk, use_reentrant=False)) for chunk in chunks]).sum()
+        return chunked_loss(model, hidden_BD, loss_of)
 
     @cached_property
     def _counts_V(self) -> IntArray:

@@ -196,6 +196,13 @@ def _value(node: yaml.Node, path: KeyPath, document: Document, source: str) -> A
     return None
 
 
+def leaves(tree: object, path: KeyPath = ()) -> dict[str, Any]:
+    """The values of nested mappings by dotted path."""
+    if not isinstance(tree, dict):
+        return {dotted(path): tree}
+    return {key: leaf for name, value in tree.items() for key, leaf in leaves(value, (*path, name)).items()}
+
+
 def dotted(path: KeyPath) -> str:
     """The dotted path, such as training.steps."""
     return ".".join(escaped(str(step)) for step in path)

@@ -51,6 +51,9 @@ MOST_PASSES = 20
 FEW = 500
 """Rows of labels or target texts below which none are held out: they are to be learnt, and few choose by chance."""
 
+LEAST_HELD = 50
+"""Held-out rows with a label below which none choose the checkpoint."""
+
 FEW_BATCH, FEW_LABELLED_BATCH = 8, 16
 """Rows of a step over so few target texts, or labels: there are more steps in a pass than with BATCH_ROWS."""
 
@@ -277,8 +280,9 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
         values["optimizer.lr"] = rate = _rate(recipe.model, published, is_part)
         values["schedule.warmup_steps"] = math.ceil(steps / 10)
         if isinstance(recipe.objective, Classification):
-            # a head is fitted for each validation; and accuracy on rows that are learnt chooses nothing
-            if recipe.objective.contrastive or not (chosen.data.holds_out or training.minutes):
+            # a head is fitted for each validation; and few rows, or those that are learnt, choose by chance
+            is_chosen = chosen.data.valid or training.minutes or n_rows - n_train >= LEAST_HELD
+            if recipe.objective.contrastive or not is_chosen:
                 values |= {"evaluation.every": steps, "checkpoint.every": steps, "evaluation.patience": None}
             if recipe.objective.contrastive:
                 values["optimizer.lr"] = CONTRASTIVE_RATE * rate

@@ -14,7 +14,7 @@ from rich.text import Text
 from lmtool.analysis.attention import AttentionKind, AttentionWeights, TextAttention
 from lmtool.analysis.attribution import Attribution
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import aligned, plain
 from lmtool.report.page import Section, asset, embed, page, render, table
 
 PAGE_WEIGHTS = 8_000_000
@@ -118,12 +118,8 @@ def attribution_lines(decided: Attribution) -> Iterator[Text]:
     """The words of a text and what each contributes, for a terminal."""
     label = plain(decided.label) or "prediction"
     yield Text(f"{label} {decided.score:.4g}; what each word adds:")
-    columns = decided.columns()
-    width = max(map(cell_len, ("word", *decided.words)))
-    yield Text("  ".join((set_cell_size("word", width), *(name for name, _ in columns))))
-    for word, *values in zip(decided.words, *(values for _, values in columns), strict=True):
-        numbers = (f"{value:{len(name)}.3f}" for value, (name, _) in zip(values, columns, strict=True))
-        yield Text("  ".join((set_cell_size(word, width), *numbers)))
+    columns = [("word", *decided.words), *((name, *(f"{x:.3f}" for x in values)) for name, values in decided.columns())]
+    yield from map(Text, aligned(list(zip(*columns, strict=True))))
 
 
 def _shade(weight: float) -> str:

@@ -17,7 +17,7 @@ from lmtool.errors import RecipeError
 from lmtool.model.layers.memory_attention import earlier
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
 from lmtool.model.size import BEYOND, size_of
-from lmtool.printable import plain
+from lmtool.printable import aligned, plain
 from lmtool.recipe.spec import position as positions
 from lmtool.recipe.spec.objective import HeadSpec
 from lmtool.recipe.spec.recipe import Recipe
@@ -283,12 +283,7 @@ def as_lines(drawing: Drawing, width: int, *, ascii_only: bool = False) -> Itera
         (name, shape, f"{parameters:,}", shown(round(flops)), f"{share:.1%}")
         for name, shape, parameters, flops, share in tree_rows(drawing)
     ]
-    wide = [max(len(row[column]) for row in rows) for column in range(5)]
-    yield drawing.title
-    yield ""
-    for row in rows:
-        left = "  ".join(f"{text:{width}}" for text, width in zip(row[:2], wide[:2], strict=True))
-        yield left + "".join(f"  {text:>{width}}" for text, width in zip(row[2:], wide[2:], strict=True))
+    yield from (drawing.title, "", *aligned(rows, 2))
     yield _counted(drawing)
     yield from drawing.notes
     yield from mask_lines(drawing.masks, ascii_only)

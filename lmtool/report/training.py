@@ -308,8 +308,6 @@ def _sessions(history: History) -> Markup:
     shown: list[tuple[str, TableCell]] = [("made", _time(info.created)), ("state", history.run.state)]
     shown += [("data", line) for line in (info.data.lines if info.data else ())]
     shown += lineage(history.run)
-    if origin := history.run.info.origin:
-        shown.append(("imported from", origin.reference))
     rows = [
         [
             _time(session.started),

@@ -2,14 +2,14 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Self
 
 from lmtool import durable
-from lmtool.recipe.document import dotted, parse
+from lmtool.recipe.document import leaves, parse
 from lmtool.recipe.load import LARGEST_FILE
 from lmtool.run.directory import Run
 from lmtool.run.listing import COUNTING, counting, figures_on_tests
@@ -215,15 +215,7 @@ def read_values(run: Run) -> Values:
         text = durable.read(run.recipe_path, LARGEST_FILE).decode()
     except (OSError, ValueError):
         return {}
-    return dict(_leaves(parse(text, str(run.recipe_path)).value, ()))
-
-
-def _leaves(value: object, path: tuple[str | int, ...]) -> Iterable[tuple[str, object]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(inner, (*path, name))
-    else:
-        yield dotted(path), value
+    return leaves(parse(text, str(run.recipe_path)).value)
 
 
 def differences(histories: Sequence[History]) -> dict[str, list[object]]:

@@ -191,10 +191,14 @@ def figures_on_tests(run: Run) -> dict[str, Mapping[str, Any]]:
 
 
 def lineage(run: Run) -> list[tuple[str, str]]:
-    """The fingerprints of a run, and the runs that it was initialized and distilled from, each with its name."""
+    """The fingerprints of a run, and what it was initialized and distilled or imported from, each with its name."""
     facts = [(f"{name} fingerprint", str(value)) for name, value in run.info.fingerprints if value]
     for name, source in (("initialized from", run.info.base), ("distilled from", run.info.teacher)):
         facts += [(name, f"{source.checkpoint} of {source.run}")] if source else []
+    if origin := run.info.origin:
+        revision = f", revision {origin.revision}" if origin.revision else ""
+        facts.append(("imported from", f"{origin.reference} ({origin.model_type}{revision})"))
+        facts += [("", f"{file} SHA-256 {sha}") for file, sha in origin.sha256.items()]
     return facts
 
 

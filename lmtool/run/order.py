@@ -24,7 +24,7 @@ IntArray = NDArray[np.int64]
 ROUNDS = 12
 """Feistel rounds, each of both halves; with 6 or fewer, permutations of six items are not uniform."""
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 
 
@@ -68,17 +68,17 @@ def _shuffle_cells(
 ) -> NDArray[np.uint64]:
     """One pass of the Feistel network: a bijection of range(height * width) for each key."""
     row_N, column_N = np.divmod(cell_N, width)
-    round_key_N = _mix(key_N)
+    round_key_N = mix(key_N)
     for _ in range(ROUNDS):
-        round_key_N = round_key_N + _GOLDEN
+        round_key_N = round_key_N + GOLDEN
         # The shift avoids overflow of the sum at 2**64, with which the map would not be injective.
-        row_N = (row_N + (_mix(column_N ^ _mix(round_key_N)) >> _ONE)) % height
-        round_key_N = round_key_N + _GOLDEN
-        column_N = (column_N + (_mix(row_N ^ _mix(round_key_N)) >> _ONE)) % width
+        row_N = (row_N + (mix(column_N ^ mix(round_key_N)) >> _ONE)) % height
+        round_key_N = round_key_N + GOLDEN
+        column_N = (column_N + (mix(row_N ^ mix(round_key_N)) >> _ONE)) % width
     return row_N * width + column_N
 
 
-def _mix(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that mixes all bits."""
     x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -45,7 +45,7 @@ METRICS: Mapping[LabelKind, str] = {"class": "accuracy", "multi": "micro_f1", "n
 
 Floats = NDArray[np.float64]
 
-Rows = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 VectorsOf = Callable[[Sequence[str]], NDArray[np.float32]]
 """Vectors of texts (R, D) of length 1."""
@@ -131,7 +131,7 @@ def _of_texts(train: LabelledTexts, rows: LabelledTexts | None, vectors_of: Vect
     truth_RC = target_RC[np.concatenate([measured for _, measured in divisions])]
     words = has_words(texts[: len(fitted)])
 
-    def reached(features_of: Callable[[Rows, Rows], tuple[Any, Any] | None]) -> float:
+    def reached(features_of: Callable[[Indices, Indices], tuple[Any, Any] | None]) -> float:
         """The figure of a linear model of these features, or where there are none of the constant."""
         scores = []
         for known, measured in divisions:
@@ -145,7 +145,7 @@ def _of_texts(train: LabelledTexts, rows: LabelledTexts | None, vectors_of: Vect
                 scores.append(np.tile(constant_C, (len(measured), 1)))
         return headline(truth_RC, np.concatenate(scores), labels.kind)
 
-    def counted(known: Rows, measured: Rows) -> tuple[Any, Any] | None:
+    def counted(known: Indices, measured: Indices) -> tuple[Any, Any] | None:
         return _counted([texts[i] for i in known], [texts[i] for i in measured], words)
 
     figures = {"constant": reached(lambda known, measured: None), "linear": reached(counted)}

@@ -5,12 +5,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 
 from lmtool.data.files import shown
 from lmtool.data.rowfile import bare_name
+from lmtool.decoding.request import n_shared
 from lmtool.tokenization.tokenizer import Tokenizer
 
 CUT_LENGTH = 100
@@ -134,8 +134,8 @@ def misspelt(counts: Mapping[str, int]) -> dict[str, str]:
 
 def _is_one_letter(one: str, other: str) -> bool:
     """Whether texts differ in one letter of a word, or in the order of two."""
-    start = _n_equal(one, other)
-    end = _n_equal(one[start:][::-1], other[start:][::-1])
+    start = n_shared(one, other)
+    end = n_shared(one[start:][::-1], other[start:][::-1])
     rests = [text[start : len(text) - end] for text in (one, other)]
     is_swap = len(rests[0]) == 2 and rests[0] == rests[1][::-1]
     if not "".join(rests).isalpha() or (max(map(len, rests)) > 1 and not is_swap):
@@ -143,11 +143,6 @@ def _is_one_letter(one: str, other: str) -> bool:
     longer = max(one, other, key=len)
     word = re.search(r"[^\W\d_]*$", longer[:start]), re.match(r"[^\W\d_]*", longer[start:])
     return sum(len(part[0]) for part in word if part) >= WORD
-
-
-def _n_equal(one: str, other: str) -> int:
-    """The length of their common beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notice]:

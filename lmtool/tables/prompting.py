@@ -22,13 +22,14 @@ from lmtool.errors import UsageError
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_answers
+from lmtool.printable import aligned
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import LABELS, Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.predict import AS_TRAINED, measure_tables, open_beside
 from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled
-from lmtool.tables.tasks.metrics import MetricValues, aligned, class_metrics
+from lmtool.tables.tasks.metrics import MetricValues, class_metrics
 
 TEXT = "text"
 """The field of a prompt that stands for the text of a row, whatever its column is called."""

@@ -174,7 +174,7 @@ def fit(
     try:
         for step in steps:
             done = loop.step(step, stop)
-            if isinstance(trainable.objective, ContrastiveObjective) and _is_measured(done.step, recipe):
+            if isinstance(trainable.objective, ContrastiveObjective) and validates(recipe, done.step):
                 told = _fit_head(trainable, examples, recipe, PLAIN_PENALTY)[1]
                 done = replace(done, told=told if done.step == recipe.training.steps else "")
             yield done
@@ -209,9 +209,9 @@ def _fit_head(
     return fitted, told, sum(map(objective.count_computed, batches))
 
 
-def _is_measured(step: int, recipe: Recipe) -> bool:
-    """Whether a model is measured after so many steps."""
-    return step == recipe.training.steps or step % recipe.evaluation.every == 0
+def validates(recipe: Recipe, step: int) -> bool:
+    """Whether a step ends with a validation."""
+    return step % recipe.evaluation.every == 0 or step == recipe.training.steps
 
 
 def _count_part(
@@ -248,9 +248,9 @@ def _count_part(
 @torch.no_grad()
 def _nats(model: CountingModel, batch: Batch) -> float:
     """Sum of -log p over the targets."""
-    assert batch.targets_BT is not None
-    scored_BT = batch.targets_BT != IGNORE
-    return -float(model.log_p(model(batch).hidden_BTD[scored_BT], batch.targets_BT[scored_BT]).sum())
+    targets_BT = batch.known_targets_BT
+    scored_BT = targets_BT != IGNORE
+    return -float(model.log_p(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
 
 class _Loop:

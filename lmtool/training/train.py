@@ -37,7 +37,7 @@ from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, Info, Plan, Sampled, Stepped, StepsChanged, Warn
-from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never
+from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never, validates
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import TimeBudget, doubtful_rate
@@ -112,14 +112,9 @@ def train(
         yield from session.finish()
 
 
-def _validates(recipe: Recipe, step: int) -> bool:
-    """Whether a step ends with a validation."""
-    return step % recipe.evaluation.every == 0 or step == recipe.training.steps
-
-
 def _saves(recipe: Recipe, step: int) -> bool:
     """Whether a step ends with a checkpoint, also where nothing interrupts it."""
-    return _validates(recipe, step) or step % recipe.checkpoint.every == 0
+    return validates(recipe, step) or step % recipe.checkpoint.every == 0
 
 
 class _TrainingSession:
@@ -243,7 +238,7 @@ class _TrainingSession:
             if step.told:
                 yield Info(step.told)
             yield from self._after(step)
-            if self.reason == "finished" and limits.budget is not None and _validates(self.recipe, self.last):
+            if self.reason == "finished" and limits.budget is not None and validates(self.recipe, self.last):
                 n_steps = limits.budget.steps(self.recipe, self.last, began) if self.compute.world.is_main else 0
                 n_steps = int(self.compute.world.sum((n_steps,))[0])
                 if self.last < self.recipe.training.steps != n_steps:
@@ -269,12 +264,12 @@ class _TrainingSession:
     def _after(self, step: Step) -> Iterator[Event]:
         """Log a step that is done; save and validate where the recipe says so, or where it is the last."""
         recipe, state = self.recipe, self.state
-        record, validates = state.advance(step), _validates(recipe, step.step)
+        record, is_measured = state.advance(step), validates(recipe, step.step)
         is_last = step.step >= recipe.training.steps
         if step.stop and not is_last:
             self.reason = "interrupted"
-        state.pending = record if validates else None
-        if not validates:
+        state.pending = record if is_measured else None
+        if not is_measured:
             yield from self.manager.log(record)
             if self.reason != "interrupted":
                 yield Stepped(step, None, False)
@@ -284,7 +279,7 @@ class _TrainingSession:
             if isinstance(self.examples, StreamedWindows | StreamedMixture) and self.manager.run is not None:
                 state.stream = self.examples.marks(step.step * recipe.training.batch_size)
             yield from self.manager.save(step.step, self.lm, moments, state)
-        if validates:
+        if is_measured:
             yield from self.validate(step)
             if self.reason == "finished" and not is_last and state.is_stale(recipe.evaluation):
                 self.reason = "early"

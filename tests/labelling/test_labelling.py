@@ -1,6 +1,7 @@
 """Which rows are asked, two windows, what is estimated and doubted, and a simulated annotator."""
 
 import csv
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from lmtool.labelling import learning
 from lmtool.labelling.labelling import Conflict, Labelling
@@ -42,7 +44,7 @@ def test_each_row_is_asked_once_until_none_is_left(table: Path, begin: Begin) ->
     asked = annotate(labelling, len(TEXTS))
     assert sorted(row["row"] for row in asked) == list(range(len(TEXTS)))
     assert labelling.next("a")["row"] is None
-    assert labelling.summary()["answers"] == len(TEXTS)
+    assert labelling.record()["answers"] == len(TEXTS)
 
 
 def test_the_result_has_all_columns_and_the_input_stays(table: Path, begin: Begin, tmp_path: Path) -> None:
@@ -156,6 +158,8 @@ def test_the_estimate_is_of_random_rows_and_close_to_the_truth(table: Path, begi
     answered = labelling.answers().keys()
     assert set(order[:n]) <= answered
     assert order[n] not in answered
+    interval = binomtest(round(share * n), n).proportion_ci(method="wilson")
+    assert (low, high) == pytest.approx((interval.low, interval.high))
 
 
 def test_labels_that_are_wrong_are_found_and_kept_if_confirmed(table: Path, begin: Begin) -> None:
@@ -205,9 +209,9 @@ def needed(labelling: Labelling, wanted: float, choosing: bool) -> int:
         else:
             rows = labelling._order[:n]
         if len(set(truth_N[rows])) > 1:
-            features, target_NC = labelling._features, np.eye(2)[truth_N[rows]]
-            p_QC = learning.probabilities(features[rows], target_NC, features, False)
-            if (p_QC.argmax(1) == truth_N).mean() >= wanted:
+            features = labelling._features
+            p_QJK = learning.probabilities(features[rows], truth_N[rows, None], features, 2)
+            if (p_QJK[:, 0].argmax(1) == truth_N).mean() >= wanted:
                 return n
     return len(truth_N)
 
@@ -216,3 +220,16 @@ def test_a_simulated_annotator_needs_fewer_labels_than_in_random_order(table: Pa
     labelling = begin(table)
     by_chance = needed(labelling, 1.0, choosing=False)
     assert needed(labelling, 1.0, choosing=True) < by_chance
+
+
+def test_a_cell_that_is_a_list_of_one_class_is_that_class(begin: Begin, tmp_path: Path) -> None:
+    source = tmp_path / "lists.jsonl"
+    source.write_text('{"text": "one", "label": ["a"]}\n{"text": "two", "label": []}\n', encoding="utf-8")
+    assert begin(source).answers() == {0: ("a",)}
+
+
+def test_conversations_have_one_text(begin: Begin, tmp_path: Path) -> None:
+    source = tmp_path / "talk.jsonl"
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
+    source.write_text(json.dumps({"messages": said}) + "\n", encoding="utf-8")
+    assert begin(source).next("a")["row"]["texts"] == [("messages", "user: hello")]

@@ -1,15 +1,18 @@
-"""Confident learning beside a plain reference; intervals; features."""
+"""Confident learning beside a plain reference; probabilities; features."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 
+from lmtool.compute.device import CPU
+from lmtool.inference.load import load_run
 from lmtool.labelling import learning
 from tests.reference import confident
+from tests.training.tiny import Work
 
 
 def drawn(seed: int, n: int, n_classes: int) -> tuple[Any, Any]:
@@ -22,8 +25,7 @@ def drawn(seed: int, n: int, n_classes: int) -> tuple[Any, Any]:
 
 
 def issues(p_NC: Any, label_N: Any) -> dict[int, int]:
-    target_NC = np.eye(p_NC.shape[1])[label_N]
-    better_N = learning.suggested(p_NC, target_NC, False).argmax(1)
+    better_N = learning.suggested(p_NC[:, None], label_N[:, None])[:, 0]
     return {int(i): int(better_N[i]) for i in np.flatnonzero(better_N != label_N)}
 
 
@@ -37,46 +39,38 @@ def test_confident_learning_is_that_of_the_reference(seed: int, n: int, n_classe
 def test_of_several_labels_each_is_judged_for_itself(seed: int, n_labels: int) -> None:
     rng = np.random.default_rng(seed)
     p_NC = rng.random((30, n_labels))
-    target_NC = (rng.random((30, n_labels)) < p_NC).astype(float)
-    better_NC = learning.suggested(p_NC, target_NC, True)
+    target_NC = (rng.random((30, n_labels)) < p_NC).astype(int)
+    better_NC = learning.suggested(np.stack([1 - p_NC, p_NC], 2), target_NC)
     for c in range(n_labels):
         pairs = np.stack([1 - p_NC[:, c], p_NC[:, c]], 1).tolist()
-        wanted = confident.issues(pairs, target_NC[:, c].astype(int).tolist())
+        wanted = confident.issues(pairs, target_NC[:, c].tolist())
         assert {int(i): int(better_NC[i, c]) for i in np.flatnonzero(better_NC[:, c] != target_NC[:, c])} == wanted
-
-
-@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_intervals_are_those_of_wilson(counts: tuple[int, int]) -> None:
-    right, n = counts
-    wanted = binomtest(right, n).proportion_ci(method="wilson")
-    assert learning.wilson(right, n) == pytest.approx((wanted.low, wanted.high), abs=1e-4)
 
 
 @pytest.mark.parametrize("multi", [False, True])
 def test_classes_without_answers_are_never_predicted(multi: bool) -> None:
     rng = np.random.default_rng(0)
-    known_NF, target_NC = rng.normal(size=(12, 3)), np.zeros((12, 4))
-    target_NC[:6, 1] = target_NC[6:, 3] = 1
-    p_NC = learning.probabilities(known_NF, target_NC, known_NF, multi)
+    known_NF, class_N = rng.normal(size=(12, 3)), np.repeat([1, 3], 6)
+    option_NJ, n_options = (np.eye(4, dtype=int)[class_N], 2) if multi else (class_N[:, None], 4)
+    p_NJK = learning.probabilities(known_NF, option_NJ, known_NF, n_options)
+    p_NC = p_NJK[:, :, 1] if multi else p_NJK[:, 0]
     assert not p_NC[:, [0, 2]].any()
     assert (p_NC[:, [1, 3]] > 0).all()
-    if not multi:
-        assert p_NC.sum(1) == pytest.approx(1)
+    assert p_NJK.sum(2) == pytest.approx(1)
 
 
 def test_a_row_is_predicted_without_its_answer() -> None:
     """A model that had seen it would know the class of each row, all of which are alone."""
-    known_NF = np.eye(40)
-    target_NC = np.eye(2)[np.arange(40) % 2]
-    sure = learning.probabilities(known_NF, target_NC, known_NF, False)
-    assert (sure.argmax(1) == target_NC.argmax(1)).all()
-    assert (learning.out_of_fold(known_NF, target_NC, False) * target_NC).sum(1).max() < 0.6
+    known_NF, option_NJ = np.eye(40), np.arange(40)[:, None] % 2
+    sure_NJK = learning.probabilities(known_NF, option_NJ, known_NF, 2)
+    assert (sure_NJK.argmax(2) == option_NJ).all()
+    assert np.take_along_axis(learning.out_of_fold(known_NF, option_NJ, 2), option_NJ[..., None], 2).max() < 0.6
 
 
 def test_the_least_sure_rows_come_first() -> None:
     p_QC = np.array([[0.9, 0.1, 0.0], [0.4, 0.35, 0.25], [0.5, 0.1, 0.4], [0.34, 0.33, 0.33]])
-    assert learning.doubtful(p_QC, False).tolist() == [3, 1, 2, 0]
-    assert learning.doubtful(p_QC, True).tolist() == [2, 1, 3, 0]
+    assert learning.least_sure(p_QC[:, None]).tolist() == [3, 1, 2, 0]
+    assert learning.least_sure(np.stack([1 - p_QC, p_QC], 2)).tolist() == [2, 1, 3, 0]
 
 
 def test_the_first_rows_are_different() -> None:
@@ -89,3 +83,22 @@ def test_features_of_many_rows_have_no_words_of_one_row() -> None:
     texts = [f"word{i} common" for i in range(learning.MANY + 1)]
     assert learning.features_of(texts, None).shape == (learning.MANY + 1, 1)
     assert learning.features_of(texts[:10], None).shape == (10, 21)
+
+
+def test_with_fewer_answers_than_features_the_model_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = learning.features_of([f"{'abcde'[i % 5]} {'fgh'[i % 3]} word{i}" for i in range(60)], None)
+    known_NF, option_NJ = features[:30], np.arange(30)[:, None] % 3
+    narrowed = learning.probabilities(known_NF, option_NJ, features, 3)
+    dense = learning.probabilities(known_NF.toarray(), option_NJ, features.toarray(), 3)
+    monkeypatch.setattr(learning, "MOST_NARROWED", 0)
+    wanted = learning.probabilities(known_NF, option_NJ, features, 3)
+    assert narrowed == pytest.approx(wanted, abs=1e-3)
+    assert dense == pytest.approx(wanted, abs=1e-3)
+
+
+def test_vectors_of_a_model_have_a_row_for_each_text_also_a_blank_one(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    work.pretrain()
+    features = learning.features_of(["the cat", " ", "the cat"], load_run(str(work.run()), CPU))
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(features[0], features[2])

@@ -13,7 +13,7 @@ from lmtool.batch import Batch
 from lmtool.model import LanguageModel, build
 from lmtool.model.heads import Classifier
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
-from lmtool.objective import Objective, cross_entropy, scheduled, skipgram
+from lmtool.objective import Objective, cross_entropy, scheduled
 from lmtool.objective import build as build_objective
 from lmtool.objective.distillation import DistilledObjective
 from lmtool.recipe.spec.objective import Classification, ReplacedTokens
@@ -87,7 +87,7 @@ def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
 
 
 def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:
-    for module in (cross_entropy, scheduled, skipgram):
+    for module in (cross_entropy, scheduled):
         monkeypatch.setattr(module, "chunk_rows", lambda *_: rows)
     model, objective, batch = setting(case)
     with Logits() as logits:

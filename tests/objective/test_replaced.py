@@ -27,6 +27,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "bert": tiny.BERT,
     "narrow embeddings": {"shape": "encoder", "embedding_width": 6, "position": {"kind": "sinusoidal"}},
     "shared layers": {"shape": "encoder", "share_layers": True, "position": {"kind": "alibi"}, "activation": "swiglu"},
+    "heads without maps": {"shape": "encoder", "mixer": "plain-attention", "position": {"kind": "sinusoidal"}},
 }
 
 

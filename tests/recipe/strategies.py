@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from lmtool.recipe.grammar import kind_of, parts
 from lmtool.recipe.spec.base import LARGEST, Spec
-from lmtool.recipe.spec.objective import Classification, objectives_of
+from lmtool.recipe.spec.objective import Classification, ReplacedTokens, objectives_of
 from lmtool.recipe.spec.position import DisentangledPosition, LearnedPosition
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -90,10 +90,14 @@ def _recipes(draw: st.DrawFn) -> Recipe:
     learns = objectives_of(model) if getattr(model, "features", None) is None else ("classification",)
     objectives = parts(Recipe.model_fields["objective"])
     objective = objectives[draw(st.sampled_from(learns))]
+    # the defaults of objectives that a model may not support: with one-hot words, and with heads without maps
+    supported: dict[type[Spec], dict[str, float]] = {
+        Classification: {"dropout": 0.0},
+        ReplacedTokens: {"generator_size": 1.0},
+    }
     fits = {
         "model": model,
-        # dropout is the one default of an objective that a model, with one-hot words, may not support
-        "objective": objective(kind=kind_of(objective), **({"dropout": 0.0} if objective is Classification else {})),
+        "objective": objective(kind=kind_of(objective), **supported.get(objective, {})),
         "tokenizer": BpeTokenizer(sentinels=100),
         "training": Training(steps=1, batch_size=1),
     }

@@ -104,7 +104,9 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
     counts = [chosen(n, published=published, writes=writes).training.epochs for n in (1, 20, 100, 250, 499, 500, 4000)]
     assert counts == sorted(counts, reverse=True)
     held = chosen(100, "data.valid_fraction=0.2", published=published, writes=writes)
-    assert (held.data.valid_fraction, held.evaluation.every) == (0.2, 80 // held.training.batch_size)
+    assert (held.data.valid_fraction, held.evaluation.every) == (0.2, 10 if writes else held.training.epochs * 80 / 16)
+    many = chosen(400, "data.valid_fraction=0.2", published=published, writes=writes)
+    assert (many.evaluation.patience, many.evaluation.every) == (5, 320 // many.training.batch_size)
 
 
 @pytest.mark.parametrize("published", [True, False])

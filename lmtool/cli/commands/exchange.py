@@ -8,6 +8,7 @@ from lmtool.cli.help import argument, flag, group, option, register
 from lmtool.cli.output import put, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
+from lmtool.printable import aligned
 
 GGUF = ".gguf"
 
@@ -103,10 +104,9 @@ def list_data(
     for one, of in catalogue.data.items():
         figures = ", ".join(f"{recipe} {figure}" for recipe, figure in of.references.items())
         rows.append((one, of.kind, of.size, of.licence, figures))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    put(*("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows))
+    put(*aligned(rows, 5))
     put("", "in no package, and read from the hub; --from RUN names what is fine-tuned:")
-    put(*(f"{one:{widths[0]}}  {reads}" for one, reads in catalogue.elsewhere.items()))
+    put(*aligned(list(catalogue.elsewhere.items()), 2))
 
 
 def get_data(

@@ -76,10 +76,6 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("size", decimal(summary.bytes)),
     ]
     facts += lineage(shown)
-    if origin := shown.info.origin:
-        revision = f", revision {origin.revision}" if origin.revision else ""
-        facts.append(("imported from", f"{origin.reference} ({origin.model_type}{revision})"))
-        facts += [("", f"{file} SHA-256 {sha}") for file, sha in origin.sha256.items()]
     for session in shown.info.sessions:
         began = "started" if session.step == 0 else f"resumed at step {session.step}"
         facts.append(("session", f"{_time(session.started)} {began}: {shlex.join(session.command)}"))

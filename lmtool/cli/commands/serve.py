@@ -7,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_json, tell
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell
 from lmtool.cli.settings import READING, as_data, sets, settings_in
 from lmtool.errors import ResourceError, UsageError
 
@@ -111,16 +111,14 @@ def label(
     labelling = Labelling(rows, Journal(journal, head), features, names)
 
     def told(line: str) -> None:
-        if as_json and line.startswith("http://"):
-            put_json({"address": line, "output": str(rows.output), **labelling.summary()})
-        elif not quiet or line.startswith("http://"):
+        is_address = line.startswith("http://")
+        if is_address and as_json:
+            put_json({"address": line, **labelling.record()})
+        elif is_address or not quiet:
             tell(line)
 
     signal_number = ask(labelling, port, told)
-    if as_json:
-        put_json({"output": str(rows.output), **labelling.summary()})
-    else:
-        put(f"{rows.output}: {labelling.describe()}")
+    put_result(labelling, as_json)
     raise typer.Exit(128 + signal_number)
 
 

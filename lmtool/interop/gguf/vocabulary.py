@@ -114,9 +114,8 @@ def describe_tokenizer(
     before = _prompt_format(keys, "bos", tokens, special, begins)
     after = _prompt_format(keys, "eos", tokens, special, False)
     document["post_processor"] = _template(before, after)
-    text = json.dumps(document, ensure_ascii=False)
     try:
-        Tokenizer.from_str(text)
+        text = Tokenizer.from_str(json.dumps(document)).to_str()
     except Exception as error:  # the library raises nothing more special
         raise keys.refusal(f"its tokenizer does not fit together: {plain(str(error))[:100]}") from error
     config: dict[str, Any] = {key: tokens[special[name]] for key, name in _SPECIAL.items() if name in special}
@@ -175,7 +174,8 @@ def _byte_level(keys: Config, tokens: Sequence[str]) -> tuple[dict[str, Any], bo
         raise keys.refusal("a merge in tokenizer.ggml.merges is not of two parts")
     decoder = {**_BYTES, "add_prefix_space": True}
     model = _bpe(tokens, merges, ignore_merges=words.whole)
-    return _document(words.normalizer, words.cut, decoder, model), words.begins
+    parts = {"normalizer": words.normalizer, "pre_tokenizer": words.cut, "decoder": decoder, "model": model}
+    return parts, words.begins
 
 
 def _sentencepiece(
@@ -190,7 +190,8 @@ def _sentencepiece(
     model = _bpe(tokens, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     prefixed = keys.take("tokenizer.ggml.add_space_prefix", bool, True)
     cut = _GEMMA_CUT if architecture == "gemma" else None
-    return _document(_PREFIX if prefixed else _REPLACE, cut, sentencepiece_decoder(prefixed=prefixed), model), True
+    spaced, decoder = _PREFIX if prefixed else _REPLACE, sentencepiece_decoder(prefixed=prefixed)
+    return {"normalizer": spaced, "pre_tokenizer": cut, "decoder": decoder, "model": model}, True
 
 
 def recovered_merges(
@@ -212,16 +213,7 @@ def recovered_merges(
 
 
 def _bpe(tokens: Sequence[str], merges: Sequence[Sequence[str]], **options: object) -> dict[str, Any]:
-    rest = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
-    switches = {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
-    vocab = {token: n for n, token in enumerate(tokens)}
-    return {"type": "BPE", **rest, **switches, **options, "vocab": vocab, "merges": merges}
-
-
-def _document(normalizer: object, cut: object, decoder: object, model: object) -> dict[str, Any]:
-    """A tokenizer.json."""
-    parts = {"normalizer": normalizer, "pre_tokenizer": cut, "post_processor": None, "decoder": decoder, "model": model}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], **parts}
+    return {"type": "BPE", **options, "vocab": {token: n for n, token in enumerate(tokens)}, "merges": merges}
 
 
 def _added_token(n: int, token: str, *, special: bool) -> dict[str, Any]:

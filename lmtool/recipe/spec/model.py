@@ -1,6 +1,9 @@
 """What all models have."""
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
 
 from lmtool.recipe.spec.base import Spec
 
@@ -17,6 +20,9 @@ class ModelSpec(Spec):
     """Whether it is estimated from counts, in one pass over the text, instead of by gradients."""
 
     kind: str
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding, without those of n-grams; the tokenizer's size by default. More than that leaves rows
+    unused."""
 
     @property
     def title(self) -> str:
@@ -49,8 +55,14 @@ class ModelSpec(Spec):
         return False
 
 
-def vector_mistakes(embeddings: str | None, freeze_embeddings: bool) -> list[str]:
-    """Settings of a model's word vectors that have no effect or no sense."""
-    if freeze_embeddings and embeddings is None:
-        return ["freeze_embeddings would keep random vectors; name others with embeddings"]
-    return []
+class VectorsSpec(ModelSpec):
+    """Base of models that can begin with given word vectors."""
+
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
+
+    def mistakes(self) -> Iterator[str]:
+        if self.freeze_embeddings and self.embeddings is None:
+            yield "freeze_embeddings would keep random vectors; name others with embeddings"

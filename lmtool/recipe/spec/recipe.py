@@ -22,7 +22,7 @@ from lmtool.recipe.spec.objective import (
     objectives_of,
     predicts_tokens,
 )
-from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
 from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, Data, TokenizerFile, WordTokenizer
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
@@ -276,7 +276,7 @@ def _evaluation_mistakes(recipe: Recipe) -> Iterator[str]:
 def _head_mistakes(recipe: Recipe) -> Iterator[str]:
     """Settings of a head that its body does not support, and features of another model without a head."""
     model, head = recipe.model, recipe.objective
-    has_features = isinstance(model, Recurrent | Averaging) and model.features is not None
+    has_features = isinstance(model, FeaturesSpec) and model.features is not None
     if not isinstance(head, Classification):
         if has_features:
             yield f"model.features are for objective classification, not for objective {head.kind}"
@@ -312,7 +312,7 @@ def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
     smaller = {
         "d_model": max(1, round(share * model.d_model)),
         "n_heads": max(1, round(share * model.n_heads)),
-        "head_width": model.head_width or model.d_model // model.n_heads,
+        "head_width": None if model.mixer == "plain-attention" else model.head_width or model.d_model // model.n_heads,
         "n_kv_heads": None,
         "d_ff": max(1, round(share * model.inner_width)) if model.inner_width else 0,
         "embedding_width": (model.embedding_width or model.d_model) if objective.share_embeddings else None,

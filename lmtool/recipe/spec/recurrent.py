@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction, Spec
-from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
+from lmtool.recipe.spec.model import Reads, VectorsSpec
 from lmtool.recipe.spec.transformer import ScoreName, score_mistakes
 
 
@@ -54,6 +54,18 @@ class Features(Spec):
         return (self.width or d_model) + d_model * self.beside
 
 
+class FeaturesSpec(VectorsSpec):
+    """Base of models that can read the states of another one."""
+
+    features: Features | None = None
+    """States of another model as input, for objective classification; none by default."""
+
+    def mistakes(self) -> Iterator[str]:
+        yield from super().mistakes()
+        if self.features is not None and not self.features.beside and self.embeddings is not None:
+            yield "embeddings have no effect: features.beside false takes their place"
+
+
 CellName = Literal["rnn", "gru", "lstm"]
 CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}
 """For each cell, the number of input matrices, equal to that of recurrent ones, and of state vectors."""
@@ -61,7 +73,7 @@ CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": 
 Nonlinearity = Literal["tanh", "relu", "sigmoid"]
 
 
-class Recurrent(ModelSpec):
+class Recurrent(FeaturesSpec):
     """A recurrent network (Elman 1990; Hochreiter and Schmidhuber 1997; Cho et al. 2014)."""
 
     kind: Literal["recurrent"]
@@ -81,8 +93,6 @@ class Recurrent(ModelSpec):
     """Width of hidden states and embeddings."""
     context: PositiveInt
     """Tokens of a training row, the length of truncated backpropagation; inputs can be of any length."""
-    vocab_size: PositiveInt | None = None
-    """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
     attention: Attention | None = None
     """Attention of a decoder to its own past states, or to the encoder's; none by default."""
     bidirectional_encoder: bool = False
@@ -93,12 +103,6 @@ class Recurrent(ModelSpec):
     """A bias on the output logits."""
     dropout: Fraction = 0.0
     """Dropout of embeddings, between layers, and of the output."""
-    embeddings: str | None = None
-    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
-    freeze_embeddings: bool = False
-    """Keep the embeddings as they begin."""
-    features: Features | None = None
-    """States of another model as input, for objective classification; none by default."""
 
     @property
     def title(self) -> str:
@@ -117,9 +121,7 @@ class Recurrent(ModelSpec):
         return self.n_layers * 24 * self.d_model
 
     def mistakes(self) -> Iterator[str]:
-        yield from vector_mistakes(self.embeddings, self.freeze_embeddings)
-        if self.features is not None and not self.features.beside and self.embeddings is not None:
-            yield "embeddings have no effect: features.beside false takes their place"
+        yield from super().mistakes()
         if self.nonlinearity != "tanh" and self.cell != "rnn":
             yield f"nonlinearity is a choice of cell rnn only; cell {self.cell} has its own"
         if self.bidirectional_encoder and self.shape != "encoder-decoder":

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec import position as positions
 from lmtool.recipe.spec.base import Fraction, Spec
-from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
+from lmtool.recipe.spec.model import Reads, VectorsSpec
 
 ScoreName = Literal["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
 
@@ -109,7 +109,7 @@ _OF_SHAPES = {
 """Keys of one shape each, and this shape."""
 
 
-class Transformer(ModelSpec):
+class Transformer(VectorsSpec):
     """A Transformer (Vaswani et al. 2017)."""
 
     kind: Literal["transformer"]
@@ -139,8 +139,6 @@ class Transformer(ModelSpec):
     norms in place post is norm(x + f(norm(x + attention(x))))."""
     context: PositiveInt
     """Context length in tokens."""
-    vocab_size: PositiveInt | None = None
-    """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
     activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"] = "gelu"
     """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SiLU, SwiGLU, GEGLU
     with the tanh approximation (T5 1.1), or with the exact GELU (ModernBERT)."""
@@ -198,10 +196,6 @@ class Transformer(ModelSpec):
     """Dropout inside the feed-forward network, after the nonlinearity."""
     init: Init = Init()
     """Initial weights."""
-    embeddings: str | None = None
-    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
-    freeze_embeddings: bool = False
-    """Keep the embeddings as they begin."""
     ngram_embedding: NgramTable | None = None
     """Add to the embedding of a token those of the n-grams that end with it, in a decoder (Huang et al. 2025)."""
 
@@ -243,7 +237,7 @@ class Transformer(ModelSpec):
         return self.n_segments > 1
 
     def mistakes(self) -> Iterator[str]:
-        sizes = [*vector_mistakes(self.embeddings, self.freeze_embeddings), *self._size_mistakes()]
+        sizes = [*super().mistakes(), *self._size_mistakes()]
         yield from sizes
         full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
         if isinstance(self.position, positions.RotaryPosition) and not sizes:

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lmtool.recipe.spec.base import Fraction
-from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
-from lmtool.recipe.spec.recurrent import Features
+from lmtool.recipe.spec.model import ModelSpec, Reads
+from lmtool.recipe.spec.recurrent import FeaturesSpec
 
 
 class NGram(ModelSpec):
@@ -25,8 +25,6 @@ class NGram(ModelSpec):
     """With add-k: what is added to each count."""
     context: PositiveInt = 1024
     """Tokens of a row."""
-    vocab_size: PositiveInt | None = None
-    """The tokenizer's size by default."""
 
     @property
     def d_model(self) -> int:
@@ -50,8 +48,6 @@ class SkipGram(WordsSpec):
     """Width of the vectors."""
     context: PositiveInt = 256
     """Tokens of the window of text that an example is cut from."""
-    vocab_size: PositiveInt | None = None
-    """Words; the tokenizer's size by default."""
 
 
 class Glove(WordsSpec):
@@ -62,8 +58,6 @@ class Glove(WordsSpec):
     """Width of the vectors."""
     context: PositiveInt = 256
     """Counts in a training row; in evaluation, tokens of the window of text that pairs are taken from."""
-    vocab_size: PositiveInt | None = None
-    """Words; the tokenizer's size by default."""
 
 
 class Ppmi(WordsSpec):
@@ -78,11 +72,9 @@ class Ppmi(WordsSpec):
     """Words on each side of a word that count as its context."""
     context: PositiveInt = 256
     """Tokens of a row."""
-    vocab_size: PositiveInt | None = None
-    """Words; the tokenizer's size by default."""
 
 
-class Averaging(WordsSpec):
+class Averaging(FeaturesSpec, WordsSpec):
     """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
     kind: Literal["averaging"]
@@ -111,14 +103,6 @@ class Averaging(WordsSpec):
     """Dropout after each layer."""
     context: PositiveInt = 512
     """Tokens of the longest text."""
-    vocab_size: PositiveInt | None = None
-    """Rows of the embedding without those of n-grams; the tokenizer's size by default."""
-    embeddings: str | None = None
-    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
-    freeze_embeddings: bool = False
-    """Keep the embeddings as they begin."""
-    features: Features | None = None
-    """States of another model as input, for objective classification; none by default."""
 
     @property
     def n_hashed(self) -> int:
@@ -131,9 +115,7 @@ class Averaging(WordsSpec):
         return self.context if longest is None else min(self.context, longest)
 
     def mistakes(self) -> Iterator[str]:
-        yield from vector_mistakes(self.embeddings, self.freeze_embeddings)
-        if self.features is not None and not self.features.beside and self.embeddings is not None:
-            yield "embeddings have no effect: features.beside false takes their place"
+        yield from super().mistakes()
         if self.embeddings is not None and self.one_hot:
             yield "embeddings are vectors, which one_hot words do not have"
         if self.freeze_embeddings and self.ngrams > 1:

@@ -29,7 +29,9 @@ const written = (labels) => (labels === null ? "no answer" : labels.join("; ") |
 async function ask(path, body) {
   const headers = { "content-type": "application/json", authorization: `Bearer ${key}` };
   const sent = { method: "POST", headers, body: JSON.stringify(body), cache: "no-store", redirect: "error" };
-  const response = await fetch(path, sent);
+  const response = await fetch(path, sent).catch(() => {
+    throw new Error("lmtool label does not answer. What was answered before is kept: start it again, and open its new address.");
+  });
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
   const error = new Error(answer.error ? answer.error.message : `status ${response.status}`);
@@ -50,7 +52,7 @@ function items(list, rows, text) {
   );
 }
 
-const words = (row) => row.texts.map((pair) => pair[1]).join(" ").slice(0, 160);
+const words = (row) => row.texts.map((pair) => pair[1]).join(" · ").slice(0, 160);
 
 function progress(answer) {
   if (!answer.classes) return;

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
-from lmtool.printable import plain
+from lmtool.printable import aligned, plain
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -290,15 +290,11 @@ def best_null_threshold(null_scores: Sequence[float], scores: Sequence[float], h
     """
     if all(has_answer):
         return math.inf
-    order = sorted(range(len(scores)), key=lambda i: null_scores[i])
-    best = total = float(list(has_answer).count(False))
-    threshold = null_scores[order[0]] - 1.0
-    for i, following in zip(order, [*order[1:], None], strict=True):
-        total += scores[i] if has_answer[i] else -1.0
-        is_last_of_equals = following is None or null_scores[following] > null_scores[i]
-        if is_last_of_equals and total > best:
-            best, threshold = total, null_scores[i]
-    return threshold
+    # what is gained over answering none, for each different null score
+    different_U, index_N = np.unique(null_scores, return_inverse=True)
+    gain_U = np.cumsum(np.bincount(index_N, np.where(has_answer, scores, -1.0)))
+    best = int(gain_U.argmax())
+    return float(different_U[best] if gain_U[best] > 0 else different_U[0] - 1)
 
 
 def class_lines(
@@ -344,13 +340,3 @@ def _label(name: str, width: int = 30) -> str:
     text = plain(name[: 4 * width])
     is_short = len(name) <= 4 * width and cell_len(text) <= width
     return text if is_short else set_cell_size(text, width - 1).rstrip() + "…"
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Columns two spaces apart, the first left-aligned, the others right-aligned."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [" " * (width - cell_len(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join((set_cell_size(first, widths[0]), *cells)).rstrip())
-    return lines
