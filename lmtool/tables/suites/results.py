@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmtool.printable import aligned
 from lmtool.run.uncertainty import Z, interval, standard_error
 from lmtool.tables.suites.spec import AnyTask, ChoiceTask, SchemaTask, TextTask
-from lmtool.tables.tasks.metrics import aligned
 
 RowScores = dict[str, Any]
 """What is kept of a row, as JSON values: its number and text, what was scored or generated, and whether it is right."""
@@ -33,8 +33,8 @@ class TaskFigures:
         sums["right"] += row.get("right", False)
         if (n := row.get("choices")) is not None:
             sums["chance"] += 1 / n
-            for way in WAYS:
-                sums[way] += row["picks"].get(way) == row["answer"]
+            for way, pick in row["picks"].items():
+                sums[way] += pick == row["answer"]
         for name in ("nats", "words", "bytes"):
             sums[name] += row.get(name, 0)
         sums["nats * nats"] += row.get("nats", 0) ** 2
@@ -68,13 +68,8 @@ class TaskFigures:
         told["centred_interval"] = [(one - self.chance) / (1 - self.chance) for one in (low, high)]
         if isinstance(task, ChoiceTask | SchemaTask):
             told["score"] = task.score
-            told["accuracies"] = {way: sums[way] / n for way in WAYS if self._has(way)}
+            told["accuracies"] = {way: sums[way] / n for way in WAYS if way in sums}
         return told
-
-    def _has(self, way: str) -> bool:
-        is_schema = isinstance(self.task, SchemaTask)
-        calibrates = isinstance(self.task, ChoiceTask) and self.task.calibrate is not None
-        return {"per_byte": not is_schema, "calibrated": calibrates}.get(way, True)
 
     def _perplexity(self) -> dict[str, Any]:
         """Figures of texts; the standard error of a ratio of two sums over rows by linearization."""
