@@ -95,7 +95,7 @@ def fill_figures(catalogue: dict[str, Any], folder: Path, only: Sequence[str]) -
         if only and name not in only:
             continue
         one["references"] = {}
-        for recipe in RECIPES[one["kind"]]:
+        for recipe in RECIPES.get(one["kind"], ()):
             try:
                 one["references"][recipe] = measured(name, one, recipe, folder)
             except OSError as error:

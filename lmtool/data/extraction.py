@@ -24,26 +24,32 @@ Item = TypeVar("Item")
 
 
 def members(archive: bytes, name: str, pattern: str) -> dict[str, bytes]:
-    """The files of a .whl, .zip or tar archive whose paths match, sorted; OUTER!INNER is in an archive within it."""
+    """The files of a .whl, .zip or tar archive whose paths match, sorted; OUTER!INNER is in an archive within it.
+
+    pattern: of paths, or several with | between them.
+    """
     pattern, _, inner = pattern.partition("!")
+    patterns = re.compile("|".join(map(fnmatch.translate, pattern.split("|"))))
     if name.endswith((".whl", ".zip")):
         with zipfile.ZipFile(io.BytesIO(archive)) as files:
-            read = {path: files.read(path) for path in fnmatch.filter(files.namelist(), pattern)}
+            read = {path: files.read(path) for path in filter(patterns.match, files.namelist())}
     else:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            chosen = [one for one in tar if one.isfile() and fnmatch.fnmatch(one.name, pattern)]
+            chosen = [one for one in tar if one.isfile() and patterns.match(one.name)]
             read = {one.name: file.read() for one in chosen if (file := tar.extractfile(one)) is not None}
     for outer in [*read] if inner else ():
         read |= members(read.pop(outer), outer, inner)
     return dict(sorted(read.items(), key=lambda item: PurePosixPath(item[0])))
 
 
-def parts_of(name: str, made: str | list[TableRow]) -> dict[str, bytes]:
-    """The parts for training and for testing, as files by name.
+def parts_of(name: str, made: str | list[TableRow] | dict[str, bytes]) -> dict[str, bytes]:
+    """The parts for training and for testing, as files by name; those of several tasks as they are.
 
     Of a text the last twentieth is for testing, from the end of a document, or else of a line, on. Of rows each text is
     in one, each cell is filled, and the last seventh is for testing, 2,000 rows at most.
     """
+    if isinstance(made, dict):
+        return made
     if isinstance(made, str):
         end = "\n\n" if "\n\n" in made else "\n"
         cut = made.index(end, len(made) * 19 // 20) + len(end)
@@ -162,7 +168,22 @@ def _opinions(files: Members) -> list[TableRow]:
     return [{"text": text, "label": "positive" if r > 0 else "negative"} for text, r in rated if abs(r) >= 0.5]
 
 
-MADE: dict[str, Callable[[Members], str | list[TableRow]]] = {
+def _bigbench(files: Members) -> dict[str, bytes]:
+    """Rows of tasks of BIG-bench (Srivastava et al. 2022): the text before the answer, right answers, and choices."""
+    lines: dict[str, list[str]] = {}
+    for path, text in _decoded(files).items():
+        task, folder = json.loads(text), path.split("/benchmark_tasks/")[1].split("/")[0]
+        before, after = task.get("example_input_prefix", "\nQ: "), task.get("example_output_prefix", "\nA: ")
+        for one in task.get("examples", ()):
+            scores = one.get("target_scores", {})
+            right = [choice for choice, score in scores.items() if score == 1] or one["target"]
+            row = {"context": (task.get("task_prefix", "") + before + one["input"] + after).strip()}
+            row |= {"answers": [right] if isinstance(right, str) else right, "choices": [*scores]}
+            lines.setdefault(f"bigbench_{folder}.jsonl", []).append(json.dumps(row) + "\n")
+    return {name: "".join(of_task).encode() for name, of_task in lines.items()}
+
+
+MADE: dict[str, Callable[[Members], str | list[TableRow] | dict[str, bytes]]] = {
     "file": lambda files: "".join(_decoded(files).values()),
     "documents": lambda files: documents(_decoded(files).values()),
     "encyclopaedia": lambda files: documents(f"{one['title']}\n{one['extract']}" for one in _articles(files)),
@@ -176,5 +197,6 @@ MADE: dict[str, Callable[[Members], str | list[TableRow]]] = {
     "sexes": _sexes,
     "ratings": _ratings,
     "years": _years,
+    "bigbench": _bigbench,
 }
-"""What is made of the members of an archive: a text, or rows whose last cell is the label."""
+"""What is made of the members of an archive: a text, rows whose last cell is the label, or tasks as files."""

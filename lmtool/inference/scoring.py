@@ -1,10 +1,12 @@
-"""Log-probabilities of given texts, token by token, and of answers to prompts.
+"""Log-probabilities of given texts, token by token, of continuations of contexts, and of answers to prompts.
 
-Shapes: B rows, T positions, V vocabulary, P prompts, A answers.
+Shapes: B rows, T positions, S positions after a common prefix, N scored positions, D model width, V vocabulary, P
+prompts, A answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -18,6 +20,12 @@ from lmtool.inference.load import Loaded
 from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
 
 Logprobs = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+ScoredTokens = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+"""Of N tokens their log-probabilities, and whether each is the most probable one, as 0 or 1: (2, N)."""
+
+Continued = tuple[str, str]
+"""A context, and the continuation that follows the whitespace at its end, or a space where it has none."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,15 @@ class _Row:
         """Positions in the context: of the row, or of a source beside it that is longer."""
         return max(len(self.tokens), len(self.source or ()))
 
+    def last(self, n: int) -> "_Row":
+        """The last n positions, and as many of its source. Raises UsageError where a scored token is before them."""
+        cut = max(0, len(self.tokens) - n)
+        if cut > self.positions[0]:
+            raise UsageError(f"a continuation has more tokens than the model reads: {n}", fix="shorten it")
+        prefix = None if self.prefix is None else max(0, self.prefix - cut)
+        positions, source = [at - cut for at in self.positions], None if self.source is None else self.source[-n:]
+        return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
+
 
 def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[Scored]:
     """Score each text, without an end token. sources: one for each text, for a model that generates targets.
@@ -78,8 +95,9 @@ def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = 
     ids = [loaded.tokenizer.encode(text) for text in texts]
     rows = [_rows(loaded, *pair) for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)]
     results = []
-    for text, tokens, scored in zip(texts, ids, _logprobs(loaded, rows), strict=True):
-        logprobs = [logprob for part in scored for logprob in part.tolist()]
+    read = iter(_read_rows(loaded, [row for of_text in rows for row in of_text]))
+    for text, tokens, of_text in zip(texts, ids, rows, strict=True):
+        logprobs = [logprob for _ in of_text for logprob in next(read)[0].tolist()]
         before: list[float | None] = [None] * (len(tokens) - len(logprobs))
         results.append(Scored(text, tuple(map(loaded.tokenizer.piece, tokens)), (*before, *logprobs)))
     return results
@@ -112,48 +130,199 @@ def score_answers(
     if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads in ("words", "both"):
         what = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} answers no prompts"
         raise UsageError(what, where=str(loaded.run_path), fix="name a language model, such as a decoder")
-    rows = [_answer_rows(loaded, prompt, answers) for prompt in prompts]
-    longest = loaded.model.longest or loaded.model.context
-    if longest is not None:
-        lengths = [(max(row.length for row in group), origin) for group, origin in zip(rows, origins, strict=True)]
+    groups = [_continuations(loaded, [(prompt, answer) for answer in answers]) for prompt in prompts]
+    if longest := _longest(loaded):
+        lengths = [
+            (max(one.rows[0].length for one in group), origin) for group, origin in zip(groups, origins, strict=True)
+        ]
         if long := [(length, origin) for length, origin in lengths if length > longest]:
             length, origin = long[0]
             what = f"{len(long):,} of {len(prompts):,} prompts do not fit the context of {longest} tokens"
             fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
             raise UsageError(what, where=f"{origin}: {length:,} tokens with an answer", fix=fix)
-    total_PA = np.zeros((len(prompts), len(answers)))
-    tokens_PA = np.zeros((len(prompts), len(answers)), dtype=np.int64)
-    for p, logprobs in enumerate(_logprobs(loaded, rows, report)):
-        parts = logprobs[0][:, None] if len(logprobs) < len(answers) else logprobs
-        for a, part in enumerate(parts):
-            total_PA[p, a], tokens_PA[p, a] = part.sum(dtype=np.float64), len(part)
+    scored_PA = _scored(loaded, groups, report)
+    total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
+    tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
     return ScoredAnswers(total_PA, tokens_PA)
 
 
-def _answer_rows(loaded: Loaded, prompt: str, answers: Sequence[str]) -> list[_Row]:
-    """The rows that score answers: one for each, or one for all if each has one token."""
+@dataclass(frozen=True)
+class ScoredContinuation:
+    """The log-probabilities of the tokens of a continuation, in nats.
+
+    logprobs: of the last tokens of the text, at least `n_tokens` and `n_apart`.
+    is_best: which of them are the most probable ones at their places.
+    n_tokens: of the continuation; a token that is partly of the context is one of them.
+    n_apart: tokens by which the texts of a group differ: those after their common prefix, or, where contexts differ,
+        those of their common end.
+    is_cut: the beginning of the context was left out, for it does not fit.
+    """
+
+    logprobs: Logprobs
+    is_best: Logprobs
+    n_tokens: int
+    n_apart: int
+    is_cut: bool
+
+    @property
+    def total(self) -> float:
+        """log p(continuation | context)."""
+        return float(self.logprobs[len(self.logprobs) - self.n_tokens :].sum(dtype=np.float64))
+
+    @property
+    def mean(self) -> float:
+        """The mean over the tokens by which it differs, as in CORE (Li et al. 2024)."""
+        return float(self.logprobs[-self.n_apart :].mean(dtype=np.float64))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding writes it."""
+        return bool(self.is_best[len(self.is_best) - self.n_tokens :].all())
+
+
+def score_continuations(
+    loaded: Loaded, groups: Sequence[Sequence[Continued]], report: Report = not_reported
+) -> list[list[ScoredContinuation]]:
+    """log p(continuation | context), without an end token, by all processes together.
+
+    groups: continuations that are compared, of one context, or of several; what they begin with is computed once. As in
+    `score_answers` the continuation is the target where a model has sources; a bidirectional model masks each of its
+    tokens on its own (Salazar et al. 2020). A context that does not fit loses its beginning.
+    Raises UsageError for a continuation that does not fit alone, and for a model that predicts no tokens.
+    """
+    check_continues(loaded)
+    cut = [[one.fitted(_longest(loaded)) for one in _continuations(loaded, group)] for group in groups]
+    return _scored(loaded, cut, report)
+
+
+def check_continues(loaded: Loaded) -> None:
+    """Raise UsageError for a model that predicts no tokens of a text."""
+    if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads == "words":
+        what = (
+            f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} predicts no tokens of a text"
+        )
+        raise UsageError(what, where=str(loaded.run_path), fix="name a language model, such as a decoder")
+    loaded.check_likelihood()
+
+
+def score_whole(loaded: Loaded, texts: Sequence[str], report: Report = not_reported) -> list[float]:
+    """log p of each text of any length, without an end token, by all processes together; 0 for an empty one.
+
+    Windows of the context follow each other, and the last one ends with the text; the first token is given the one that
+    begins a text. A bidirectional model masks each token in windows that do not overlap.
+    Raises UsageError for a model that predicts no tokens, or only those of a target.
+    """
+    check_continues(loaded)
+    if loaded.prompt_format.answers:
+        raise UsageError("this model scores targets of sources, not texts", where=str(loaded.run_path))
+    rows = [_windows(loaded, loaded.tokenizer.encode(text)) for text in texts]
+    scores = iter(_read_rows(loaded, [row for of_text in rows for row in of_text], report))
+    return [sum(float(next(scores)[0].sum(dtype=np.float64)) for _ in of_text) for of_text in rows]
+
+
+def _windows(loaded: Loaded, ids: list[int]) -> list[_Row]:
+    """The rows that score a text of any length."""
+    prompt_format, n = loaded.prompt_format, _longest(loaded) or len(ids) + 2
+    rows = []
+    if loaded.model.reads == "both":
+        before, after = list(prompt_format.before), list(prompt_format.after)
+        n = max(1, n - len(before) - len(after))
+        for start in range(0, len(ids), n):
+            part = ids[start : start + n]
+            scored = range(len(before), len(before) + len(part))
+            rows += _masked_rows(loaded, [*before, *part, *after], scored)
+        return rows
+    whole = [*(prompt_format.opening[-1:] or [loaded.tokenizer.bos_id]), *ids]
+    for first in range(0, len(ids), n):
+        stop = min(first + n, len(ids))
+        start, prefix = max(0, stop - n), 0 if _in_row(loaded) else None
+        positions = list(range(first - start, stop - start))
+        rows.append(_Row(whole[start:stop], positions, whole[first + 1 : stop + 1], prefix=prefix))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Continuation:
+    """The rows that score a continuation: one, or one for each token of a bidirectional model."""
+
+    rows: list[_Row]
+    n_tokens: int
+    n_apart: int
+    is_cut: bool = False
+
+    def fitted(self, longest: int | None) -> "_Continuation":
+        """Without the beginning of rows that are longer. Raises UsageError where a continuation is."""
+        if longest is None or max(row.length for row in self.rows) <= longest:
+            return self
+        return replace(self, rows=[row.last(longest) for row in self.rows], is_cut=True)
+
+
+def _continuations(loaded: Loaded, group: Sequence[Continued]) -> list[_Continuation]:
+    """How the continuations of a group are scored."""
+    texts = [_whole(loaded, *pair) for pair in group]
+    wholes, same_context = [whole for _, whole, _ in texts], len({context for context, _ in group}) == 1
+    shared = n_shared(*wholes) if same_context else n_shared(*(whole[::-1] for whole in wholes))
+    begins = min(first for _, _, first in texts)
+    continuations = []
+    for source, whole, first in texts:
+        first = max(1, begins if same_context else first)
+        n_tokens, n_apart = len(whole) - first, len(whole) - shared if same_context else shared
+        n_apart = min(max(1, n_apart), len(whole) - 1)
+        if loaded.model.reads == "both":
+            rows = _masked_rows(
+                loaded, [*whole, *loaded.prompt_format.after], range(len(whole) - max(n_tokens, n_apart), len(whole))
+            )
+        else:
+            n_apart = min(n_apart, n_tokens) if _in_row(loaded) else n_apart
+            rows = [_row(loaded, source, whole, first, max(n_tokens, n_apart))]
+        continuations.append(_Continuation(rows, n_tokens, n_apart))
+    return continuations
+
+
+def _whole(loaded: Loaded, context: str, continuation: str) -> tuple[list[int] | None, list[int], int]:
+    """The source, if any; the ids of a context and its continuation, or of a target; and where the latter begins."""
     prompt_format, tokenizer, objective = loaded.prompt_format, loaded.tokenizer, loaded.recipe.objective
-    stem = prompt.rstrip()
-    gap = prompt[len(stem) :] or " "
-    source: list[int] | None = None
+    stem = context.rstrip()
+    gap = context[len(stem) :] or " "
+    if loaded.model.reads == "both":
+        before = list(prompt_format.before) or [tokenizer.bos_id]
+        whole = [*before, *tokenizer.encode(stem + gap + continuation)]
+        return None, whole, n_shared([*before, *tokenizer.encode(stem)], whole)
     if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
-        opened = prompt_format.prompt(stem if continues else prompt)
+        opened = prompt_format.prompt(stem if continues else context)
         removed = list(tokenizer.sentinel_ids[:1]) if isinstance(objective, SpanCorruption) else []
         begun = [*opened.tokens, *removed]
         source = None if opened.source is None else [*opened.source, *removed]
-        wholes = [[*begun, *tokenizer.encode(gap * continues + answer)] for answer in answers]
-        shared = len(begun)
-    else:
-        wholes = [list(prompt_format.prompt(stem + gap + answer).text) for answer in answers]
-        shared = n_shared(prompt_format.prompt(stem).text, *wholes)
-        if not shared:
-            wholes, shared = [[tokenizer.bos_id, *whole] for whole in wholes], 1
-    rows = [_row(loaded, source, whole, shared) for whole in wholes]
-    if all(len(row.targets) == 1 for row in rows):
-        targets = [row.targets[0] for row in rows]
-        return [replace(rows[0], positions=rows[0].positions * len(rows), targets=targets)]
-    return rows
+        return source, [*begun, *tokenizer.encode(gap * continues + continuation)], len(begun)
+    whole = list(prompt_format.prompt(stem + gap + continuation).text)
+    first = n_shared(prompt_format.prompt(stem).text, whole)
+    return (None, whole, first) if first else (None, [tokenizer.bos_id, *whole], 1)
+
+
+def _scored(
+    loaded: Loaded, groups: Sequence[Sequence[_Continuation]], report: Report
+) -> list[list[ScoredContinuation]]:
+    """The continuations of each group; those with a common prefix apart from those without."""
+    can_share = loaded.sharding is None and loaded.model.reads != "both"
+    shares = [can_share and _n_common([one.rows[0] for one in group]) > 0 for group in groups]
+    common = [[one.rows[0] for one in group] for group, shared in zip(groups, shares, strict=True) if shared]
+    alone = [
+        row for group, shared in zip(groups, shares, strict=True) if not shared for one in group for row in one.rows
+    ]
+    of_groups, of_rows = iter(_read_common(loaded, common, report)), iter(_read_rows(loaded, alone, report))
+    scored = []
+    for group, shared in zip(groups, shares, strict=True):
+        if shared:
+            ends = np.cumsum([len(one.rows[0].targets) for one in group])
+            parts = np.split(next(of_groups), ends[:-1], axis=1)
+        else:
+            parts = [np.concatenate([next(of_rows) for _ in one.rows], 1) for one in group]
+        pairs = zip(group, parts, strict=True)
+        scored.append(
+            [ScoredContinuation(part[0], part[1], one.n_tokens, one.n_apart, one.is_cut) for one, part in pairs]
+        )
+    return scored
 
 
 def _rows(loaded: Loaded, ids: list[int], source: str | None) -> list[_Row]:
@@ -163,10 +332,7 @@ def _rows(loaded: Loaded, ids: list[int], source: str | None) -> list[_Row]:
         before, after = list(prompt_format.before), list(prompt_format.after)
         whole = [*before, *ids, *after]
         _check(loaded, len(whole))
-        return [
-            _Row([*whole[:position], tokenizer.mask_id, *whole[position + 1 :]], [position], [token])
-            for position, token in enumerate(ids, len(before))
-        ]
+        return _masked_rows(loaded, whole, range(len(before), len(before) + len(ids)))
     read: list[int] = []
     if source is not None:
         prompt = prompt_format.prompt(source)
@@ -178,13 +344,19 @@ def _rows(loaded: Loaded, ids: list[int], source: str | None) -> list[_Row]:
     return [row] if row.positions else []
 
 
-def _row(loaded: Loaded, source: list[int] | None, whole: list[int], first: int) -> _Row:
-    """The row that scores a text from its token `first` on, the second one at the earliest."""
+def _masked_rows(loaded: Loaded, whole: list[int], positions: Iterable[int]) -> list[_Row]:
+    """Of each of these positions the row in which its token is masked."""
+    mask_id = loaded.tokenizer.mask_id
+    return [_Row([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
+
+
+def _row(loaded: Loaded, source: list[int] | None, whole: list[int], first: int, n_scored: int = 0) -> _Row:
+    """The row that scores a text from its token `first` on, the second one at the earliest; or so many at its end."""
     prefix = None
     if _in_row(loaded):
         prefix = first - 1 if source is None else len(source)
         whole, first, source = [*(source or ()), *whole], first + len(source or ()), None
-    first = max(1, first)
+    first = max(1, len(whole) - n_scored if n_scored else first)
     return _Row(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
 
 
@@ -193,32 +365,88 @@ def _in_row(loaded: Loaded) -> bool:
     return loaded.prompt_format.shares_row and loaded.model.reads == "source"
 
 
+def _longest(loaded: Loaded) -> int | None:
+    return loaded.model.longest or loaded.model.context
+
+
 def _check(loaded: Loaded, length: int) -> None:
-    longest = loaded.model.longest or loaded.model.context
+    longest = _longest(loaded)
     if longest is not None and length > longest:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _logprobs(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Report = not_reported) -> list[list[Logprobs]]:
-    """The log-probabilities of the scored tokens of each row, in the same groups."""
-    rows, pad = [row for group in groups for row in group], loaded.tokenizer.pad_id
+def _read_rows(loaded: Loaded, rows: Sequence[_Row], report: Report = not_reported) -> list[ScoredTokens]:
+    """The scores of the tokens of each row."""
+    pad = loaded.tokenizer.pad_id
 
-    def read(chosen: list[int]) -> tuple[None, list[Logprobs]]:
+    def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
         group = [rows[i] for i in chosen]
         tokens_BT, keep_BT = padded([np.array(row.tokens, dtype=np.int64) for row in group], pad)
-        batch = Batch(tokens_BT, keep_BT=keep_BT)
-        if group[0].source is not None:
-            source_BS, keep_BS = padded([np.array(row.source, dtype=np.int64) for row in group], pad)
-            batch = replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
-        elif group[0].prefix is not None:
+        batch = _with_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
+        if group[0].prefix is not None:
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
-        logprobs = []
-        for row, hidden_TD in zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True):
-            logits_NV = loaded.model.logits(hidden_TD[row.positions]).float()
-            targets_N1 = torch.tensor(row.targets, device=loaded.device)[:, None]
-            logprobs.append(logits_NV.log_softmax(-1).gather(1, targets_N1)[:, 0].cpu().numpy())
-        return None, logprobs
+        states = zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True)
+        return None, [_token_scores(loaded, hidden_TD[row.positions], row.targets) for row, hidden_TD in states]
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
-    arrays = iter(evaluate(loaded.model, Items(lengths, read, dtype=np.float32), loaded.compute, report).arrays)
-    return [[next(arrays) for _ in group] for group in groups]
+    return evaluate(loaded.model, Items(lengths, read, dtype=np.float32), loaded.compute, report).arrays
+
+
+def _n_common(rows: Sequence[_Row]) -> int:
+    """Tokens that all rows begin with, as far as they are computed once."""
+    alone = len(rows) == 1 or rows[0].prefix is not None or any(row.source != rows[0].source for row in rows)
+    return 0 if alone else n_shared(*(row.tokens for row in rows))
+
+
+def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
+    """The scores of the tokens of all rows of each group, whose common prefix is read once."""
+    n_common = [_n_common(rows) for rows in groups]
+    n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]
+    lengths = [
+        (n + len(rows[0].source or ()), len(rows) * m) for rows, n, m in zip(groups, n_common, n_apart, strict=True)
+    ]
+
+    def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
+        scores: dict[int, ScoredTokens] = {}
+        # of equal lengths, for recurrent states cannot be padded on the left
+        for n, same in groupby(sorted(chosen, key=n_common.__getitem__), key=n_common.__getitem__):
+            numbers = list(same)
+            scores |= zip(numbers, _branched(loaded, [groups[i] for i in numbers], n), strict=True)
+        return None, [scores[i] for i in chosen]
+
+    return evaluate(loaded.model, Items(lengths, read, dtype=np.float32), loaded.compute, report).arrays
+
+
+def _branched(loaded: Loaded, groups: Sequence[Sequence[_Row]], n: int) -> list[ScoredTokens]:
+    """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
+    model, pad = loaded.model, loaded.tokenizer.pad_id
+    common_BT = torch.tensor([rows[0].tokens[:n] for rows in groups])
+    batch = _with_sources(Batch(common_BT), [rows[0] for rows in groups], pad).to(loaded.device)
+    hidden_BTD, state = model.advance(batch.tokens_BT, model.start(batch))
+    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows in groups for row in rows]
+    apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
+    if any(map(len, rest)):
+        state = state.pick([b for b, rows in enumerate(groups) for _ in rows])
+        apart = iter(model.advance(padded(rest, pad)[0].to(loaded.device), state)[0])
+    scores = []
+    for rows, hidden_TD in zip(groups, hidden_BTD, strict=True):
+        # one product for all rows, which have few positions each
+        states = [torch.cat((hidden_TD, hidden_SD))[row.positions] for row, hidden_SD in zip(rows, apart, strict=False)]
+        scores.append(_token_scores(loaded, torch.cat(states), [token for row in rows for token in row.targets]))
+    return scores
+
+
+def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
+    """A batch with the sources of its rows, if they have any."""
+    if rows[0].source is None:
+        return batch
+    source_BS, keep_BS = padded([np.array(row.source, dtype=np.int64) for row in rows], pad)
+    return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
+
+
+def _token_scores(loaded: Loaded, hidden_ND: torch.Tensor, targets: Sequence[int]) -> ScoredTokens:
+    """Of each token its log-probability, and whether none is more probable."""
+    logprob_NV = loaded.model.logits(hidden_ND).float().log_softmax(-1)
+    targets_N1 = torch.tensor(targets, device=loaded.device)[:, None]
+    logprob_N = logprob_NV.gather(1, targets_N1)[:, 0]
+    return torch.stack((logprob_N, (logprob_N >= logprob_NV.amax(-1)).float())).cpu().numpy()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted, escaped, plain, shown
 from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, nearest, owners, parts, suggestion
 from lmtool.recipe.spec.base import Spec, unfit
-from lmtool.recipe.spec.recipe import Recipe
 
 SUGGESTED = 20
 """Unknown keys for which the nearest known one is looked for, which takes longest; more are no slips of the pen."""
@@ -21,26 +20,30 @@ Locate = Callable[[KeyPath], Origin]
 
 
 class _Location(NamedTuple):
-    """Location of a pydantic error: a path of the recipe, its spec, and its field if any."""
+    """Location of a pydantic error: a path from the root, its spec, and its field if any."""
 
     path: KeyPath
     spec: type[Spec]
     field: FieldInfo | None
+    root: type[Spec]
 
 
-def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mistake]]:
-    """The recipe that `tree` holds, or None and every mistake in it."""
+AnySpec = TypeVar("AnySpec", bound=Spec)
+
+
+def check(tree: dict[str, Any], locate: Locate, root: type[AnySpec]) -> tuple[AnySpec | None, list[Mistake]]:
+    """The recipe, or what else `root` is of, that `tree` holds; or None and every mistake in it."""
     if mistakes := [Mistake(locate(path), f"{dotted(path)}: {what}") for path, what in unfit(tree)]:
         return None, mistakes
     try:
-        return Recipe.model_validate(tree), []
+        return root.model_validate(tree), []
     except ValidationError as invalid:
         errors = invalid.errors(include_url=False)
-    unknown = [_locate(error["loc"]) for error in errors if error["type"] == "extra_forbidden"]
+    unknown = [_locate(error["loc"], root) for error in errors if error["type"] == "extra_forbidden"]
     if unknown:
         # Unknown keys keep pydantic from running multi-field validators: validate again without them.
         try:
-            Recipe.model_validate(_without(tree, (), {location.path for location in unknown}))
+            root.model_validate(_without(tree, (), {location.path for location in unknown}))
         except ValidationError as invalid:
             errors += [error for error in invalid.errors(include_url=False) if error["type"] == "value_error"]
     slips = unknown[:SUGGESTED]
@@ -48,7 +51,7 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
     guessed = {location.path for location in slips}
     mistakes_by_text: dict[tuple[KeyPath, str], Mistake] = {}
     for error in errors:
-        location = _locate(error["loc"])
+        location = _locate(error["loc"], root)
         if error["type"] == "missing" and location.path in meant:
             continue
         told: Iterable[tuple[KeyPath, str, Origin]]
@@ -64,14 +67,14 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
     return None, list(mistakes_by_text.values())
 
 
-def _locate(loc: KeyPath) -> _Location:
+def _locate(loc: KeyPath, root: type[Spec]) -> _Location:
     """Resolve a pydantic location in the specs; it also contains the kind in a union, and branches of plain values."""
-    spec: type[Spec] = Recipe
-    location = _Location((), spec, None)
+    spec = root
+    location = _Location((), spec, None, root)
     steps = iter(loc)
     for step in steps:
         field = spec.model_fields.get(str(step))
-        location = _Location((*location.path, step), spec, field)
+        location = _Location((*location.path, step), spec, field, root)
         options = parts(field) if field else {}
         if not options:
             break
@@ -97,9 +100,9 @@ def _misfits(text: str, part: KeyPath, tree: Any, locate: Locate) -> Iterator[tu
 
 def _explain(error: str, location: _Location, tree: Any) -> tuple[KeyPath, str]:
     """The path and the sentence for a pydantic error of the type `error`."""
-    path, spec, field = location
+    path, spec, field, root = location
     if field is None:
-        return path, _unknown(path, spec)
+        return path, _unknown(path, spec, root)
     options = parts(field)
     if error == "missing":
         return path, f"missing; {_needed(path, spec, options)}"
@@ -127,12 +130,12 @@ def _needed(path: KeyPath, spec: type[Spec], options: Mapping[str, type[Spec]]) 
     return f"it needs {', '.join(required)}" if options else either(choices(spec, str(path[-1])))
 
 
-def _unknown(path: KeyPath, spec: type[Spec]) -> str:
-    others = [kind_of(owner) for owner in owners(path)]
+def _unknown(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
+    others = [kind_of(owner) for owner in owners(path, root)]
     if others:
         have = "has" if len(others) == 1 else "have"
         return f"unknown key for kind {kind_of(spec)}; {' and '.join(others)} {have} it"
-    return f"unknown key{suggestion(path, spec)}"
+    return f"unknown key{suggestion(path, spec, root)}"
 
 
 def _wrong_value(value: object, spec: type[Spec], name: str, error: str) -> str:

@@ -37,9 +37,9 @@ def chosen(field: FieldInfo, value: object) -> type[Spec] | None:
     return options.get(kind) if isinstance(kind, str) else None
 
 
-def owners(path: KeyPath) -> list[type[Spec]]:
+def owners(path: KeyPath, root: type[Spec] = Recipe) -> list[type[Spec]]:
     """Every spec that a value at `path` could belong to, over all kinds along the path."""
-    specs: list[type[Spec]] = [Recipe]
+    specs = [root]
     for step in path[:-1]:
         fields = [spec.model_fields[str(step)] for spec in specs if step in spec.model_fields]
         specs = [part for field in fields for part in parts(field).values()]
@@ -88,13 +88,13 @@ SHOWN = 20
 """Most keys that a message names."""
 
 
-def suggestion(path: KeyPath, spec: type[Spec]) -> str:
+def suggestion(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
     """Suggestion for the unknown last key of `path` in `spec`, as the end of a message."""
     fields = list(spec.model_fields)
     guess = nearest(str(path[-1]), fields)
     if guess:
         return did_you_mean(guess)
-    elsewhere = dict.fromkeys(key for key in keys(Recipe) if key.split(".")[-1] == path[-1])
+    elsewhere = dict.fromkeys(key for key in keys(root) if key.split(".")[-1] == path[-1])
     if elsewhere:
         return did_you_mean(*list(elsewhere)[:3])
     others = f" and {len(fields) - SHOWN} others" if len(fields) > SHOWN else ""

@@ -171,7 +171,7 @@ def _laid_over(
     for setting in settings:
         layers.apply(setting)
     _fill_kinds(layers.tree, Recipe)
-    recipe, mistakes = check(layers.tree, layers.nearest_origin)
+    recipe, mistakes = check(layers.tree, layers.nearest_origin, Recipe)
     mistakes += document.mistakes + layers.mistakes
     mistakes.sort(key=lambda mistake: (mistake.origin.source != source, mistake.origin))
     if recipe is None or mistakes:

@@ -55,6 +55,9 @@ RESULTS = "metrics.json"
 EVALUATIONS = "evaluations.json"
 """Figures that `lmtool eval` has measured; see `lmtool.run.listing`."""
 
+SUITES = "suites"
+"""Scores of rows of the tasks of suites that `lmtool eval` has measured."""
+
 REPORT = "report.html"
 """The page about the run, as its last session left it."""
 
@@ -66,7 +69,7 @@ FEATURES = "features"
 
 _BEGINNING = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG)
 _TRAINING = (METRICS, SAMPLES, LOGS, VALIDATED)
-_RESULTS = (SPLIT, LINES, BASELINE, RESULTS, EVALUATIONS, REPORT)
+_RESULTS = (SPLIT, LINES, BASELINE, RESULTS, EVALUATIONS, SUITES, REPORT)
 FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, CHECKPOINTS)
 """What a run directory may hold, besides its lock."""
 

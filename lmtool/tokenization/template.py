@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Undefined, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -61,7 +62,10 @@ class Refusal(TemplateError):
 
 
 class SandboxedTemplate:
-    """A compiled template. Raises what Jinja raises, SecurityError for what is refused, and MemoryError."""
+    """A compiled template. Raises what Jinja raises, SecurityError for what is refused, and MemoryError.
+
+    variables: the names that it takes.
+    """
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
         """now: the time that the template may ask for."""
@@ -70,7 +74,9 @@ class SandboxedTemplate:
         environment = _Environment(now)
         self.marks_generation = bool(_GENERATION.search(source))
         with _budget():
-            tree = _Bounds().visit(environment.parse(source))
+            parsed = environment.parse(source)
+            self.variables = find_undeclared_variables(parsed) - environment.globals.keys()
+            tree = _Bounds().visit(parsed)
             self._template = environment.from_string(tree)
 
     def render(self, **variables: Any) -> str:

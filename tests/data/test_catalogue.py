@@ -187,6 +187,14 @@ def test_what_is_made_of_other_members() -> None:
     assert MADE["brown"](brown) == "The fox 1/2 .\nIt ran\n"
     mail = b"From: a\nSubject: Win now\n\n<b>Buy</b> this\n"
     assert MADE["spam"]({"d/easy-ham-1/1.txt": mail}) == [{"subject": "Win now", "text": "Buy this", "label": "ham"}]
+    task = {"task_prefix": "Add.", "example_input_prefix": "\nQ ", "example_output_prefix": " = "}
+    examples = [{"input": "1 + 1", "target_scores": {"2": 1, "3": 0}}, {"input": "x", "target": ["y", "z"]}]
+    made = MADE["bigbench"]({"b/benchmark_tasks/sums/task.json": json.dumps(task | {"examples": examples}).encode()})
+    assert isinstance(made, dict)
+    assert list(map(json.loads, made["bigbench_sums.jsonl"].splitlines())) == [
+        {"context": "Add.\nQ 1 + 1 =", "answers": ["2"], "choices": ["2", "3"]},
+        {"context": "Add.\nQ x =", "answers": ["y", "z"], "choices": []},
+    ]
     assert MADE["years"]({"d/1790_x.txt": b"One. Two. Three. Four. Five."})[0]["year"] == "1790"
     assert {row["label"] for row in MADE["opinions"]({"": RATINGS})} == {"positive", "negative"}
 
@@ -195,12 +203,15 @@ def test_the_shipped_catalogue_is_whole() -> None:
     ours = read_catalogue()
     assert {one.package for one in ours.data.values()} == set(ours.packages)
     for name, one in ours.data.items():
+        assert one.made in MADE
+        assert one.licence
+        if one.kind == "tasks":
+            assert all(file.startswith(name) for file in one.sha256)
+            continue
         ending = "txt" if one.kind == "text" else "csv"
         assert list(one.sha256) == [f"{name}.{ending}", f"{name}.test.{ending}"]
-        assert one.made in MADE
         assert f"{name}.{ending}" in one.reads
         assert one.references
-        assert one.licence
     assert {"cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "qnli", "rte"} <= set(ours.elsewhere)
     assert not set(ours.data) & set(ours.elsewhere)
 

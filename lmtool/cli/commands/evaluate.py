@@ -3,11 +3,23 @@
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtool.cli.arguments import TEXT_HELP, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
+from lmtool.cli.arguments import (
+    TEXT_HELP,
+    Device,
+    HtmlFile,
+    Json,
+    NumBeams,
+    Precision,
+    Quiet,
+    RunName,
+    TaskName,
+    TypedText,
+)
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model, put_result, warn_of_leaks
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_result, warn, warn_of_leaks
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 from lmtool.errors import NumericalError, UsageError
@@ -42,6 +54,9 @@ def evaluate(
     ),
     seed: int = option("N", "With --shots: the seed that draws them.", default=1, min=0),
     calibrate: bool = flag("With --prompt: divide by the probabilities for prompts without content.", "--calibrate"),
+    suite: str | None = option("NAME", "Measure tasks: a suite that comes with lmtool, or a YAML file."),
+    rows: Path | None = option("FILE", "With --suite: a new .jsonl file with the scores of each row."),
+    output: HtmlFile = None,
     *,
     device: Device = "auto",
     precision: Precision = "float32",
@@ -54,6 +69,9 @@ def evaluate(
     A run that was fine-tuned on a table is evaluated on tables: accuracy, macro F1, BLEU and so on. With --prompt, any
     model that generates text is: the label of a row is the answer that is most probable after its prompt.
 
+    With --suite tasks are: multiple choice, schemas, continuations, generated answers, perplexity of texts. Rows that
+    are scored are kept in the run, so that an interrupted suite goes on.
+
     The text is divided into documents as the training text was. A stride below the context gives every token a longer
     left context, at the cost of overlapping windows.
 
@@ -61,6 +79,7 @@ def evaluate(
     lmtool eval last book.txt --stride 64
     lmtool eval last --text "One day it rained."
     lmtool eval last@500 test.csv --json
+    lmtool eval last --suite bundled
     """
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_files, text_files
@@ -71,6 +90,15 @@ def evaluate(
     from lmtool.tables.prompting import Prompting, measure_prompts
     from lmtool.tables.suite import measure_folder, runs_in, tables_in
 
+    if suite is not None:
+        if text or typed or prompt or baseline or costs:
+            raise UsageError(
+                "a suite names its own tables and prompts", where=f"--suite {suite}", fix="omit the others"
+            )
+        _measure_suite(open_model(run, device, precision), suite, rows, output, as_json, quiet)
+        return
+    if rows or output:
+        raise UsageError("rows and the page are of a suite", fix="add --suite NAME")
     if not text and not typed:
         fix = "name a file, - for standard input, or --text TEXT"
         if os.path.isfile(run) and not is_published(run):
@@ -110,10 +138,10 @@ def evaluate(
         if runs and not folder:
             raise UsageError("a folder of runs is evaluated on a folder of tables", where=run, fix="name the folder")
         if folder:
-            suite = measure_folder(folder, runs or {"": run}, opened, data, skipped)
+            of_folder = measure_folder(folder, runs or {"": run}, opened, data, skipped)
             describe_skipped(skipped)
-            put_result(suite, as_json)
-            for results in suite.results.values():
+            put_result(of_folder, as_json)
+            for results in of_folder.results.values():
                 _refuse_undefined(results.loss, run)
             return
         if typed:
@@ -144,6 +172,30 @@ def evaluate(
         _keep(measured.loaded, text or [], figures | {"step": measured.loaded.step})
     put_result(measured, as_json)
     _refuse_undefined(measured.perplexity.loss, run)
+
+
+def _measure_suite(
+    loaded: "Loaded", name: str, rows: Path | None, output: Path | None, as_json: bool, quiet: bool
+) -> None:
+    """Measure the tasks of a suite, and write what is asked for."""
+    from lmtool.compute.processes import is_main
+    from lmtool.report.page import write_page
+    from lmtool.report.suite import suite_page
+    from lmtool.tables.suites.measure import kept_rows, measure_suite, open_tasks, write_rows
+    from lmtool.tables.suites.spec import read_suite
+
+    check_new(rows, ".jsonl")
+    tasks = open_tasks(loaded, read_suite(name))
+    describe(loaded, quiet)
+    with Display(shown=is_main(), quiet=quiet) as display, kept_rows(loaded) as folder:
+        results = measure_suite(loaded, name, tasks, folder, display.report)
+        if is_main() and rows is not None:
+            write_rows(rows, results)
+    if is_main() and output is not None:
+        write_page(output, suite_page(str(loaded.run_path), loaded.step, results))
+    if is_main():
+        warn(results.notices())
+    put_result(results, as_json)
 
 
 def _keep(loaded: "Loaded", sources: list[str], figures: Mapping[str, object]) -> None:

@@ -1,0 +1,151 @@
+"""Continuations are scored as by a plain loop over their tokens, one text at a time, whatever is computed once."""
+
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.compute.device import CPU
+from lmtool.errors import UsageError
+from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.scoring import ScoredContinuation, score_continuations, score_whole
+from tests.inference.test_scoring import SHAPES, next_of
+from tests.training.tiny import Work
+
+KINDS = {
+    **SHAPES,
+    "attending": ("model={kind: recurrent, d_model: 16, context: 16, attention: {score: additive}}",),
+    "encoder-decoder": (
+        *("model.context=64", "model.shape=encoder-decoder"),
+        *("objective={kind: span-corruption}", "tokenizer.sentinels=20"),
+    ),
+    "prefix": ("model.context=64", "model.shape=prefix", "objective={kind: prefix}"),
+}
+CHOICES = [
+    [("a cat sat on the", one) for one in ("mat", "map", "dog and home", "m")],
+    [("the dog", one) for one in ("ran", "sat on the mat")],
+    [("na:\n", one) for one in ("a", "o", "t")],
+    [("a dog ran away on the mat", one) for one in ("home", "away")],
+]
+SCHEMAS = [
+    [("a cat", "sat on"), ("a dog", "sat on"), ("home", "sat on")],
+    [("the mat and a dog", "ran"), ("the mat and a cat", "ran")],
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loaded]:
+    work = Work(tmp_path_factory.mktemp("runs"))
+    for name, overrides in KINDS.items():
+        work.pretrain(*overrides, "training.steps=2", name=name)
+    return {name: load_run(str(work.run(name)), CPU) for name in KINDS}
+
+
+def text_of(context: str, continuation: str) -> str:
+    return context + (" " if context.rstrip() == context else "") + continuation
+
+
+def plain(loaded: Loaded, context: str, continuation: str, n: int) -> tuple[list[float], bool]:
+    """Log-probabilities of the last n tokens, and whether each is the most probable one."""
+    t, is_masked = loaded.tokenizer, loaded.recipe.model.reads == "both"
+    opening = [] if is_masked else list(loaded.prompt_format.opening)
+    whole = [*opening, *t.encode(text_of(context, continuation))]
+    stem = [*opening, *t.encode(context.rstrip())]
+    logprobs, greedy = [], True
+    for i in range(len(whole) - n, len(whole)):
+        if is_masked:
+            row = [t.cls_id, *whole[:i], t.mask_id, *whole[i + 1 :], t.sep_id]
+            with torch.no_grad():
+                hidden_D = loaded.model(Batch(torch.tensor([row]))).hidden_BTD[0, i + 1]
+                after = loaded.model.logits(hidden_D).float().log_softmax(-1)
+        elif loaded.recipe.model.reads == "source":
+            after = next_of(loaded, whole[len(stem) - 1 : i], stem[:-1])
+        else:
+            after = next_of(loaded, whole[:i])
+        logprobs.append(float(after[whole[i]]))
+        greedy &= int(after.argmax()) == whole[i]
+    return logprobs, greedy
+
+
+def n_common(texts: list[list[int]]) -> int:
+    return next((i for i, column in enumerate(zip(*texts, strict=False)) if len(set(column)) > 1), min(map(len, texts)))
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "encoder-decoder"])
+def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, Loaded]) -> None:
+    """The sum as lm-eval's: from the end of the context on. The mean as nanochat's: over what texts differ by."""
+    loaded = runs[name]
+    encode = loaded.tokenizer.encode
+    for groups in (CHOICES, SCHEMAS):
+        for group, scored in zip(groups, score_continuations(loaded, groups), strict=True):
+            ids = [encode(text_of(*pair)) for pair in group]
+            shared = n_common(ids) if groups is CHOICES else n_common([one[::-1] for one in ids])
+            for pair, whole, one in zip(group, ids, scored, strict=True):
+                n = len(whole) - len(encode(pair[0].rstrip()))
+                logprobs, greedy = plain(loaded, *pair, n)
+                assert one.n_tokens == n
+                assert one.total == pytest.approx(sum(logprobs), rel=1e-4)
+                assert one.is_greedy == greedy
+                n_apart = max(1, len(whole) - shared) if groups is CHOICES else shared
+                if name == "prefix":
+                    n_apart = min(n_apart, n)  # what the prefix sees has no probability
+                wanted = plain(loaded, *pair, n_apart)[0]
+                assert one.mean == pytest.approx(sum(wanted) / len(wanted), rel=1e-4)
+
+
+def test_a_continuation_is_the_target_of_an_encoder_decoder(runs: dict[str, Loaded]) -> None:
+    loaded = runs["encoder-decoder"]
+    t = loaded.tokenizer
+    for group, scored in zip(CHOICES, score_continuations(loaded, CHOICES), strict=True):
+        for (context, continuation), one in zip(group, scored, strict=True):
+            source = [*t.encode(context.rstrip()), t.sentinel_ids[0]]
+            ids = t.encode(text_of(context, continuation)[len(context.rstrip()) :])
+            begun = [t.bos_id, t.sentinel_ids[0]]
+            wanted = sum(float(next_of(loaded, [*begun, *ids[:i]], source)[token]) for i, token in enumerate(ids))
+            assert one.total == pytest.approx(wanted, rel=1e-4)
+
+
+def test_groups_do_not_depend_on_each_other(runs: dict[str, Loaded]) -> None:
+    for name in ("decoder", "recurrent", "attending"):
+        together: list[list[ScoredContinuation]] = score_continuations(runs[name], [*CHOICES, *SCHEMAS])
+        for group, scored in zip([*CHOICES, *SCHEMAS], together, strict=True):
+            (alone,) = score_continuations(runs[name], [group])
+            assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
+
+
+def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, Loaded]) -> None:
+    loaded = runs["decoder"]
+    context = "a cat " * 30 + "the dog"
+    (scored,) = score_continuations(loaded, [[(context, "ran"), (context, "sat")]])
+    ids = loaded.tokenizer.encode(text_of(context, "ran"))
+    assert [one.is_cut for one in scored] == [True, True]
+    begins = len(ids) - len(loaded.tokenizer.encode(" ran"))
+    row = ids[len(ids) - 1 - 64 : -1]
+    wanted = sum(float(next_of(loaded, row[: len(row) - (len(ids) - 1 - i)])[ids[i]]) for i in range(begins, len(ids)))
+    assert scored[0].total == pytest.approx(wanted, rel=1e-4)
+    with pytest.raises(UsageError, match="a continuation has more tokens than the model reads: 64"):
+        score_continuations(loaded, [[("a", "cat " * 30)]])
+
+
+@pytest.mark.parametrize("name", ["decoder", "stream", "recurrent", "ngram", "encoder"])
+def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, Loaded]) -> None:
+    loaded = runs[name]
+    t = loaded.tokenizer
+    texts = ["a cat sat", "the dog ran away and " * 8, ""]
+    for text, total in zip(texts, score_whole(loaded, texts), strict=True):
+        ids, wanted = t.encode(text), 0.0
+        longest = loaded.model.longest or loaded.model.context or 1000
+        longest -= 2 * (name == "encoder")
+        for i, token in enumerate(ids):
+            first = i // longest * longest
+            stop = min(len(ids), first + longest)
+            if name == "encoder":
+                row = [t.cls_id, *ids[first:i], t.mask_id, *ids[i + 1 : stop], t.sep_id]
+                with torch.no_grad():
+                    hidden_D = loaded.model(Batch(torch.tensor([row]))).hidden_BTD[0, i - first + 1]
+                    wanted += float(loaded.model.logits(hidden_D).float().log_softmax(-1)[token])
+            else:
+                whole = [t.bos_id, *ids]
+                wanted += float(next_of(loaded, whole[max(0, stop - longest) : i + 1])[token])
+        assert total == pytest.approx(wanted, rel=1e-4)
+    with pytest.raises(UsageError, match="scores targets of sources"):
+        score_whole(runs["encoder-decoder"], texts)
