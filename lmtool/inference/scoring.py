@@ -181,17 +181,18 @@ class ScoredContinuation:
 
 
 def score_continuations(
-    loaded: Loaded, groups: Sequence[Sequence[Continued]], report: Report = not_reported
+    loaded: Loaded, groups: Sequence[Sequence[Continued]], begins: bool = False, report: Report = not_reported
 ) -> list[list[ScoredContinuation]]:
     """log p(continuation | context), without an end token, by all processes together.
 
     groups: continuations that are compared, of one context, or of several; what they begin with is computed once. As in
     `score_answers` the continuation is the target where a model has sources; a bidirectional model masks each of its
     tokens on its own (Salazar et al. 2020). A context that does not fit loses its beginning.
+    begins: put the token that begins a text before each, also where a published tokenizer puts none.
     Raises UsageError for a continuation that does not fit alone, and for a model that predicts no tokens.
     """
     check_continues(loaded)
-    cut = [[one.fitted(_longest(loaded)) for one in _continuations(loaded, group)] for group in groups]
+    cut = [[one.fitted(_longest(loaded)) for one in _continuations(loaded, group, begins)] for group in groups]
     return _scored(loaded, cut, report)
 
 
@@ -232,7 +233,7 @@ def _windows(loaded: Loaded, ids: list[int]) -> list[_Row]:
             scored = range(len(before), len(before) + len(part))
             rows += _masked_rows(loaded, [*before, *part, *after], scored)
         return rows
-    whole = [*(prompt_format.opening[-1:] or [loaded.tokenizer.bos_id]), *ids]
+    whole = [*(prompt_format.opening[-1:] or [_first_id(loaded)]), *ids]
     for first in range(0, len(ids), n):
         stop = min(first + n, len(ids))
         start, prefix = max(0, stop - n), 0 if _in_row(loaded) else None
@@ -257,15 +258,15 @@ class _Continuation:
         return replace(self, rows=[row.last(longest) for row in self.rows], is_cut=True)
 
 
-def _continuations(loaded: Loaded, group: Sequence[Continued]) -> list[_Continuation]:
+def _continuations(loaded: Loaded, group: Sequence[Continued], begins: bool = False) -> list[_Continuation]:
     """How the continuations of a group are scored."""
-    texts = [_whole(loaded, *pair) for pair in group]
+    texts = [_whole(loaded, *pair, begins) for pair in group]
     wholes, same_context = [whole for _, whole, _ in texts], len({context for context, _ in group}) == 1
     shared = n_shared(*wholes) if same_context else n_shared(*(whole[::-1] for whole in wholes))
-    begins = min(first for _, _, first in texts)
+    earliest = min(first for _, _, first in texts)
     continuations = []
     for source, whole, first in texts:
-        first = max(1, begins if same_context else first)
+        first = max(1, earliest if same_context else first)
         n_tokens, n_apart = len(whole) - first, len(whole) - shared if same_context else shared
         n_apart = min(max(1, n_apart), len(whole) - 1)
         if loaded.model.reads == "both":
@@ -279,7 +280,7 @@ def _continuations(loaded: Loaded, group: Sequence[Continued]) -> list[_Continua
     return continuations
 
 
-def _whole(loaded: Loaded, context: str, continuation: str) -> tuple[list[int] | None, list[int], int]:
+def _whole(loaded: Loaded, context: str, continuation: str, begins: bool) -> tuple[list[int] | None, list[int], int]:
     """The source, if any; the ids of a context and its continuation, or of a target; and where the latter begins."""
     prompt_format, tokenizer, objective = loaded.prompt_format, loaded.tokenizer, loaded.recipe.objective
     stem = context.rstrip()
@@ -297,7 +298,14 @@ def _whole(loaded: Loaded, context: str, continuation: str) -> tuple[list[int] |
         return source, [*begun, *tokenizer.encode(gap * continues + continuation)], len(begun)
     whole = list(prompt_format.prompt(stem + gap + continuation).text)
     first = n_shared(prompt_format.prompt(stem).text, whole)
-    return (None, whole, first) if first else (None, [tokenizer.bos_id, *whole], 1)
+    opening = [_first_id(loaded)] * (first == 0 or (begins and not prompt_format.opening))
+    return None, [*opening, *whole], first + len(opening)
+
+
+def _first_id(loaded: Loaded) -> int:
+    """The token before a text that has none: the published bos_token, as other programs put it, if there is one."""
+    tokenizer = loaded.tokenizer
+    return tokenizer.bos_id if tokenizer.roles.named_bos is None else tokenizer.roles.named_bos
 
 
 def _scored(

@@ -342,7 +342,7 @@ class ClientAnswer:
             text = text.lstrip()
         if not self._is_echo:
             self._n_generated += 1
-            if self._wants_logprobs and event.finish != "end":
+            if self._wants_logprobs and not (self._is_chat and event.finish == "end"):
                 offset = choice.length + len(echoed)
                 choice.tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset))
         choice.begun = True

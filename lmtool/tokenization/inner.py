@@ -42,6 +42,7 @@ class Roles:
     ends: end generated text, `eos` among them.
     specials: tokens that are no text, `sentinels` of removed spans among them.
     template: see `RowTemplate`; None for tokenizers trained here.
+    named_bos: the published bos_token, also where the template does not put it before a text.
     """
 
     pad: int
@@ -56,6 +57,7 @@ class Roles:
     sentinels: tuple[int, ...]
     specials: frozenset[int]
     template: RowTemplate | None = None
+    named_bos: int | None = None
 
 
 def inner_of(content: str) -> Inner:
@@ -148,7 +150,8 @@ def published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str
     marked = {token["id"] for token in config["added_tokens"] if token["special"]}
     specials = frozenset({*marked, *named.values(), *sentinels})
     pad, unk, mask, sep = (named.get(role, eos) for role in ("pad", "unk", "mask", "sep"))
-    return Roles(pad, bos, eos, unk, mask, sep, named.get("cls", bos), begin, end, sentinels, specials, template)
+    cls, named_bos = named.get("cls", bos), named.get("bos")
+    return Roles(pad, bos, eos, unk, mask, sep, cls, begin, end, sentinels, specials, template, named_bos)
 
 
 def text_of(named: object) -> str | None:

@@ -67,11 +67,11 @@ class SandboxedTemplate:
     variables: the names that it takes.
     """
 
-    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
-        """now: the time that the template may ask for."""
+    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now, *, trims_lines: bool = True) -> None:
+        """now: the time that the template may ask for. trims_lines: a block takes its line along, as in chat templates."""
         if len(source) > LARGEST_SOURCE:
             raise SecurityError(f"it has {len(source):,} characters, more than {LARGEST_SOURCE:,}")
-        environment = _Environment(now)
+        environment = _Environment(now, trims_lines)
         self.marks_generation = bool(_GENERATION.search(source))
         with _budget():
             parsed = environment.parse(source)
@@ -192,9 +192,13 @@ class _Generation(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(self, now: Callable[[], datetime], trims_lines: bool) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension], finalize=self._written
+            trim_blocks=trims_lines,
+            lstrip_blocks=trims_lines,
+            keep_trailing_newline=not trims_lines,
+            extensions=[_Generation, LoopControlExtension],
+            finalize=self._written,
         )
         self.filters["tojson"] = _to_json
         self.filters = {name: _bounded(name, self.filters[name]) for name in _FILTERS}

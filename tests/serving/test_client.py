@@ -107,15 +107,21 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
     with torch.inference_mode():
         logprobs = loaded.model.logits(loaded.model(Batch(ids)).hidden_BTD)[0].log_softmax(-1)
     expected = logprobs[:-1].gather(-1, ids[0, 1:, None])[:, 0].tolist()
-    n = len(expected) - (completion.finish_reason == "end")
     assert found.token_logprobs[0] is None
-    assert found.token_logprobs[1:] == pytest.approx(expected[:n], abs=1e-4)
+    assert found.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
     for own, best in zip(found.top_logprobs[1:], logprobs.topk(3).values, strict=False):
         assert sorted(own.values()) == pytest.approx(sorted(best.tolist()), abs=1e-4)
     only = client.completions.create(**asked, max_tokens=0).choices[0]
     assert only.text == PROMPT
     assert only.logprobs is not None
     assert only.logprobs.token_logprobs == found.token_logprobs[: len(prompt)]
+    # one more token is one more, also where it ends the text: lm-eval leaves out the last one
+    end = {str(loaded.tokenizer.eos_id): 100}
+    ended = client.completions.create(**asked, max_tokens=1, logit_bias=end).choices[0]
+    assert (ended.text, ended.finish_reason) == (PROMPT, "stop")
+    assert ended.logprobs is not None
+    assert ended.logprobs.token_logprobs is not None
+    assert ended.logprobs.token_logprobs[:-1] == pytest.approx(found.token_logprobs[: len(prompt)], abs=1e-4)
 
 
 @pytest.mark.parametrize("streams", [False, True])

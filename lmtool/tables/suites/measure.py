@@ -170,8 +170,8 @@ def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem]) -> Iterato
             right = answer in {text.strip() for _, text in item.pairs}
             yield {"text": completion.text, "answer": answer, "right": right, "cut": False}
         return
-    scored = score_continuations(loaded, [item.pairs for item in items])
-    bare = score_continuations(loaded, [item.bare for item in items if item.bare])
+    scored = score_continuations(loaded, [item.pairs for item in items], task.begins)
+    bare = score_continuations(loaded, [item.bare for item in items if item.bare], task.begins)
     for item, each, free in zip(items, scored, bare or [[]] * len(items), strict=True):
         cut = any(one.is_cut for one in each)
         if isinstance(task, ContinuationTask):

@@ -62,7 +62,9 @@ class Rendering:
         if _is_expression(value):
             value = f"{{{{ ({value[0]}) | tojson }}}}"
         try:
-            templates = [SandboxedTemplate(text) for text in ([value] if isinstance(value, str) else value)]
+            templates = [
+                SandboxedTemplate(text, trims_lines=False) for text in ([value] if isinstance(value, str) else value)
+            ]
         except Exception as error:
             raise UsageError(f"not a template: {shown(str(error), 120)}", where=where, fix="correct it") from error
         for table in filter(None, (self.table, self.pool)):

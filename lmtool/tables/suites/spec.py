@@ -45,6 +45,8 @@ class PromptedTask(TableTask):
     """Between examples."""
     description: str = ""
     """A text before all of them."""
+    begins: bool = False
+    """The token that begins a text is before it also where a published tokenizer puts none, as in CORE."""
 
 
 class ChoiceTask(PromptedTask):
