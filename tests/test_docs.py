@@ -20,7 +20,24 @@ from tests.interop.test_importing import peer_in
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
 OTHER_PROGRAMS = {
-    *[".", "awk", "cd", "cp", "curl", "cut", "echo", "git", "grep", "head", "mkdir", "paste", "pip", "printf", "rev"],
+    *[
+        ".",
+        "awk",
+        "cd",
+        "cp",
+        "curl",
+        "cut",
+        "echo",
+        "git",
+        "grep",
+        "head",
+        "lm_eval",
+        "mkdir",
+        "paste",
+        "pip",
+        "printf",
+        "rev",
+    ],
     *["sed", "tail", "tr"],
 }
 

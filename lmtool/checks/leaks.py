@@ -1,6 +1,6 @@
 """Rows on which a model is measured, and which stand in what it was trained on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
 
@@ -36,18 +36,25 @@ ROWS = 1000
 """Rows of a training table that are looked through at once."""
 
 
-def find_leaks(run: Run, texts: Mapping[int, str], most: int = BRIEF[0]) -> Iterator[Notice]:
+def find_leaks(run: Run, texts: Iterable[tuple[str, str]], most: int = BRIEF[0]) -> Iterator[Notice]:
     """Notices of rows that stand in what a run was trained on, or one that it was initialized from.
 
-    Only files that are still there are looked through, and no conversations. texts: of the rows, by number.
+    Only files that are still there are looked through, and no conversations. texts: of the rows, each after its name.
     most: chunks of a training text that are looked through; a notice says where there are more.
     """
-    ends_R = np.cumsum([len(text) for text in texts.values()])
-    rows = list(islice(texts.items(), max(1, int(np.searchsorted(ends_R, MOST, side="right")))))
-    row_W = np.repeat(np.arange(len(rows)), [len(WORD.findall(text.lower())) for _, text in rows])
+    read = iter(texts)
+    rows: list[tuple[str, str]] = []
     for trained in with_bases(run):
         with suppress(LmtoolError):
             source, chunks = _training_text(trained)
+            if not source:
+                continue
+            # which only files that are there need
+            left = MOST - sum(len(text) for _, text in rows)
+            while left > 0 and (row := next(read, None)) is not None:
+                rows.append(row)
+                left -= len(row[1])
+            row_W = np.repeat(np.arange(len(rows)), [len(WORD.findall(text.lower())) for _, text in rows])
             shared = overlap(islice(chunks, most), [Chunk([text for _, text in rows])])
             words_R, shared_R = (np.bincount(row_W, by, len(rows)) for by in (None, shared.is_shared_W))
             leaked = [rows[i] for i in np.flatnonzero((shared_R >= SHARE * words_R) & (words_R > 0))]
@@ -55,7 +62,7 @@ def find_leaks(run: Run, texts: Mapping[int, str], most: int = BRIEF[0]) -> Iter
             if leaked or is_part:
                 share = f"{len(leaked):,} of {counted(len(rows), 'row')} ({100 * len(leaked) / len(rows):.1f} %)"
                 what = f"{share} stand in what {trained.name} was trained on, {source}: {100 * SHARE:.0f} % of their"
-                first = "".join(f"; row {number}: {shown(text, 60)}" for number, text in leaked[:TOLD])
+                first = "".join(f"; {name}: {shown(text, 60)}" for name, text in leaked[:TOLD])
                 part = f"; only its first {shared.trained:,} words were looked through" * is_part
                 text = f"{what} words or more, in {N}-grams{first}{part}"
                 yield Notice("rows in the training text", len(leaked), text)

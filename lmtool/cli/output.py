@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from lmtool.data.table import Skipped
     from lmtool.inference.load import Loaded
     from lmtool.recipe.spec.base import DeviceName
-    from lmtool.tables.reading import LabelledText
 
 
 def prepare_streams() -> None:
@@ -96,15 +97,18 @@ def warn(warnings: Iterable[str]) -> None:
     tell(*(f"warning: {warning}" for warning in warnings))
 
 
-def warn_of_leaks(loaded: "Loaded", items: "Iterable[LabelledText]") -> None:
-    """Warn of rows, about to be measured, that stand in what the model was trained on; only one process does."""
+def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[str, list[dict[str, Any]]]:
+    """Warn of rows that stand in what the model was trained on, and return this for JSON; only one process does.
+
+    texts: of the rows, each after its name.
+    """
     from lmtool.checks.leaks import find_leaks
     from lmtool.compute.processes import is_main
     from lmtool.run.directory import Run
 
-    if is_main():
-        texts = {item.row: " ".join(item.texts) for item in items}
-        warn(map(str, find_leaks(Run.open(loaded.run_path), texts)))
+    leaks = list(find_leaks(Run.open(loaded.run_path), texts)) if is_main() else []
+    warn(map(str, leaks))
+    return {"leaks": [asdict(one) for one in leaks]}
 
 
 def describe_skipped(skipped: "Skipped | None") -> None:
@@ -147,13 +151,13 @@ class _Result(Protocol):
     def lines(self) -> Iterable[str]: ...
 
 
-def put_result(result: _Result, as_json: bool) -> None:
-    """Write what was measured to stdout; in JSON, NaN and infinities are null. Processes that only compute do not."""
+def put_result(result: _Result, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Write what was measured to stdout; in JSON, with more, NaN and infinities are null. Only one process does."""
     from lmtool.compute.processes import is_main
     from lmtool.records import finite
 
     if is_main() and as_json:
-        put_json(finite(result.record()))
+        put_json(finite({**result.record(), **more}))
     elif is_main():
         put(*result.lines())
 

@@ -10,16 +10,18 @@ from lmtool.run.paired import Comparison, compare
 from lmtool.tables.labels import SEPARATOR
 from lmtool.tables.predict import answer_rows
 from lmtool.tables.reading import LabelledText
+from lmtool.tables.suites.results import SuiteResults
+from lmtool.tables.suites.spec import TextTask
 from lmtool.tables.tasks.metrics import exact_match, sentence_scores, word_accuracy
 from lmtool.tables.tasks.text_to_text import as_answer
 
 
 class ScoredRows(NamedTuple):
-    """The rows of a table, and how well a model answers each, by a measure of this name."""
+    """Rows, each a name and a text, and how well a model answers each, by a measure of this name."""
 
     run: str
     measure: str
-    items: tuple[LabelledText, ...]
+    rows: list[tuple[str, str]]
     scores: list[float]
 
 
@@ -31,7 +33,17 @@ def score_rows(loaded: Loaded, run: str, source: str, task: str = "") -> ScoredR
     """
     texts, answers = answer_rows(loaded, source, task)
     scored = [_score(*pair) for pair in zip(texts.items, answers, strict=True)]
-    return ScoredRows(run, scored[0][0], texts.items, [score for _, score in scored])
+    return ScoredRows(run, scored[0][0], [item.named for item in texts.items], [score for _, score in scored])
+
+
+def score_tasks(run: str, results: SuiteResults) -> dict[str, ScoredRows]:
+    """How well a model of this name does each row of the tasks of a suite: is it right, or its log-probability."""
+    scored = {}
+    for name, one in results.tasks.items():
+        measure = "log-probability" if isinstance(one.task, TextTask) else "accuracy"
+        scores = [float(row["right"]) if "right" in row else -row["nats"] for row in one.rows()]
+        scored[name] = ScoredRows(run, measure, [(f"row {n}", "") for n in range(len(scores))], scores)
+    return scored
 
 
 def _score(item: LabelledText, answer: object) -> tuple[str, float]:
@@ -53,7 +65,7 @@ def _labels(text: str) -> set[str]:
 
 def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> Comparison:
     """Compare two models on the rows of a table. Raises DataError where they do not answer the same rows alike."""
-    (first, first_rows), (second, second_rows) = ((of.measure, [item.row for item in of.items]) for of in (one, other))
+    (first, first_rows), (second, second_rows) = ((of.measure, [name for name, _ in of.rows]) for of in (one, other))
     if (first, first_rows) != (second, second_rows):
         what = f"not the same is measured: {len(first_rows):,} rows by {first}, and {len(second_rows):,} by {second}"
         fix = "name runs that were fine-tuned on the same kind of labels"

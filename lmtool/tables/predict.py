@@ -58,7 +58,8 @@ def measure_tables(
             if skipped is not None:
                 skipped.kinds.update(texts.skipped.kinds)
             decide_by(of_table, costs)
-            yield of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
+            results = of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
+            yield replace(results, items=texts.items)
 
 
 def read_rows(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> tuple[LabelledTexts, Task]:

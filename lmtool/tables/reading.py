@@ -38,6 +38,11 @@ class LabelledText(NamedTuple):
     messages: tuple[Message, ...] = ()
     answers: tuple[AnswerSpan, ...] | None = None
 
+    @property
+    def named(self) -> tuple[str, str]:
+        """The name of the row, for messages, and its texts as one."""
+        return f"row {self.row}", " ".join(self.texts)
+
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -68,7 +68,7 @@ class SandboxedTemplate:
     """
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now, *, trims_lines: bool = True) -> None:
-        """now: the time that the template may ask for. trims_lines: a block takes its line along, as in chat templates."""
+        """now: the time that the template may ask for. trims_lines: blocks take their lines along, as in chats."""
         if len(source) > LARGEST_SOURCE:
             raise SecurityError(f"it has {len(source):,} characters, more than {LARGEST_SOURCE:,}")
         environment = _Environment(now, trims_lines)

@@ -30,6 +30,10 @@ def plainly(train: list[str], rows: dict[int, str]) -> set[int]:
     return found
 
 
+def by_name(rows: dict[int, str]) -> list[tuple[str, str]]:
+    return [(f"row {number}", text) for number, text in rows.items()]
+
+
 def named(text: str) -> set[int]:
     return {int(number) for number in re.findall(r"; row (\d+):", text)}
 
@@ -55,34 +59,34 @@ def test_rows_in_the_training_text_are_told(pretrained: Work) -> None:
     }
     expected = plainly(DOCUMENTS, rows)
     assert expected == {4, 9}
-    (notice,) = find_leaks(Run.open(pretrained.run()), rows)
+    (notice,) = find_leaks(Run.open(pretrained.run()), by_name(rows))
     assert (notice.count, named(notice.text)) == (2, expected)
     assert "2 of 6 rows (33.3 %) stand in what run was trained on" in notice.text
     assert "looked through" not in notice.text
-    assert list(find_leaks(Run.open(pretrained.run()), {1: FRESH})) == []
+    assert list(find_leaks(Run.open(pretrained.run()), by_name({1: FRESH}))) == []
 
 
 def test_the_text_of_the_run_that_a_run_begins_with_counts(pretrained: Work) -> None:
     pretrained.finetune("training.steps=1", source=pretrained.run())
     table = (pretrained.folder / "table.csv").read_text().splitlines()[1:]
     rows = {1: DOCUMENTS[0], 2: table[0].partition(",")[0], 3: FRESH}
-    of_table, of_text = find_leaks(Run.open(pretrained.run("tuned")), rows)
+    of_table, of_text = find_leaks(Run.open(pretrained.run("tuned")), by_name(rows))
     assert ("table.csv" in of_table.text, named(of_table.text)) == (True, {2})
     assert ("text.txt" in of_text.text, named(of_text.text)) == (True, {1})
     pretrained.text.unlink()
-    (left,) = find_leaks(Run.open(pretrained.run("tuned")), rows)
+    (left,) = find_leaks(Run.open(pretrained.run("tuned")), by_name(rows))
     assert left == of_table
 
 
 def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
     pretrained.text.write_text("\n\n".join([*DOCUMENTS, *(" ".join(["long"] * 30_000) for _ in range(9))]) + "\n")
     run = Run.open(pretrained.run())
-    (notice,) = find_leaks(run, {1: FRESH}, most=1)
+    (notice,) = find_leaks(run, by_name({1: FRESH}), most=1)
     assert notice.count == 0
     assert re.search(r"0 of 1 row .* only its first [\d,]+ words were looked through", notice.text)
-    assert list(find_leaks(run, {1: FRESH}, most=1000)) == []
+    assert list(find_leaks(run, by_name({1: FRESH}), most=1000)) == []
 
 
 def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Path) -> None:
     pretrained.text.unlink()
-    assert list(find_leaks(Run.open(pretrained.run()), {1: DOCUMENTS[0]})) == []
+    assert list(find_leaks(Run.open(pretrained.run()), by_name({1: DOCUMENTS[0]}))) == []

@@ -1,7 +1,7 @@
 """Rows of lm-eval, of a published model and of the same one served, beside those of `lmtool eval --suite`.
 
-Run by `make test-lmeval`, which installs lm-eval. The tasks are in the folder `tasks` for lm-eval, and in `tasks.yaml` for
-lmtool.
+Run by `make test-lmeval`, which installs lm-eval. The tasks are in the folder `tasks` for lm-eval, and in `tasks.yaml`
+for lmtool.
 """
 
 import json

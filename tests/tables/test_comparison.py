@@ -26,7 +26,7 @@ def test_the_mean_over_rows_is_the_accuracy(work: Work, kind: str, figure: str) 
     assert (scored.measure, len(scored.scores)) == ("accuracy", 24)
     assert np.mean(scored.scores) == pytest.approx(results.figures[figure])
     assert set(scored.scores) <= {0.0, 1.0}
-    assert [item.row for item in scored.items] == list(range(1, 25))
+    assert [name for name, _ in scored.rows] == [f"row {n}" for n in range(1, 25)]
 
 
 def test_numbers_are_scored_by_their_error(work: Work) -> None:
@@ -64,7 +64,7 @@ def test_a_run_is_no_better_than_itself(work: Work) -> None:
     compared = compare_rows(str(table), one, other)
     assert (compared.right_alone, compared.p, compared.interval) == ((0, 0), 1, (0, 0))
     assert compared.better is None
-    fewer = other._replace(items=other.items[1:], scores=other.scores[1:])
+    fewer = other._replace(rows=other.rows[1:], scores=other.scores[1:])
     with pytest.raises(DataError, match="24 rows by accuracy, and 23 by accuracy"):
         compare_rows(str(table), one, fewer)
 

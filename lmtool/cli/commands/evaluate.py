@@ -86,7 +86,7 @@ def evaluate(
     from lmtool.data.table import Skipped
     from lmtool.inference.perplexity import EvaluationText, measure
     from lmtool.interop.names import is_published
-    from lmtool.tables.predict import answers_tables, measure_tables, read_rows
+    from lmtool.tables.predict import answers_tables, measure_tables
     from lmtool.tables.prompting import Prompting, measure_prompts
     from lmtool.tables.suite import measure_folder, runs_in, tables_in
 
@@ -124,8 +124,7 @@ def evaluate(
                     result = result.compared_with(other, data)
                 if not number:
                     describe(model, quiet)
-                warn_of_leaks(model, result.items)
-                put_result(result, as_json)
+                put_result(result, as_json, warn_of_leaks(model, (item.named for item in result.items)))
         describe_skipped(skipped)
         return
 
@@ -151,11 +150,11 @@ def evaluate(
         describe(model, quiet)
         with table_files(text or (), data.encoding) as sources:
             each = measure_tables(model, sources, task, data, skipped, costs)
-            for source, results, opened_as in zip(text or (), each, sources, strict=True):
-                warn_of_leaks(model, read_rows(model, opened_as, task, data)[0].items)
+            for source, results in zip(text or (), each, strict=True):
+                leaks = warn_of_leaks(model, (item.named for item in results.items))
                 if is_main() and costs is None:
                     _keep(model, [source], results.record())
-                put_result(results, as_json)
+                put_result(results, as_json, leaks)
                 describe_skipped(skipped)
                 skipped.kinds.clear()
                 _refuse_undefined(results.loss, run)
@@ -181,12 +180,13 @@ def _measure_suite(
     from lmtool.compute.processes import is_main
     from lmtool.report.page import write_page
     from lmtool.report.suite import suite_page
-    from lmtool.tables.suites.measure import kept_rows, measure_suite, open_tasks, write_rows
+    from lmtool.tables.suites.measure import kept_rows, measure_suite, open_tasks, texts_of, write_rows
     from lmtool.tables.suites.spec import read_suite
 
     check_new(rows, ".jsonl")
     tasks = open_tasks(loaded, read_suite(name))
     describe(loaded, quiet)
+    leaks = warn_of_leaks(loaded, texts_of(tasks))
     with Display(shown=is_main(), quiet=quiet) as display, kept_rows(loaded) as folder:
         results = measure_suite(loaded, name, tasks, folder, display.report)
         if is_main() and rows is not None:
@@ -195,7 +195,7 @@ def _measure_suite(
         write_page(output, suite_page(str(loaded.run_path), loaded.step, results))
     if is_main():
         warn(results.notices())
-    put_result(results, as_json)
+    put_result(results, as_json, leaks)
 
 
 def _keep(loaded: "Loaded", sources: list[str], figures: Mapping[str, object]) -> None:

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, group, option, register
 from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn, warn_of_leaks
-from lmtool.cli.progress import count
+from lmtool.cli.progress import Display, count
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
@@ -114,16 +114,18 @@ def compare(
         "TABLE", "Run them on the rows of this table: is the first better than each other? May be repeated."
     ),
     task: TaskName = "",
+    suite: str | None = option("NAME", "Run them on the tasks of a suite, as `lmtool eval --suite` does."),
     *,
     json: Json = False,
 ) -> None:
     """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes.
 
-    With --test also row by row on a table: the difference with its interval, and whether it is more than chance.
+    With --test or --suite also row by row: the difference with its interval, and whether it is more than chance.
 
     Examples:
     lmtool runs compare tiny lstm
     lmtool runs compare tiny lstm --test test.csv
+    lmtool runs compare tiny lstm --suite bundled
     lmtool runs compare A B --json
     """
     from rich.console import Console
@@ -138,6 +140,7 @@ def compare(
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task)]
+    tested += [] if suite is None else _compared_on_suite(suite, runs, json)
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.record() for one in tested]} if tested else {}
@@ -164,8 +167,26 @@ def _compared_on(table: str, runs: Sequence[str], task: str) -> "Iterator[Compar
         loaded = open_model(run, "auto", "float32")
         warn(loaded.warnings)
         scored.append(score_rows(loaded, run, table, task))
-        warn_of_leaks(loaded, scored[-1].items)
+        warn_of_leaks(loaded, scored[-1].rows)
     return (compare_rows(table, scored[0], other) for other in scored[1:])
+
+
+def _compared_on_suite(suite: str, runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
+    """The first run against each other one, row by row, on each task of a suite."""
+    from lmtool.tables.comparison import compare_rows, score_tasks
+    from lmtool.tables.suites.measure import kept_rows, measure_suite, open_tasks, texts_of
+    from lmtool.tables.suites.spec import read_suite
+
+    scored = []
+    for run in runs:
+        loaded = open_model(run, "auto", "float32")
+        warn(loaded.warnings)
+        tasks = open_tasks(loaded, read_suite(suite))
+        warn_of_leaks(loaded, texts_of(tasks))
+        with kept_rows(loaded) as folder, Display(shown=True, quiet=quiet) as display:
+            scored.append(score_tasks(run, measure_suite(loaded, suite, tasks, folder, display.report)))
+    names = [(other, name) for other in scored[1:] for name in other]
+    return (compare_rows(f"{suite}, {name}", scored[0][name], other[name]) for other, name in names)
 
 
 def _compared(value: object) -> str:

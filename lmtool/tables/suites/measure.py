@@ -26,7 +26,7 @@ from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import ScoredContinuation, check_continues, score_continuations, score_whole
 from lmtool.records import parse
 from lmtool.run.directory import SUITES
-from lmtool.tables.suites.rendering import Rendering, TaskItem
+from lmtool.tables.suites.rendering import Rendering, TaskItem, joined
 from lmtool.tables.suites.results import WAYS, RowScores, SuiteResults, TaskFigures
 from lmtool.tables.suites.spec import (
     AnyTask,
@@ -83,9 +83,15 @@ def write_rows(path: Path, results: SuiteResults) -> None:
 
 def _named_rows(results: SuiteResults) -> Iterator[bytes]:
     for name, one in results.tasks.items():
-        with one.kept.open("rb") as file:
-            rows = map(parse, islice(file, one.task.limit))
-            yield from (json.dumps({"task": name, **row}).encode() + b"\n" for row in rows)
+        yield from (json.dumps({"task": name, **row}).encode() + b"\n" for row in one.rows())
+
+
+def texts_of(tasks: Sequence[Rendering]) -> Iterator[tuple[str, str]]:
+    """The texts of all rows, those of the right choices and without examples, each after its name."""
+    for one in tasks:
+        for row in islice(one.table.rows(), one.task.limit):
+            item = one.item(one.table, row)
+            yield f"{one.name}, row {row.number}", joined(*item.pairs[item.right])
 
 
 def _check(loaded: Loaded, name: str, task: AnyTask) -> None:

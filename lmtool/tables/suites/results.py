@@ -4,10 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lmtool.printable import aligned
+from lmtool.records import parse
 from lmtool.run.uncertainty import Z, interval, standard_error
 from lmtool.tables.suites.spec import AnyTask, ChoiceTask, SchemaTask, TextTask
 
@@ -40,6 +42,11 @@ class TaskFigures:
         sums["nats * nats"] += row.get("nats", 0) ** 2
         sums["nats * bytes"] += row.get("nats", 0) * row.get("bytes", 0)
         sums["bytes * bytes"] += row.get("bytes", 0) ** 2
+
+    def rows(self) -> Iterator[RowScores]:
+        """What is kept of each row."""
+        with self.kept.open("rb") as file:
+            yield from map(parse, islice(file, self.task.limit))
 
     @property
     def chance(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.tables.baseline import Baseline, mean_line
+from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.metrics import class_lines, confusion_lines
 
 
@@ -25,6 +26,7 @@ class Results:
     decoding: the decoding strategy, for generated texts.
     baseline: of the same rows, where it was measured.
     remedies: options to try where the model is below it.
+    items: the rows of a table that was not used in training.
     """
 
     part: str
@@ -39,6 +41,7 @@ class Results:
     baseline: Baseline | None = None
     sentences: list[dict[str, Any]] = field(default_factory=list)
     remedies: tuple[str, ...] = ()
+    items: Sequence[LabelledText] = ()
 
     @property
     def _title(self) -> str:
