@@ -4,9 +4,10 @@ Shapes: B rows, T positions, S positions after a common prefix, N scored positio
 prompts, A answers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -15,14 +16,23 @@ from lmtool.batch import Batch, padded
 from lmtool.data.survey import Report
 from lmtool.decoding.request import n_shared
 from lmtool.errors import UsageError
-from lmtool.inference.evaluation import Items, evaluate, not_reported
+from lmtool.inference.evaluation import BATCH_TOKENS, Items, RowLengths, evaluate, not_reported
 from lmtool.inference.load import Loaded
 from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
+
+LOGITS = 1 << 25
+"""Logits in memory."""
+
+CPU_TOKENS = 1024
+"""Positions computed at once on a CPU."""
 
 Logprobs = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 ScoredTokens = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 """Of N tokens their log-probabilities, and whether each is the most probable one, as 0 or 1: (2, N)."""
+
+Read = Callable[[list[int]], tuple[None, list[ScoredTokens]]]
+"""The scores of some items, by their numbers."""
 
 Continued = tuple[str, str]
 """A context, and the continuation that follows the whitespace at its end, or a space where it has none."""
@@ -394,10 +404,18 @@ def _read_rows(loaded: Loaded, rows: Sequence[_Row], report: Report = not_report
         if group[0].prefix is not None:
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
         states = zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True)
-        return None, [_token_scores(loaded, hidden_TD[row.positions], row.targets) for row, hidden_TD in states]
+        scored = [hidden_TD[row.positions] for row, hidden_TD in states]
+        return None, _token_scores(loaded, scored, [row.targets for row in group])
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
-    return evaluate(loaded.model, Items(lengths, read, dtype=np.float32), loaded.compute, report).arrays
+    return _evaluated(loaded, lengths, read, report)
+
+
+def _evaluated(loaded: Loaded, lengths: Sequence[RowLengths], read: Read, report: Report) -> list[ScoredTokens]:
+    """What is read of each item; on a CPU in small batches, which have less padding and are as fast."""
+    tokens = CPU_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
+    items = Items(lengths, read, tokens=tokens, dtype=np.float32)
+    return evaluate(loaded.model, items, loaded.compute, report).arrays
 
 
 def _n_common(rows: Sequence[_Row]) -> int:
@@ -415,33 +433,33 @@ def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Repor
     ]
 
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
-        scores: dict[int, ScoredTokens] = {}
-        # of equal lengths, for recurrent states cannot be padded on the left
-        for n, same in groupby(sorted(chosen, key=n_common.__getitem__), key=n_common.__getitem__):
-            numbers = list(same)
-            scores |= zip(numbers, _branched(loaded, [groups[i] for i in numbers], n), strict=True)
-        return None, [scores[i] for i in chosen]
+        return None, _branched(loaded, [groups[i] for i in chosen], [n_common[i] for i in chosen])
 
-    return evaluate(loaded.model, Items(lengths, read, dtype=np.float32), loaded.compute, report).arrays
+    return _evaluated(loaded, lengths, read, report)
 
 
-def _branched(loaded: Loaded, groups: Sequence[Sequence[_Row]], n: int) -> list[ScoredTokens]:
+def _branched(loaded: Loaded, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]) -> list[ScoredTokens]:
     """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
     model, pad = loaded.model, loaded.tokenizer.pad_id
-    common_BT = torch.tensor([rows[0].tokens[:n] for rows in groups])
-    batch = _with_sources(Batch(common_BT), [rows[0] for rows in groups], pad).to(loaded.device)
-    hidden_BTD, state = model.advance(batch.tokens_BT, model.start(batch))
-    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows in groups for row in rows]
+    common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
+    batch = _with_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
+    state = model.start(batch)
+    if not state.goes_back and len(set(n_common)) > 1:
+        # a recurrent state after padding is another one
+        runs = [list(run) for _, run in groupby(zip(groups, n_common, strict=True), itemgetter(1))]
+        return [scores for run in runs for scores in _branched(loaded, *map(list, zip(*run, strict=True)))]
+    hidden_BTD, state = model.advance(batch.tokens_BT, state)
+    state = state.each_upto(n_common)
+    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True) for row in rows]
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.pick([b for b, rows in enumerate(groups) for _ in rows])
         apart = iter(model.advance(padded(rest, pad)[0].to(loaded.device), state)[0])
-    scores = []
-    for rows, hidden_TD in zip(groups, hidden_BTD, strict=True):
-        # one product for all rows, which have few positions each
-        states = [torch.cat((hidden_TD, hidden_SD))[row.positions] for row, hidden_SD in zip(rows, apart, strict=False)]
-        scores.append(_token_scores(loaded, torch.cat(states), [token for row in rows for token in row.targets]))
-    return scores
+    states = [
+        torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
+        for rows, n, hidden_TD in zip(groups, n_common, hidden_BTD, strict=True)
+    ]
+    return _token_scores(loaded, states, [[token for row in rows for token in row.targets] for rows in groups])
 
 
 def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
@@ -452,9 +470,20 @@ def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 
-def _token_scores(loaded: Loaded, hidden_ND: torch.Tensor, targets: Sequence[int]) -> ScoredTokens:
-    """Of each token its log-probability, and whether none is more probable."""
-    logprob_NV = loaded.model.logits(hidden_ND).float().log_softmax(-1)
-    targets_N1 = torch.tensor(targets, device=loaded.device)[:, None]
-    logprob_N = logprob_NV.gather(1, targets_N1)[:, 0]
-    return torch.stack((logprob_N, (logprob_N >= logprob_NV.amax(-1)).float())).cpu().numpy()
+def _token_scores(
+    loaded: Loaded, states: Sequence[torch.Tensor], targets: Sequence[Sequence[int]]
+) -> list[ScoredTokens]:
+    """Of each token, predicted from a state (D), its log-probability, and whether none is more probable.
+
+    Tokens of many rows are predicted at once, for a row has few of them; never more than fit in `LOGITS`.
+    """
+    n_at_once = max(1, LOGITS // loaded.model.vocab_size)
+    ids_N1 = torch.tensor([token for of_row in targets for token in of_row], device=loaded.device)[:, None]
+    scored = []
+    for hidden_ND, some_N1 in zip(
+        torch.split(torch.cat([*states]), n_at_once), torch.split(ids_N1, n_at_once), strict=True
+    ):
+        logprob_NV = loaded.model.logits(hidden_ND).float().log_softmax(-1)
+        logprob_N = logprob_NV.gather(1, some_N1)[:, 0]
+        scored.append(torch.stack((logprob_N, (logprob_N >= logprob_NV.amax(-1)).float())))
+    return [part.numpy() for part in torch.split(torch.cat(scored, 1).cpu(), [*map(len, targets)], 1)]

@@ -239,6 +239,12 @@ class DecodeState:
         layers = tuple(layer.upto(n) if isinstance(layer, KeyValue) else layer for layer in layers)
         return replace(self, length=n, layers=layers)
 
+    def each_upto(self, n_B: Sequence[int]) -> "DecodeState":
+        """The state of each row after its own first n positions, left-padded; as for `upto`, of one that goes back."""
+        if set(n_B) == {self.length}:
+            return self
+        return DecodeState.join([kept for b, n in enumerate(n_B) if (kept := self.pick([b]).upto(n)) is not None])
+
     def reclaimed(self) -> Self:
         """The same state, which continues in the slots of the states that have continued it, so without a copy; those
         states are not valid any more.

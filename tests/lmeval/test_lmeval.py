@@ -78,7 +78,7 @@ def _run(*command: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("task", ["reviews", "kinship"])
+@pytest.mark.parametrize("task", ["reviews", "kinship", "family"])
 def test_choices_are_the_same(task: str, own: Rows, theirs: Rows) -> None:
     assert len(own[task]) == len(theirs[task]) == LIMIT
     for row, other in zip(own[task], theirs[task], strict=True):
