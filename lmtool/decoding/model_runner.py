@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.batch import Batch
+from lmtool.batch import Batch, padded
 from lmtool.decoding.settings import Overflow
 from lmtool.decoding.steps import Steps
 from lmtool.errors import UsageError
@@ -105,16 +106,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def start(self, windows: Sequence[Prompt]) -> DecodeState:
-        """The state before the tokens of windows of equal lengths; reads their sources."""
-        tokens_BT = torch.tensor([window.tokens for window in windows], device=self.device)
+        """The state before the tokens of windows; reads their sources, which are of equal lengths."""
+        tokens_BT = self._padded([window.tokens for window in windows])
         sources = [window.source for window in windows if window.source is not None]
         source_BS = torch.tensor(sources, dtype=torch.int64, device=self.device) if sources else None
         return self._model.start(Batch(tokens_BT, source_BS=source_BS))
 
     @torch.inference_mode()
     def advance(self, tokens: Sequence[Sequence[int]], state: DecodeState) -> tuple[Tensor, DecodeState]:
-        """Hidden states (B, T, D) of T more tokens of each row, and the new state."""
-        return self._model.advance(torch.tensor(tokens, device=self.device), state)
+        """Hidden states (B, T, D) of T more tokens of each row, or fewer and then any, and the new state."""
+        return self._model.advance(self._padded(tokens), state)
+
+    def _padded(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        return padded([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,12 +17,17 @@ from lmtool.decoding.request import Choice, Request, RequestBatch, Strategy, Tok
 from lmtool.model.language_model import DecodeState
 from lmtool.tokenization.prompt_format import Prompt
 
+PADDED = 1.25
+"""Longest of the prompts that are read together, as a multiple of the shortest."""
+
 log = logging.getLogger("lmtool.decoding")
 
 
 @dataclass(eq=False)
 class _Reading:
-    """Prompts of equal lengths that are read together, each distinct one once, before their requests generate.
+    """Prompts that are read together, each distinct one once, before their requests generate.
+
+    They are of equal lengths, or read whole, to the length of the longest.
 
     state: after the first `n_read` tokens of each of the windows, its rows.
     """
@@ -34,7 +39,7 @@ class _Reading:
 
     @property
     def n_left(self) -> int:
-        return len(self.windows[0].tokens) - self.n_read
+        return max(len(window.tokens) for window in self.windows) - self.n_read
 
 
 class RunningBatch(RequestBatch):
@@ -78,9 +83,7 @@ class RunningBatch(RequestBatch):
         raises; a batch that isolates only where memory is short for all together.
         """
         state = self._settled()
-        for _, equal in groupby(sorted(self._waiting, key=_lengths), key=_lengths):
-            same = list(equal)
-            self._readings.append(_Reading(same, _windows(same)))
+        self._readings += [_Reading(alike, _windows(alike)) for alike in self._alike()]
         running, self._waiting = [request for request, _ in self._running], []
         requests: list[Request] = []
         logits: list[Tensor] = []
@@ -97,7 +100,8 @@ class RunningBatch(RequestBatch):
             with self._isolated(prompted):
                 hidden_BTD, state = self._read(reading, n, prompted)
                 if not reading.n_left:
-                    hidden_BD = hidden_BTD[:, -1]
+                    last = [len(window.tokens) - 1 - reading.n_read for window in reading.windows]
+                    hidden_BD = hidden_BTD[range(len(last)), last]
                     rows = [reading.windows.index(one.window) for request in prompted for one in request.hypotheses]
                     if rows != list(range(state.n_rows)):
                         # samples of one prompt soon diverge, so they do not share a cache line
@@ -155,12 +159,28 @@ class RunningBatch(RequestBatch):
         state = self._runner.start(reading.windows) if reading.state is None else reading.state
         begun, reading.n_read = reading.n_read, reading.n_read + n
         tokens = [window.tokens[begun : reading.n_read] for window in reading.windows]
-        hidden_BTD, reading.state = self._runner.advance(tokens, state)
+        hidden_BTD, state = self._runner.advance(tokens, state)
+        lengths = [len(window.tokens) for window in reading.windows]
+        reading.state = state if min(lengths) == max(lengths) else state.each_upto(lengths)
         for request in requests:
             if request.wants_prompt and request.n_steps == 0:
                 row = reading.windows.index(request.start)
                 request.read += self._probabilities(hidden_BTD[row], request, begun)
         return hidden_BTD, reading.state
+
+    def _alike(self) -> Iterator[list[Request]]:
+        """The waiting requests, those that are read together: whole prompts also of about the same length."""
+        alike: list[Request] = []
+        for request in sorted(self._waiting, key=_lengths):
+            n_source, n = _lengths(request)
+            n_first = _lengths(alike[0]) if alike else (n_source, n)
+            is_near = self._chunk is None and n_source == 0 == n_first[0] and n <= PADDED * n_first[1]
+            if (n_source, n) != n_first and not (is_near and self._runner.goes_back):
+                yield alike
+                alike = []
+            alike.append(request)
+        if alike:
+            yield alike
 
     def _shares(self) -> list[tuple[_Reading, int]]:
         """How many tokens of which prompts are read in this step.

@@ -83,6 +83,23 @@ def test_requests_are_the_same_in_any_batch(family, settings):
         assert tokens_of(model, prompts, settings, max_rows) == alone
 
 
+@pytest.mark.parametrize(("family", "n_reads"), [("decoder", 2), ("lstm", 4)])
+def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, monkeypatch):
+    """Where the state holds all positions: 8 to 10 tokens, and 15; else each length is read by itself."""
+    model = model_of(family, torch.float64)
+    prompts = [Prompt(tuple(range(n))) for n in (8, 15, 10, 9)]
+    alone = tokens_of(model, prompts, STRATEGIES[0], 1)
+    read, advance = [], model.advance
+
+    def reading(tokens_BT, state):
+        read.append(tokens_BT)
+        return advance(tokens_BT, state)
+
+    monkeypatch.setattr(model, "advance", reading)
+    assert tokens_of(model, prompts, STRATEGIES[0], 4) == alone
+    assert sum(tokens_BT.shape[1] > 1 for tokens_BT in read) == n_reads
+
+
 @pytest.mark.parametrize("settings", [STRATEGIES[0], STRATEGIES[2]], ids=lambda settings: settings.name)
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder", "bahdanau"])
 def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, settings):

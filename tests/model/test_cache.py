@@ -372,6 +372,23 @@ def test_a_state_of_no_rows(family: str) -> None:
 
 
 @families
+def test_rows_of_other_lengths_are_read_at_once(family: str) -> None:
+    """With padding behind the shorter ones, which is forgotten, each row goes on as alone."""
+    model, tokens_BT = model_of(family), tiny.tokens(3, 12)
+    lengths = (4, 6, 2)
+    with torch.inference_mode():
+        _, together = read(model, tokens_BT[:, :6], [])
+        if not together.goes_back:
+            return
+        n_source = together.length - 6  # of a prefix
+        hidden, _ = read(model, tokens_BT[:, 6:9], [2], together.each_upto([n_source + n for n in lengths]))
+        for row, n in enumerate(lengths):
+            _, alone = read(model, tokens_BT[:, :n], [])
+            expected, _ = read(model, tokens_BT[:, 6:9], [2], alone)
+            torch.testing.assert_close(hidden[row], expected[row], **EXACT)
+
+
+@families
 def test_states_that_hold_all_positions_go_back(family: str) -> None:
     """And go on in the same slots when they are reclaimed; those of recurrent models and of n-grams cannot."""
     model, tokens_BT = model_of(family), tiny.tokens(1, 12)
