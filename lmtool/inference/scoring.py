@@ -1,7 +1,6 @@
-"""Log-probabilities of given texts, token by token, of continuations of contexts, and of answers to prompts.
+"""Log-probabilities of given texts, token by token, and of continuations of contexts.
 
-Shapes: B rows, T positions, S positions after a common prefix, N scored positions, D model width, V vocabulary, P
-prompts, A answers.
+Shapes: B rows, T positions, S positions after a common prefix, N scored positions, D model width, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -114,49 +113,6 @@ def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = 
 
 
 @dataclass(frozen=True)
-class ScoredAnswers:
-    """Log-probabilities of the same answers to each prompt, in nats, and the number of tokens that they are of."""
-
-    total_PA: np.ndarray[tuple[int, int], np.dtype[np.float64]]
-    tokens_PA: np.ndarray[tuple[int, int], np.dtype[np.int64]]
-
-
-def score_answers(
-    loaded: Loaded,
-    prompts: Sequence[str],
-    answers: Sequence[str],
-    origins: Sequence[str],
-    report: Report = not_reported,
-) -> ScoredAnswers:
-    """log p(answer | prompt) of each answer to each prompt, without an end token, by all processes together.
-
-    The answer follows the prompt after the whitespace at its end, or after a space where there is none. It is the
-    target where a model has sources; where it was trained on removed spans, the span removed at the end of the prompt.
-    Of tokens that are partly of the prompt and partly of an answer all are scored.
-
-    origins: where each prompt is from, for messages. Raises UsageError for a prompt that, with its longest answer, is
-    longer than the context, and for a model that does not generate text.
-    """
-    if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads in ("words", "both"):
-        what = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind} answers no prompts"
-        raise UsageError(what, where=str(loaded.run_path), fix="name a language model, such as a decoder")
-    groups = [_continuations(loaded, [(prompt, answer) for answer in answers]) for prompt in prompts]
-    if longest := _longest(loaded):
-        lengths = [
-            (max(one.rows[0].length for one in group), origin) for group, origin in zip(groups, origins, strict=True)
-        ]
-        if long := [(length, origin) for length, origin in lengths if length > longest]:
-            length, origin = long[0]
-            what = f"{len(long):,} of {len(prompts):,} prompts do not fit the context of {longest} tokens"
-            fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
-            raise UsageError(what, where=f"{origin}: {length:,} tokens with an answer", fix=fix)
-    scored_PA = _scored(loaded, groups, report)
-    total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
-    tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
-    return ScoredAnswers(total_PA, tokens_PA)
-
-
-@dataclass(frozen=True)
 class ScoredContinuation:
     """The log-probabilities of the tokens of a continuation, in nats.
 
@@ -191,19 +147,31 @@ class ScoredContinuation:
 
 
 def score_continuations(
-    loaded: Loaded, groups: Sequence[Sequence[Continued]], begins: bool = False, report: Report = not_reported
+    loaded: Loaded,
+    groups: Sequence[Sequence[Continued]],
+    begins: bool = False,
+    origins: Sequence[str] | None = None,
+    report: Report = not_reported,
 ) -> list[list[ScoredContinuation]]:
     """log p(continuation | context), without an end token, by all processes together.
 
-    groups: continuations that are compared, of one context, or of several; what they begin with is computed once. As in
-    `score_answers` the continuation is the target where a model has sources; a bidirectional model masks each of its
-    tokens on its own (Salazar et al. 2020). A context that does not fit loses its beginning.
+    groups: continuations that are compared, of one context, or of several; what they begin with is computed once. One
+    is the target where a model has sources; where it was trained on removed spans, the span removed at the end of the
+    context. A bidirectional model masks each of its tokens on its own (Salazar et al. 2020). Of tokens that are partly
+    of the context and partly of a continuation all are scored.
     begins: put the token that begins a text before each, also where a published tokenizer puts none.
-    Raises UsageError for a continuation that does not fit alone, and for a model that predicts no tokens.
+    origins: where each group is from, for messages, if all must fit the context; else one loses its beginning.
+    Raises UsageError for a continuation that does not fit, and for a model that predicts no tokens.
     """
     check_continues(loaded)
-    cut = [[one.fitted(_longest(loaded)) for one in _continuations(loaded, group, begins)] for group in groups]
-    return _scored(loaded, cut, report)
+    longest, whole = _longest(loaded), [_continuations(loaded, group, begins) for group in groups]
+    if longest and origins is not None:
+        lengths = [max(row.length for one in group for row in one.rows) for group in whole]
+        if long := [pair for pair in zip(lengths, origins, strict=True) if pair[0] > longest]:
+            what = f"{len(long):,} of {len(groups):,} prompts do not fit the context of {longest} tokens"
+            fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
+            raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens with an answer", fix=fix)
+    return _scored(loaded, [[one.fitted(longest) for one in group] for group in whole], report)
 
 
 def check_continues(loaded: Loaded) -> None:

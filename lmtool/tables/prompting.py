@@ -21,7 +21,7 @@ from lmtool.data.table import Skipped, Table
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import Loaded
-from lmtool.inference.scoring import score_answers
+from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
@@ -238,14 +238,17 @@ def measure_prompts(
         prompts |= {f"the prompt with {text!r} for a text": (text,) * n_texts for text in CONTENT_FREE}
     filled = [before + prompting.filled(rows.columns, texts) for texts in prompts.values()]
     with loaded.joined() as loaded:
-        scored = score_answers(loaded, filled, list(answers.values()), list(prompts), report)
+        groups = [[(prompt, answer) for answer in answers.values()] for prompt in filled]
+        scored_PA = score_continuations(loaded, groups, origins=list(prompts), report=report)
+    total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
+    tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
     n_bytes_A = np.array([len(answer.encode()) for answer in answers.values()])
-    lengths: dict[str, Any] = {"sum": 1, "per_token": scored.tokens_PA, "per_byte": n_bytes_A}
+    lengths: dict[str, Any] = {"sum": 1, "per_token": tokens_PA, "per_byte": n_bytes_A}
     names = tuple(answers)
     true_R = np.array([names.index(str(item.label)) for item in rows.items])
     plain, calibrated = {}, {}
     for way, length in lengths.items():
-        score_RA, free_FA = np.split(scored.total_PA / length, [len(rows)])
+        score_RA, free_FA = np.split(total_PA / length, [len(rows)])
         plain[way] = class_metrics(true_R, score_RA.argmax(1), names)
         if prompting.calibrate:
             calibrated[way] = class_metrics(true_R, calibrated_scores(score_RA, free_FA).argmax(1), names)

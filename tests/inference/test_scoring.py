@@ -2,15 +2,18 @@
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.inference.load import Loaded, load_run
-from lmtool.inference.scoring import score, score_answers
+from lmtool.inference.scoring import score, score_continuations
 from tests.training.tiny import Work
 
 TEXTS = ["a cat sat on the mat", "the dog", "naïve ran", "a"]
@@ -125,6 +128,20 @@ PROMPTS = ["a cat sat on the", "the dog: ", "na"]
 ANSWERS = ["mat", "home", "a dog ran"]
 
 
+class Answers(NamedTuple):
+    """Of each answer to each prompt."""
+
+    total_PA: NDArray[np.float64]
+    tokens_PA: NDArray[np.int64]
+
+
+def score_answers(loaded: Loaded, prompts: list[str], answers: list[str], origins: list[str] = PROMPTS) -> Answers:
+    groups = [[(prompt, answer) for answer in answers] for prompt in prompts]
+    scored = score_continuations(loaded, groups, origins=origins)
+    totals, lengths = ([[getattr(one, name) for one in group] for group in scored] for name in ("total", "n_tokens"))
+    return Answers(np.array(totals), np.array(lengths))
+
+
 def after(prompt: str, answer: str) -> str:
     return prompt.rstrip() + (prompt[len(prompt.rstrip()) :] or " ") + answer
 
@@ -132,7 +149,7 @@ def after(prompt: str, answer: str) -> str:
 def test_an_answer_is_scored_after_its_prompt(runs: dict[str, Path]) -> None:
     for name in ("decoder", "stream", "recurrent", "ngram"):
         loaded = load_run(str(runs[name]), CPU)
-        found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
+        found = score_answers(loaded, PROMPTS, ANSWERS)
         opening = [] if name == "stream" else [loaded.tokenizer.bos_id]
         for p, prompt in enumerate(PROMPTS):
             stem = [*opening, *loaded.tokenizer.encode(prompt.rstrip())]
@@ -147,7 +164,7 @@ def test_an_answer_is_scored_after_its_prompt(runs: dict[str, Path]) -> None:
 def test_an_answer_is_the_span_removed_at_the_end_of_its_prompt(name: str, runs: dict[str, Path]) -> None:
     loaded = load_run(str(runs[name]), CPU)
     t = loaded.tokenizer
-    found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
+    found = score_answers(loaded, PROMPTS, ANSWERS)
     for p, prompt in enumerate(PROMPTS):
         source = [*t.encode(prompt.rstrip()), t.sentinel_ids[0]]
         for a, answer in enumerate(ANSWERS):
@@ -159,7 +176,7 @@ def test_an_answer_is_the_span_removed_at_the_end_of_its_prompt(name: str, runs:
 
 def test_a_prefix_lm_reads_the_prompt_both_ways(prefix_run: Path) -> None:
     loaded = load_run(str(prefix_run), CPU)
-    found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
+    found = score_answers(loaded, PROMPTS, ANSWERS)
     for p, prompt in enumerate(PROMPTS):
         known = loaded.prompt_format.prompt(prompt.rstrip()).text
         for a, answer in enumerate(ANSWERS):
@@ -181,6 +198,11 @@ def test_answers_of_one_token_are_read_in_one_row(runs: dict[str, Path]) -> None
         score_answers(loaded, ["a", "a cat " * 30], ["a", "b"], ["row 1", "row 2"])
 
 
-def test_models_that_generate_no_text_answer_no_prompts(runs: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="encoder with objective masked answers no prompts"):
-        score_answers(load_run(str(runs["encoder"]), CPU), ["a"], ["a", "b"], ["row 1"])
+def test_masked_models_answer_by_pseudo_likelihood(runs: dict[str, Path]) -> None:
+    loaded = load_run(str(runs["encoder"]), CPU)
+    found = score_answers(loaded, PROMPTS, ANSWERS)
+    for p, prompt in enumerate(PROMPTS):
+        for a, answer in enumerate(ANSWERS):
+            (whole,) = score(loaded, [after(prompt, answer)])
+            n = found.tokens_PA[p, a]
+            assert found.total_PA[p, a] == pytest.approx(sum(one or 0 for one in whole.logprobs[-n:]), rel=1e-4)
