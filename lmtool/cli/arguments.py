@@ -23,7 +23,9 @@ Quiet = Annotated[bool, flag("Print results and warnings only.", "--quiet", "-q"
 OUTPUT_HELP = "Run directory; a new one in runs/ by default."
 OutputDir = Annotated[Path | None, shared("DIR", OUTPUT_HELP, "--output", "-o")]
 HtmlFile = Annotated[Path | None, shared("FILE", "Write an HTML page that needs no network.", "--output", "-o")]
-TaskName = Annotated[str, shared("NAME", "One of the tasks that the run was trained on.", "--task", shown=False)]
+TaskName = Annotated[
+    str, shared("NAME", "One of the tasks that the run was trained on, or of the suite.", "--task", shown=False)
+]
 NumBeams = Annotated[int | None, shared("N", "Beam width of the search that generates output texts.", min=1)]
 START_OR_RESUME_HELP = "Continue the run in -o DIR, if there is one; do nothing if it is finished."
 StartOrResume = Annotated[bool, flag(START_OR_RESUME_HELP, "--start-or-resume", default=...)]

@@ -69,8 +69,8 @@ def evaluate(
     A run that was fine-tuned on a table is evaluated on tables: accuracy, macro F1, BLEU and so on. With --prompt, any
     model that generates text is: the label of a row is the answer that is most probable after its prompt.
 
-    With --suite tasks are: multiple choice, schemas, continuations, generated answers, perplexity of texts. Rows that
-    are scored are kept in the run, so that an interrupted suite goes on.
+    With --suite tasks are, or the one that --task names: multiple choice, schemas, continuations, generated answers,
+    perplexity of texts. Rows that are scored are kept in the run, so that an interrupted suite goes on.
 
     The text is divided into documents as the training text was. A stride below the context gives every token a longer
     left context, at the cost of overlapping windows.
@@ -95,7 +95,7 @@ def evaluate(
             raise UsageError(
                 "a suite names its own tables and prompts", where=f"--suite {suite}", fix="omit the others"
             )
-        _measure_suite(open_model(run, device, precision), suite, rows, output, as_json, quiet)
+        _measure_suite(open_model(run, device, precision), (suite, task), rows, output, as_json, quiet)
         return
     if rows or output:
         raise UsageError("rows and the page are of a suite", fix="add --suite NAME")
@@ -174,9 +174,9 @@ def evaluate(
 
 
 def _measure_suite(
-    loaded: "Loaded", name: str, rows: Path | None, output: Path | None, as_json: bool, quiet: bool
+    loaded: "Loaded", named: tuple[str, str], rows: Path | None, output: Path | None, as_json: bool, quiet: bool
 ) -> None:
-    """Measure the tasks of a suite, and write what is asked for."""
+    """Measure the tasks of a suite, or one, and write what is asked for."""
     from lmtool.compute.processes import is_main
     from lmtool.report.page import write_page
     from lmtool.report.suite import suite_page
@@ -184,11 +184,11 @@ def _measure_suite(
     from lmtool.tables.suites.spec import read_suite
 
     check_new(rows, ".jsonl")
-    tasks = open_tasks(loaded, read_suite(name))
+    tasks = open_tasks(loaded, read_suite(*named))
     describe(loaded, quiet)
     leaks = warn_of_leaks(loaded, texts_of(tasks))
     with Display(shown=is_main(), quiet=quiet) as display, kept_rows(loaded) as folder:
-        results = measure_suite(loaded, name, tasks, folder, display.report)
+        results = measure_suite(loaded, named[0], tasks, folder, display.report)
         if is_main() and rows is not None:
             write_rows(rows, results)
     if is_main() and output is not None:

@@ -140,7 +140,7 @@ def compare(
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task)]
-    tested += [] if suite is None else _compared_on_suite(suite, runs, json)
+    tested += [] if suite is None else _compared_on_suite((suite, task), runs, json)
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.record() for one in tested]} if tested else {}
@@ -171,8 +171,8 @@ def _compared_on(table: str, runs: Sequence[str], task: str) -> "Iterator[Compar
     return (compare_rows(table, scored[0], other) for other in scored[1:])
 
 
-def _compared_on_suite(suite: str, runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
-    """The first run against each other one, row by row, on each task of a suite."""
+def _compared_on_suite(suite: tuple[str, str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
+    """The first run against each other one, row by row, on each task of a suite, or on one."""
     from lmtool.tables.comparison import compare_rows, score_tasks
     from lmtool.tables.suites.measure import kept_rows, measure_suite, open_tasks, texts_of
     from lmtool.tables.suites.spec import read_suite
@@ -181,12 +181,12 @@ def _compared_on_suite(suite: str, runs: Sequence[str], quiet: bool) -> "Iterato
     for run in runs:
         loaded = open_model(run, "auto", "float32")
         warn(loaded.warnings)
-        tasks = open_tasks(loaded, read_suite(suite))
+        tasks = open_tasks(loaded, read_suite(*suite))
         warn_of_leaks(loaded, texts_of(tasks))
         with kept_rows(loaded) as folder, Display(shown=True, quiet=quiet) as display:
-            scored.append(score_tasks(run, measure_suite(loaded, suite, tasks, folder, display.report)))
+            scored.append(score_tasks(run, measure_suite(loaded, suite[0], tasks, folder, display.report)))
     names = [(other, name) for other in scored[1:] for name in other]
-    return (compare_rows(f"{suite}, {name}", scored[0][name], other[name]) for other, name in names)
+    return (compare_rows(f"{suite[0]}, {name}", scored[0][name], other[name]) for other, name in names)
 
 
 def _compared(value: object) -> str:

@@ -141,4 +141,4 @@ class SuiteResults:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
+    return "" if value is None else f"{round(100 * value, 1) + 0:.1f}"

@@ -135,9 +135,10 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in bundled(FOLDER).glob("*.yaml"))
 
 
-def read_suite(name: str) -> dict[str, AnyTask]:
-    """The tasks of a suite, by name. name: one that comes with lmtool, or a file; tables beside it are found.
+def read_suite(name: str, only: str = "") -> dict[str, AnyTask]:
+    """The tasks of a suite, by name, or one of them.
 
+    name: one that comes with lmtool, or a file; tables beside it are found.
     Raises UsageError where there is none, RecipeError with one line for each mistake in it.
     """
     path = bundled(FOLDER) / f"{name}.yaml" if name in shipped() else Path(name)
@@ -166,7 +167,10 @@ def read_suite(name: str) -> dict[str, AnyTask]:
             tasks[title] = _beside(checked.task, path.parent)
     if mistakes:
         raise RecipeError(mistakes)
-    return tasks
+    if only and only not in tasks:
+        fix = f"name one of {', '.join(tasks)}{did_you_mean(nearest(only, tasks))}"
+        raise UsageError(f"the suite has no task {escaped(only)}", where="--task", fix=fix[:200])
+    return {only: tasks[only]} if only else tasks
 
 
 def _beside(task: AnyTask, folder: Path) -> AnyTask:
