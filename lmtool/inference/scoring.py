@@ -30,7 +30,7 @@ Logprobs = np.ndarray[tuple[int], np.dtype[np.float32]]
 ScoredTokens = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 """Of N tokens their log-probabilities, and whether each is the most probable one, as 0 or 1: (2, N)."""
 
-Read = Callable[[list[int]], tuple[None, list[ScoredTokens]]]
+ReadScores = Callable[[list[int]], tuple[None, list[ScoredTokens]]]
 """The scores of some items, by their numbers."""
 
 Continued = tuple[str, str]
@@ -379,7 +379,7 @@ def _read_rows(loaded: Loaded, rows: Sequence[_Row], report: Report = not_report
     return _evaluated(loaded, lengths, read, report)
 
 
-def _evaluated(loaded: Loaded, lengths: Sequence[RowLengths], read: Read, report: Report) -> list[ScoredTokens]:
+def _evaluated(loaded: Loaded, lengths: Sequence[RowLengths], read: ReadScores, report: Report) -> list[ScoredTokens]:
     """What is read of each item; on a CPU in small batches, which have less padding and are as fast."""
     tokens = CPU_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
     items = Items(lengths, read, tokens=tokens, dtype=np.float32)
