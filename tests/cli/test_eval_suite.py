@@ -121,6 +121,32 @@ def test_random_weights_score_chance_on_the_bundled_suite(lmtool, home, trained)
     assert tasks["answers"]["accuracy"] == tasks["generated"]["accuracy"] == 0
 
 
+def test_rows_that_were_trained_on_are_told(lmtool, ngram, files, home):
+    asked = ("eval", ngram, "--suite", files / "suite.yaml", "--task", "words")
+    leaks = json.loads(lmtool.succeeds(*asked, "--json").out)["leaks"]
+    # each line of the text is a document, so the three rows that say what the text says are whole documents of it
+    assert [one["count"] for one in leaks] == [3]
+    assert "words, row 1: 'good verdict: yes'" in leaks[0]["text"]
+    shown = lmtool.succeeds(*asked)
+    assert "3 of 4 rows (75.0 %) stand in what" in shown.err
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["task", "words", "mean"]
+    lmtool.refuses(2, *asked[:-1], "word", words=["no task word", "did you mean words"])
+
+
+def test_runs_are_compared_on_each_task(lmtool, ngram, files, home):
+    known = next((home / "runs").iterdir())
+    keys = ("model.order=1", "model.context=16", "data.split=document")
+    settings = [word for key in keys for word in ("-s", key)]
+    lmtool.succeeds("pretrain", files / "text.txt", "-o", "other", "-q", "-r", "ngram", *settings)
+    asked = ("runs", "compare", known, "other", "--suite", files / "suite.yaml", "--json")
+    tests = {one["source"].rpartition(" ")[2]: one for one in json.loads(lmtool.succeeds(*asked).out)["tests"]}
+    assert list(tests) == ["words", "next", "which", "written", "texts"]
+    assert tests["words"]["rows"] == 4
+    assert tests["words"]["right_alone"][0] - tests["words"]["right_alone"][1] == -4 * tests["words"]["difference"]
+    assert tests["texts"]["measure"] == "log-probability"
+    assert tests["texts"]["means"][0] > tests["texts"]["means"][1], "the 4-gram knows the text"
+
+
 def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
     asked = ("eval", ngram, "--suite")
     lmtool.refuses(2, *asked, "bundlde", words=["no suite", "bundled"])

@@ -1,5 +1,7 @@
 """Continuations are scored as by a plain loop over their tokens, one text at a time, whatever is computed once."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -110,6 +112,27 @@ def test_groups_do_not_depend_on_each_other(runs: dict[str, Loaded]) -> None:
         for group, scored in zip([*CHOICES, *SCHEMAS], together, strict=True):
             (alone,) = score_continuations(runs[name], [group])
             assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
+
+
+def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, Loaded]) -> None:
+    """Where it is asked for, and where nothing else precedes: the published bos_token, or else what ends a text."""
+    loaded, pair = runs["stream"], ("a cat sat on the", "mat")
+    t = loaded.tokenizer
+    ids = t.encode(text_of(*pair))
+    for named, first in ((None, t.bos_id), (t.sep_id, t.sep_id)):
+        t.roles = replace(t.roles, named_bos=named)
+        try:
+            ((begun,),) = score_continuations(loaded, [[pair]], begins=True)
+            ((alone,),) = score_continuations(loaded, [[("", "mat")]])
+            (whole,) = score_whole(loaded, [text_of(*pair)])
+        finally:
+            t.roles = replace(t.roles, named_bos=None)
+        wanted = [float(next_of(loaded, [first, *ids[:i]])[token]) for i, token in enumerate(ids)]
+        assert begun.total == pytest.approx(sum(wanted[-begun.n_tokens :]), rel=1e-4)
+        assert whole == pytest.approx(sum(wanted), rel=1e-4)
+        of_word = t.encode(" mat")
+        wanted = [float(next_of(loaded, [first, *of_word[:i]])[token]) for i, token in enumerate(of_word)]
+        assert alone.total == pytest.approx(sum(wanted), rel=1e-4)
 
 
 def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, Loaded]) -> None:

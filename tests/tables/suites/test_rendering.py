@@ -10,7 +10,7 @@ import pytest
 from lmtool.data.table import open_table
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.tables.suites.rendering import Rendering, TaskItem, joined
-from lmtool.tables.suites.spec import ChoiceTask, PromptedTask, read_suite, shipped
+from lmtool.tables.suites.spec import ChoiceTask, ContinuationTask, PromptedTask, read_suite, shipped
 
 ARC = {"question": "Why?", "choices": {"text": ["A", "B b", "C"], "label": ["1", "2", "3"]}, "answerKey": "2"}
 SENTENCES = {"sentence1": "One.", "sentence2": "Two."}
@@ -141,6 +141,16 @@ def test_mistakes_of_a_suite_are_told_with_their_lines(tmp_path: Path) -> None:
     ]
     with pytest.raises(UsageError, match="there is no suite"):
         read_suite("bundlde")
+
+
+def test_a_template_keeps_its_lines(tmp_path: Path) -> None:
+    """As in lm-eval, unlike in chat templates: the line after a block, and the empty one at the end."""
+    (tmp_path / "t.csv").write_text("text,label\none,two\n")
+    values = {"prompt": "{% if text %}\n{{ text }}{% endif %}\n\n", "description": "Say it.\n\n", "begins": True}
+    task = ContinuationTask(kind="continuation", table="t.csv", continuation="{{ label }}", **values)
+    rendering = Rendering("t", task, open_table(str(tmp_path / "t.csv")))
+    (row,) = rendering.table.rows()
+    assert rendering.item(rendering.table, row).after(rendering.before(0)).pairs == [("Say it.\n\n\none\n\n", "two")]
 
 
 def test_a_space_stands_before_a_continuation_unless_there_is_one() -> None:
