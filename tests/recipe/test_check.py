@@ -284,7 +284,7 @@ def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
             part[key] = data.draw(scraps)
         else:
             part.pop(key, None)
-    recipe, mistakes = check(tree, lambda path: Origin("f", 1))
+    recipe, mistakes = check(tree, lambda path: Origin("f", 1), Recipe)
     assert (recipe is None) == bool(mistakes)
     for line in map(str, mistakes):
         assert line.isprintable()

@@ -11,6 +11,7 @@ from lmtool.recipe.check import check
 from lmtool.recipe.document import Origin, parse
 from lmtool.recipe.dump import dump, leaves, schema
 from lmtool.recipe.load import load
+from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.strategies import recipes
 
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,7 +23,7 @@ def test_round_trip_is_exact(recipe):
     text = dump(recipe)
     document = parse(text, "f")
     assert document.mistakes == []
-    read, mistakes = check(document.value, lambda path: Origin("f"))
+    read, mistakes = check(document.value, lambda path: Origin("f"), Recipe)
     assert mistakes == []
     assert read == recipe
     assert dump(read) == text
