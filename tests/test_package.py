@@ -50,7 +50,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("*/templates/*")}
     shipped = {
         f"lmtool/_bundled/{path.relative_to(ROOT)}"
-        for folder in ("recipes", "data", "suites")
+        for folder in ("recipes", "data")
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }

@@ -15,7 +15,7 @@ from lmtool.recipe.grammar import did_you_mean, nearest
 from lmtool.recipe.load import LARGEST_FILE, bundled
 from lmtool.recipe.spec.base import Fraction, Spec, Strings
 
-FOLDER = "suites"
+FOLDER = "data/suites"
 ENDINGS = (".yaml", ".yml")
 
 Way = Literal["sum", "per_token", "per_byte", "calibrated"]
