@@ -78,10 +78,8 @@ class _Row:
         return max(len(self.tokens), len(self.source or ()))
 
     def last(self, n: int) -> "_Row":
-        """The last n positions, and as many of its source. Raises UsageError where a scored token is before them."""
+        """The last n positions, all scored ones among them, and as many of its source."""
         cut = max(0, len(self.tokens) - n)
-        if cut > self.positions[0]:
-            raise UsageError(f"a continuation has more tokens than the model reads: {n}", fix="shorten it")
         prefix = None if self.prefix is None else max(0, self.prefix - cut)
         positions, source = [at - cut for at in self.positions], None if self.source is None else self.source[-n:]
         return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
@@ -149,8 +147,10 @@ class ScoredContinuation:
 def score_continuations(
     loaded: Loaded,
     groups: Sequence[Sequence[Continued]],
+    origins: Sequence[str],
+    *,
     begins: bool = False,
-    origins: Sequence[str] | None = None,
+    cuts: bool = False,
     report: Report = not_reported,
 ) -> list[list[ScoredContinuation]]:
     """log p(continuation | context), without an end token, by all processes together.
@@ -159,18 +159,26 @@ def score_continuations(
     is the target where a model has sources; where it was trained on removed spans, the span removed at the end of the
     context. A bidirectional model masks each of its tokens on its own (Salazar et al. 2020). Of tokens that are partly
     of the context and partly of a continuation all are scored.
+    origins: where each group is from, for messages.
     begins: put the token that begins a text before each, also where a published tokenizer puts none.
-    origins: where each group is from, for messages, if all must fit the context; else one loses its beginning.
-    Raises UsageError for a continuation that does not fit, and for a model that predicts no tokens.
+    cuts: a context that does not fit loses its beginning.
+    Raises UsageError for what does not fit, or not even without its context; and for a model that predicts no tokens.
     """
     check_continues(loaded)
     longest, whole = _longest(loaded), [_continuations(loaded, group, begins) for group in groups]
-    if longest and origins is not None:
-        lengths = [max(row.length for one in group for row in one.rows) for group in whole]
-        if long := [pair for pair in zip(lengths, origins, strict=True) if pair[0] > longest]:
-            what = f"{len(long):,} of {len(groups):,} prompts do not fit the context of {longest} tokens"
-            fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
-            raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens with an answer", fix=fix)
+    if longest:
+        # what is cut at most begins with the position that predicts the first scored token
+        needed = [
+            max(len(row.tokens) - row.positions[0] if cuts else row.length for one in group for row in one.rows)
+            for group in whole
+        ]
+        if long := [pair for pair in zip(needed, origins, strict=True) if pair[0] > longest]:
+            kind, with_what, fix = "answers", "alone", "shorten the answer, or take a model with a longer context"
+            if not cuts:
+                kind, with_what = "prompts", "with an answer"
+                fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
+            what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
+            raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens {with_what}", fix=fix)
     return _scored(loaded, [[one.fitted(longest) for one in group] for group in whole], report)
 
 
@@ -230,7 +238,7 @@ class _Continuation:
     is_cut: bool = False
 
     def fitted(self, longest: int | None) -> "_Continuation":
-        """Without the beginning of rows that are longer. Raises UsageError where a continuation is."""
+        """Without the beginning of rows that are longer."""
         if longest is None or max(row.length for row in self.rows) <= longest:
             return self
         return replace(self, rows=[row.last(longest) for row in self.rows], is_cut=True)

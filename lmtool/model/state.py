@@ -243,7 +243,9 @@ class DecodeState:
         """The state of each row after its own first n positions, left-padded; as for `upto`, of one that goes back."""
         if set(n_B) == {self.length}:
             return self
-        return DecodeState.join([kept for b, n in enumerate(n_B) if (kept := self.pick([b]).upto(n)) is not None])
+        assert self.goes_back
+        states = [self.pick([b]).upto(n) for b, n in enumerate(n_B)]
+        return DecodeState.join([state for state in states if state is not None])
 
     def reclaimed(self) -> Self:
         """The same state, which continues in the slots of the states that have continued it, so without a copy; those

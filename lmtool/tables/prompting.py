@@ -239,7 +239,7 @@ def measure_prompts(
     filled = [before + prompting.filled(rows.columns, texts) for texts in prompts.values()]
     with loaded.joined() as loaded:
         groups = [[(prompt, answer) for answer in answers.values()] for prompt in filled]
-        scored_PA = score_continuations(loaded, groups, origins=list(prompts), report=report)
+        scored_PA = score_continuations(loaded, groups, list(prompts), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
     n_bytes_A = np.array([len(answer.encode()) for answer in answers.values()])

@@ -147,3 +147,12 @@ def contents(folder):
     return {
         os.path.relpath(path, folder): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()
     }
+
+
+@pytest.fixture
+def ngram(lmtool, files, home):
+    """A 4-gram model of words, of the text.txt of a module's `files`."""
+    keys = ("model.order=4", "model.context=16", "data.documents=blank-line", "data.split=document")
+    settings = [word for key in ("tokenizer={kind: word, vocab_size: 40}", *keys) for word in ("-s", key)]
+    lmtool.succeeds("pretrain", files / "text.txt", "-r", "ngram", "-q", *settings)
+    return "last"

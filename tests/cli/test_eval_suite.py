@@ -59,14 +59,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def ngram(lmtool, files, home):
-    keys = ("model.order=4", "model.context=16", "data.documents=blank-line", "data.split=document")
-    settings = [word for key in ("tokenizer={kind: word, vocab_size: 40}", *keys) for word in ("-s", key)]
-    lmtool.succeeds("pretrain", files / "text.txt", "-r", "ngram", "-q", *settings)
-    return "last"
-
-
 def test_figures_rows_and_page(lmtool, ngram, files, home):
     asked = ("eval", ngram, "--suite", files / "suite.yaml", "--rows", "rows.jsonl", "-o", "page.html", "--json")
     found = json.loads(lmtool.succeeds(*asked).out)
@@ -150,7 +142,9 @@ def test_runs_are_compared_on_each_task(lmtool, ngram, files, home):
 def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
     asked = ("eval", ngram, "--suite")
     lmtool.refuses(2, *asked, "bundlde", words=["no suite", "bundled"])
-    lmtool.refuses(2, *asked, "bundled", "text.txt", words=["names its own tables"])
+    lmtool.refuses(2, *asked, "bundled", "text.txt", words=["says itself", "TEXT"])
+    lmtool.refuses(2, *asked, "bundled", "--shots", "3", "--stride", "2", words=["--stride, --shots"])
+    lmtool.refuses(2, *asked, "bundled", "--encoding", "cp1252", words=["--encoding"])
     lmtool.refuses(2, "eval", ngram, files / "text.txt", "--rows", "rows.jsonl", words=["--suite NAME"])
     lmtool.refuses(3, *asked, "bigbench", words=["bigbench_qa_wikidata.jsonl", "lmtool data get bigbench"])
     encoder = ("-s", "model.shape=encoder", "-s", "objective={kind: masked}")

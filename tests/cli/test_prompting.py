@@ -34,14 +34,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def ngram(lmtool, files, home):
-    keys = ("model.order=4", "model.context=16", "data.documents=blank-line", "data.split=document")
-    settings = [word for key in ("tokenizer={kind: word, vocab_size: 40}", *keys) for word in ("-s", key)]
-    lmtool.succeeds("pretrain", files / "text.txt", "-r", "ngram", "-q", *settings)
-    return "last"
-
-
 def test_the_most_probable_answer_is_chosen(lmtool, ngram, files):
     found = json.loads(lmtool.succeeds("eval", ngram, files / "rows.csv", "--prompt", ASKED, "--json").out)
     assert found["rows"] == 4

@@ -34,6 +34,12 @@ SCHEMAS = [
 ]
 
 
+def scores(
+    loaded: Loaded, groups: list[list[tuple[str, str]]], begins: bool = False, cuts: bool = False
+) -> list[list[ScoredContinuation]]:
+    return score_continuations(loaded, groups, [f"row {n}" for n in range(len(groups))], begins=begins, cuts=cuts)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loaded]:
     work = Work(tmp_path_factory.mktemp("runs"))
@@ -78,7 +84,7 @@ def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, 
     loaded = runs[name]
     encode = loaded.tokenizer.encode
     for groups in (CHOICES, SCHEMAS):
-        for group, scored in zip(groups, score_continuations(loaded, groups), strict=True):
+        for group, scored in zip(groups, scores(loaded, groups), strict=True):
             ids = [encode(text_of(*pair)) for pair in group]
             shared = n_common(ids) if groups is CHOICES else n_common([one[::-1] for one in ids])
             for pair, whole, one in zip(group, ids, scored, strict=True):
@@ -97,7 +103,7 @@ def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, 
 def test_a_continuation_is_the_target_of_an_encoder_decoder(runs: dict[str, Loaded]) -> None:
     loaded = runs["encoder-decoder"]
     t = loaded.tokenizer
-    for group, scored in zip(CHOICES, score_continuations(loaded, CHOICES), strict=True):
+    for group, scored in zip(CHOICES, scores(loaded, CHOICES), strict=True):
         for (context, continuation), one in zip(group, scored, strict=True):
             source = [*t.encode(context.rstrip()), t.sentinel_ids[0]]
             ids = t.encode(text_of(context, continuation)[len(context.rstrip()) :])
@@ -108,9 +114,9 @@ def test_a_continuation_is_the_target_of_an_encoder_decoder(runs: dict[str, Load
 
 def test_groups_do_not_depend_on_each_other(runs: dict[str, Loaded]) -> None:
     for name in ("decoder", "recurrent", "attending"):
-        together: list[list[ScoredContinuation]] = score_continuations(runs[name], [*CHOICES, *SCHEMAS])
+        together = scores(runs[name], [*CHOICES, *SCHEMAS])
         for group, scored in zip([*CHOICES, *SCHEMAS], together, strict=True):
-            (alone,) = score_continuations(runs[name], [group])
+            (alone,) = scores(runs[name], [group])
             assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
 
 
@@ -122,8 +128,8 @@ def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, Load
     for named, first in ((None, t.bos_id), (t.sep_id, t.sep_id)):
         t.roles = replace(t.roles, named_bos=named)
         try:
-            ((begun,),) = score_continuations(loaded, [[pair]], begins=True)
-            ((alone,),) = score_continuations(loaded, [[("", "mat")]])
+            ((begun,),) = scores(loaded, [[pair]], begins=True)
+            ((alone,),) = scores(loaded, [[("", "mat")]])
             (whole,) = score_whole(loaded, [text_of(*pair)])
         finally:
             t.roles = replace(t.roles, named_bos=None)
@@ -138,15 +144,20 @@ def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, Load
 def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, Loaded]) -> None:
     loaded = runs["decoder"]
     context = "a cat " * 30 + "the dog"
-    (scored,) = score_continuations(loaded, [[(context, "ran"), (context, "sat")]])
+    (scored,) = scores(loaded, [[(context, "ran"), (context, "sat")]], cuts=True)
     ids = loaded.tokenizer.encode(text_of(context, "ran"))
     assert [one.is_cut for one in scored] == [True, True]
     begins = len(ids) - len(loaded.tokenizer.encode(" ran"))
     row = ids[len(ids) - 1 - 64 : -1]
     wanted = sum(float(next_of(loaded, row[: len(row) - (len(ids) - 1 - i)])[ids[i]]) for i in range(begins, len(ids)))
     assert scored[0].total == pytest.approx(wanted, rel=1e-4)
-    with pytest.raises(UsageError, match="a continuation has more tokens than the model reads: 64"):
-        score_continuations(loaded, [[("a", "cat " * 30)]])
+    with pytest.raises(UsageError, match="1 of 2 answers do not fit the context of 64 tokens") as caught:
+        score_continuations(loaded, [[("a", "cat")], [("a", "cat " * 30)]], ["row 7", "row 8"], cuts=True)
+    assert (caught.value.where or "").startswith("row 8: ")
+    fits = "cat " * 15
+    n = len(loaded.tokenizer.encode(" " + fits))
+    ((whole,),) = scores(loaded, [[(context, fits)]], cuts=True)
+    assert (whole.is_cut, n <= 64, len(whole.logprobs)) == (True, True, n)
 
 
 @pytest.mark.parametrize("name", ["decoder", "stream", "recurrent", "ngram", "encoder"])

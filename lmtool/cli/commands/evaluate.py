@@ -91,10 +91,13 @@ def evaluate(
     from lmtool.tables.suite import measure_folder, runs_in, tables_in
 
     if suite is not None:
-        if text or typed or prompt or baseline or costs:
-            raise UsageError(
-                "a suite names its own tables and prompts", where=f"--suite {suite}", fix="omit the others"
-            )
+        others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
+        others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--train": train}
+        others |= {"--answers": answers, "--shots": shots, "--calibrate": calibrate, "--seed": seed != 1}
+        others |= {one.flag or one.key: True for one in settings_in(reading)}
+        if given := [name for name, value in others.items() if value]:
+            what = "a suite says itself what is read and how"
+            raise UsageError(what, where=", ".join(given), fix=f"omit it, and write it into the tasks of {suite}")
         _measure_suite(open_model(run, device, precision), (suite, task), rows, output, as_json, quiet)
         return
     if rows or output:

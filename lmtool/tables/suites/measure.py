@@ -18,12 +18,14 @@ from lmtool.data.catalogue import read_catalogue
 from lmtool.data.files import content_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Table, open_table
+from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.settings import Greedy
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import ScoredContinuation, check_continues, score_continuations, score_whole
+from lmtool.recipe.spec.text import Data
 from lmtool.records import parse
 from lmtool.run.directory import SUITES
 from lmtool.tables.suites.rendering import Rendering, TaskItem, joined
@@ -107,17 +109,19 @@ def _check(loaded: Loaded, name: str, task: AnyTask) -> None:
 def _opened(name: str, task: AnyTask) -> Rendering:
     """The tables of a task, and its templates, which are read."""
     examples = task.examples if isinstance(task, PromptedTask) else None
-    pool = None if examples is None else _table(examples)
-    rendering = Rendering(name, task, _table(task.table), pool)
+    reading = Data(encoding=task.encoding, delimiter=task.delimiter)
+    pool = None if examples is None else _table(examples, reading)
+    rendering = Rendering(name, task, _table(task.table, reading), pool)
     assert rendering.templates
     return rendering
 
 
-def _table(source: str) -> Table:
-    """A table; where one of a package is missing, the error says how to get it."""
+def _table(source: str, reading: Data) -> Table:
+    """A table; the error says how to get one of a package that is missing, and names keys of a task, not options."""
     try:
-        return open_table(source)
+        return open_table(source, reading)
     except LmtoolError as error:
+        error.fix = re.sub(r"--(encoding|delimiter) ", r"\1: ", error.fix or "")
         for name, data in read_catalogue().data.items():
             if Path(source).name in data.sha256 and not Path(source).exists():
                 error.fix = f"lmtool data get {name} makes it"
@@ -136,7 +140,8 @@ def _measure(loaded: Loaded, rendering: Rendering, folder: Path, report: Report)
     rows = enumerate(islice(table.rows(), done, task.limit), done)
     while chunk := [(number, rendering.item(table, row)) for number, row in islice(rows, CHUNK)]:
         items = [item.after(rendering.before(number)) for number, item in chunk]
-        scored = [{"row": done + n, **one} for n, one in enumerate(_scores(loaded, task, items), 1)]
+        names = [f"{rendering.name}, row {number}" for number in range(done + 1, done + len(items) + 1)]
+        scored = [{"row": done + n, **one} for n, one in enumerate(_scores(loaded, task, items, names), 1)]
         for one in scored:
             results.add(one)
         if world.is_main:
@@ -160,8 +165,8 @@ def _read(results: TaskFigures) -> int:
     return results.sums["rows"]
 
 
-def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem]) -> Iterator[RowScores]:
-    """What is kept of each row."""
+def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem], names: Sequence[str]) -> Iterator[RowScores]:
+    """What is kept of each row. names: of the rows, for messages."""
     if isinstance(task, TextTask):
         texts = [item.pairs[0][1] for item in items]
         for text, log_p in zip(texts, score_whole(loaded, texts), strict=True):
@@ -171,13 +176,17 @@ def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem]) -> Iterato
         settings, generator = Greedy(max_new_tokens=task.max_new_tokens), TextGenerator(loaded)
         prompts = [item.pairs[0][0].rstrip() for item in items]
         written = generator.completions(prompts, settings, stop=task.stop, overflow="cut")
-        for item, completion in zip(items, written, strict=True):
+        runner = ModelRunner(loaded.model)
+        for item, prompt, completion in zip(items, map(loaded.prompt_format.prompt, prompts), written, strict=True):
             answer = _extracted(completion.text, task.pattern)
             right = answer in {text.strip() for _, text in item.pairs}
-            yield {"text": completion.text, "answer": answer, "right": right, "cut": False}
+            cut = runner.fit(prompt, "cut", "") != prompt
+            yield {"text": completion.text, "answer": answer, "right": right, "cut": cut}
         return
-    scored = score_continuations(loaded, [item.pairs for item in items], task.begins)
-    bare = score_continuations(loaded, [item.bare for item in items if item.bare], task.begins)
+    scored, bare = (
+        score_continuations(loaded, groups, names[: len(groups)], begins=task.begins, cuts=True)
+        for groups in ([item.pairs for item in items], [item.bare for item in items if item.bare])
+    )
     for item, each, free in zip(items, scored, bare or [[]] * len(items), strict=True):
         cut = any(one.is_cut for one in each)
         if isinstance(task, ContinuationTask):

@@ -30,6 +30,10 @@ class TableTask(Spec):
     """Any that `finetune` reads: a file, also beside the suite, data/NAME, or hf:NAME[:CONFIG][@SPLIT]."""
     limit: Annotated[int, Field(gt=0)] | None = None
     """The first rows, so many."""
+    encoding: str | None = None
+    """Of its file; UTF-8 where it is valid so."""
+    delimiter: str | None = None
+    """Of its fields; inferred from the table."""
 
 
 class PromptedTask(TableTask):
