@@ -6,9 +6,10 @@ import numpy as np
 
 from lmtool.errors import DataError
 from lmtool.inference.load import Loaded
+from lmtool.recipe.spec.text import Data
 from lmtool.run.paired import Comparison, compare
 from lmtool.tables.labels import SEPARATOR
-from lmtool.tables.predict import answer_rows
+from lmtool.tables.predict import AS_TRAINED, answer_rows
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.suites.results import SuiteResults
 from lmtool.tables.suites.spec import TextTask
@@ -25,13 +26,13 @@ class ScoredRows(NamedTuple):
     scores: list[float]
 
 
-def score_rows(loaded: Loaded, run: str, source: str, task: str = "") -> ScoredRows:
+def score_rows(loaded: Loaded, run: str, source: str, task: str = "", reading: Data = AS_TRAINED) -> ScoredRows:
     """How well a model of this name, fine-tuned on a table, answers each row of another.
 
     1 for a right class, set of labels or answer, 0 for a wrong one; of tags the share of words; of target texts chrF;
     of numbers the absolute error, negative. Raises as `measure_tables` does.
     """
-    texts, answers = answer_rows(loaded, source, task)
+    texts, answers = answer_rows(loaded, source, task, reading)
     scored = [_score(*pair) for pair in zip(texts.items, answers, strict=True)]
     return ScoredRows(run, scored[0][0], [item.named for item in texts.items], [score for _, score in scored])
 

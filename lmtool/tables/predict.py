@@ -90,10 +90,12 @@ def _read_related(loaded: Loaded, spec: Embedding, source: str, reading: Data) -
     return texts, task_of(loaded, "", columns, ())
 
 
-def answer_rows(loaded: Loaded, source: str, task: str = "") -> tuple[LabelledTexts, list[object]]:
+def answer_rows(
+    loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED
+) -> tuple[LabelledTexts, list[object]]:
     """The labelled rows of a table, and what a model fine-tuned on one answers; raises as `measure_tables` does."""
     _refuse_others(loaded)
-    texts, of_table = read_rows(loaded, source, task)
+    texts, of_table = read_rows(loaded, source, task, reading)
     with loaded.joined() as loaded:
         return texts, [cells[0] for cells in of_table.answer(_model(loaded), of_table.encode(texts.items))]
 

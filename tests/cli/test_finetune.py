@@ -355,6 +355,12 @@ def test_runs_are_compared_row_by_row(folder: Path) -> None:
     assert told == (f"{better} is better, by more than chance" if better else rows)
     same = run("runs", "compare", folder / "long", folder / "long", "--test", folder / "test.csv")
     assert same.splitlines()[-1].strip() == rows
+    header, *others = (folder / "test.csv").read_text(encoding="utf-8").splitlines()
+    renamed = folder / "renamed.csv"
+    renamed.write_text("\n".join((header.replace("text", "said").replace("label", "meant"), *others)), encoding="utf-8")
+    columns = ("--text-column", "said", "--label-column", "meant")
+    (again,) = json.loads(run(*compare[:-1], renamed, *columns, "--json"))["tests"]
+    assert again | {"source": ""} == tested | {"source": ""}
 
 
 def test_rows_that_were_trained_on_are_told_before_their_figure(folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from lmtool.cli import app, main
-from tests.cli.test_prompting import files, ngram  # noqa: F401 - fixtures
+from tests.cli.test_prompting import files  # noqa: F401 - a fixture
 
 OPTIONS = {
     "--text-column",
@@ -164,7 +164,7 @@ def test_lines_of_standard_input_too(lmtool, home, learned, monkeypatch, encodin
     assert texts(lmtool.succeeds("predict", learned["cp1252"], "-").out) == ["très bien", "mauvais été"]
 
 
-def test_prompts_are_made_of_tables_by_the_same_options(lmtool, ngram, home):  # noqa: F811
+def test_prompts_are_made_of_tables_by_the_same_options(lmtool, ngram, home):
     path = home / "rows.csv"
     path.write_bytes("Avis;NOTE\ngood;yes\nbad;no\ngood é;yes\n".encode("cp1252"))
     asked = ("eval", ngram, path, "--prompt", "{avis} verdict:", "--label-column", "note", "--json")

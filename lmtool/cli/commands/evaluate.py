@@ -95,9 +95,9 @@ def evaluate(
         others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--train": train}
         others |= {"--answers": answers, "--shots": shots, "--calibrate": calibrate, "--seed": seed != 1}
         others |= {one.flag or one.key: True for one in settings_in(reading)}
-        if given := [name for name, value in others.items() if value]:
+        if ignored := [name for name, value in others.items() if value]:
             what = "a suite says itself what is read and how"
-            raise UsageError(what, where=", ".join(given), fix=f"omit it, and write it into the tasks of {suite}")
+            raise UsageError(what, where=", ".join(ignored), fix=f"omit it, and write it into the tasks of {suite}")
         _measure_suite(open_model(run, device, precision), (suite, task), rows, output, as_json, quiet)
         return
     if rows or output:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.filesize import decimal
@@ -16,10 +16,12 @@ from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, group, option, register
 from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display, count
+from lmtool.cli.settings import READING, as_data, sets, settings_in
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
+    from lmtool.recipe.spec.text import Data
     from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
     from lmtool.run.paired import Comparison
@@ -108,6 +110,7 @@ def _draw_losses(run: "Run", *, held_out: bool) -> None:
     show_lines(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
 
 
+@sets(READING)
 def compare(
     runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True),
     test: list[str] | None = option(
@@ -117,6 +120,7 @@ def compare(
     suite: str | None = option("NAME", "Run them on the tasks of a suite, as `lmtool eval --suite` does."),
     *,
     json: Json = False,
+    **reading: Any,
 ) -> None:
     """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes.
 
@@ -137,9 +141,12 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
+    settings = settings_in(reading)
+    if settings and not test:
+        raise UsageError("only tables are read by such options", where=settings[0].flag, fix="name one with --test")
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
-    tested = [one for table in test or () for one in _compared_on(table, runs, task)]
+    tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
     tested += [] if suite is None else _compared_on_suite((suite, task), runs, json)
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
@@ -158,7 +165,7 @@ def compare(
         put(*comparison.lines())
 
 
-def _compared_on(table: str, runs: Sequence[str], task: str) -> "Iterator[Comparison]":
+def _compared_on(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[Comparison]":
     """The first run against each other one, row by row, on a table."""
     from lmtool.tables.comparison import compare_rows, score_rows
 
@@ -166,7 +173,7 @@ def _compared_on(table: str, runs: Sequence[str], task: str) -> "Iterator[Compar
     for run in runs:
         loaded = open_model(run, "auto", "float32")
         warn(loaded.warnings)
-        scored.append(score_rows(loaded, run, table, task))
+        scored.append(score_rows(loaded, run, table, task, reading))
         warn_of_leaks(loaded, scored[-1].rows)
     return (compare_rows(table, scored[0], other) for other in scored[1:])
 
