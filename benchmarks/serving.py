@@ -1,11 +1,14 @@
 """Throughput and time to the first token of `lmtool serve`, beside `lmtool generate` and `transformers serve`.
 
     python benchmarks/serving.py RUN [--clients 1 4 16 64] [--precision float32] [--beside DIRECTORY]
+    python benchmarks/serving.py RUN --clients --prefix 1000 [--precision float32]
+    python benchmarks/serving.py RUN --clients 1 4 --draft ngram
 
 Each client asks for a chat answer, greedy and streamed, waits for its end, and asks for the next one. Questions and
 answers have mixed lengths, the same for all contenders. A token is an event with text; the first one counts from the
 request on. DIRECTORY holds the same model for Transformers, as `lmtool export` writes it: `transformers serve` then
-answers the same questions afterwards. Needs `pip install 'lmtool[dev]'`.
+answers the same questions afterwards. `--prefix N` measures the first token after N tokens that were asked before, too.
+Needs `pip install 'lmtool[dev]'`.
 """
 
 import argparse
@@ -96,6 +99,28 @@ async def load(address: str, model: str, n_clients: int, each: int) -> Measured:
     return Measured(sum(n for n, _ in found), seconds, [first for _, first in found if first])
 
 
+def prefixed(address: str, model: str, n_tokens: int) -> None:
+    """Print the seconds to the first token after prefixes of so many tokens, each of which is asked three times."""
+    rng, firsts = random.Random(1), list[list[float]]()
+    with httpx.Client(base_url=address, timeout=600) as client:
+        for number in range(5):
+            prefix, own = [rng.randrange(1000, 2000) for _ in range(n_tokens)], list[float]()
+            for _ in range(3):
+                prompt = [*prefix, *(rng.randrange(1000, 2000) for _ in range(20))]
+                body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+                began = time.perf_counter()
+                client.post("/v1/completions", json=body).raise_for_status()
+                own.append(time.perf_counter() - began)
+            if number:  # the first one warms up
+                firsts.append(own)
+        for name, seconds in zip(("first", "second", "third"), zip(*firsts, strict=True), strict=True):
+            print(f"prefix of {n_tokens} tokens, {name} time: {statistics.median(seconds):.3f} s")
+        gain = statistics.median(new / again for new, again, _ in firsts)
+        counters = client.get("/metrics").text.splitlines()
+        print(f"the second {gain:.1f} times sooner")
+        print(*(line for line in counters if line.startswith(("lmtool_prompt_tokens", "lmtool_reused"))), sep="\n")
+
+
 @contextmanager
 def running(command: list[str], health: str) -> Iterator[None]:
     """A server, once it answers."""
@@ -145,11 +170,13 @@ def generated(run: str, precision: Any, each: int) -> Measured:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16, 64])
+    parser.add_argument("--prefix", type=int, help="tokens of prefixes that are asked again")
     parser.add_argument(
         "--each", type=int, default=2, help="answers of each client, of the only one three times as many"
     )
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--draft", help="of a second `lmtool serve`, which answers the same questions afterwards")
     parser.add_argument("--beside", type=Path, help="the model for `transformers serve`")
     parser.add_argument("--beside-clients", type=int, nargs="+", default=[1, 16])
     asked = parser.parse_args()
@@ -165,11 +192,17 @@ def main() -> None:
         "| contender | clients | tokens/s | first token, median s | 95th percentile |\n|---|---|---|---|---|",
         flush=True,
     )
-    print(generated(asked.run, asked.precision, asked.each * 3).row("lmtool chat", 1), flush=True)
+    if asked.clients:
+        print(generated(asked.run, asked.precision, asked.each * 3).row("lmtool chat", 1), flush=True)
     serve = [sys.executable, "-m", "lmtool", "serve", asked.run, "--port", str(PORT), "--precision", asked.precision]
     with running(serve, "/health"):
         model = httpx.get(f"{address}/v1/models").json()["data"][0]["id"]
         measure("lmtool serve", model, asked.clients)
+        if asked.prefix:
+            prefixed(address, model, asked.prefix)
+    if asked.draft:
+        with running([*serve, "--draft", asked.draft], "/health"):
+            measure(f"lmtool serve --draft {asked.draft}", model, asked.clients)
     if asked.beside is not None:
         command = str(Path(sys.executable).with_name("transformers"))
         folder, options = str(asked.beside.resolve()), ["--dtype", asked.precision, "--device", "cpu"]

@@ -28,6 +28,7 @@ _HOMES = {
     "Sample": "lmtool.decoding.settings",
     "Beam": "lmtool.decoding.settings",
     "MaskPredict": "lmtool.decoding.settings",
+    "TextForm": "lmtool.decoding.forms",
 }
 """Public names and their modules, which are imported lazily, since importing torch takes seconds."""
 

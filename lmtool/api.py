@@ -36,18 +36,16 @@ from lmtool.inference.scoring import Scored, score
 from lmtool.loggers.dashboards import Loggers
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.base import DeviceName
-from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq, Tagging
+from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
 from lmtool.search.index import Index, add, read_entries
 from lmtool.tables.columns import Columns
-from lmtool.tables.predict import Prediction, task_of
+from lmtool.tables.predict import Prediction, TextClassifier, task_of
 from lmtool.tables.reading import LabelledText
-from lmtool.tables.tasks.classification import HeadTask
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.chat import Message
-from lmtool.tokenization.tokenizer import find_words
 from lmtool.training.events import Event, Started, Warn
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.start import Invocation, Pretraining
@@ -139,18 +137,16 @@ class TrainedModel(TextGenerator):
             raise UsageError("this model was not fine-tuned on a table", fix=fix)
         if not rows:
             return []
-        texts = [_texts_of(row, isinstance(spec, Tagging)) for row in rows]
-        items = [LabelledText(text, None, None, number) for number, text in enumerate(texts, 1)]
+        if isinstance(spec, HeadSpec):
+            classifier = TextClassifier.of(loaded)
+            return classifier.predict(classifier.encode(rows))
+        items = [
+            LabelledText(row if isinstance(row, tuple) else (row,), None, None, i) for i, row in enumerate(rows, 1)
+        ]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
         task = task_of(loaded, "", Columns(names), ())
-        model = AnsweringModel(loaded.model, loaded.objective, loaded.compute)
-        encoded = task.encode(items)
-        if not isinstance(task, HeadTask):
-            answers = (cells[0] for cells in task.answer(model, encoded))
-            return [Prediction(tuple(answer) if isinstance(answer, list) else str(answer), {}) for answer in answers]
-        scores_RC, _ = task.scores(model, encoded)
-        p_RC = task.probabilities(scores_RC)
-        return [Prediction(task.label(p_C), dict(zip(task.labels, p_C.tolist(), strict=False))) for p_C in p_RC]
+        answers = task.answer(AnsweringModel(loaded.model, loaded.objective, loaded.compute), task.encode(items))
+        return [Prediction(str(answer), {}) for answer, *_ in answers]
 
     def chat(self, messages: Sequence[Message], settings: Settings | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
@@ -228,12 +224,6 @@ def _trained(start: Callable[[Invocation], Iterator[Event]], out: str) -> Traine
             for warning in (*loggers.take(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)
     return load(run)
-
-
-def _texts_of(row: str | tuple[str, ...], is_tagged: bool) -> tuple[str, ...]:
-    if not isinstance(row, str):
-        return row
-    return tuple(row[start:stop] for start, stop in find_words(row)) if is_tagged else (row,)
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

@@ -98,3 +98,12 @@ def sealed(content: Mapping[str, Any], key: str = "checksum", digest: Callable[[
 def encode(content: Any) -> bytes:
     """A value as the JSON of a file. Raises ValueError for NaN and infinities."""
     return json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
+
+
+def is_deep(value: Any, deepest: int) -> bool:
+    """Whether a JSON value has others within others, more than so many of them."""
+    level = [value]
+    for _ in range(deepest):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [one for ones in inner for one in ones]
+    return bool(level)

@@ -11,6 +11,7 @@ from lmtool.cli.help import flag, option, shared
 from lmtool.decoding.settings import Settings, described
 
 if TYPE_CHECKING:
+    from lmtool.decoding.forms import TextForm
     from lmtool.recipe.load import Setting
     from lmtool.recipe.spec.text import Data
 
@@ -74,6 +75,7 @@ OF_TEXT: KeyOptions = {
 }
 """The options that say which text is trained on, and for how long."""
 
+NO_OPTIONS: Mapping[str, tuple[Any, Any]] = {}
 CommandFunction = Callable[..., None]
 
 
@@ -96,19 +98,22 @@ def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[CommandFun
     return decorated
 
 
-def sets(options: KeyOptions) -> Callable[[CommandFunction], CommandFunction]:
+def sets(
+    options: KeyOptions, others: Mapping[str, tuple[Any, Any]] = NO_OPTIONS
+) -> Callable[[CommandFunction], CommandFunction]:
     """A decorator that gives a command options that set keys of the recipe, each named by its flag or else its key.
 
-    See `with_options`, and `settings_in` for what they set.
+    others: further options, as for `with_options`. See `with_options`, and `settings_in` for what they set.
     """
     types = {key: type_ | None if made.default is None else type_ for key, (type_, made) in options.items()}
-    return with_options({_typed(key, made)[1]: (types[key], made) for key, (_, made) in options.items()})
+    of_keys = {_typed(key, made)[1]: (types[key], made) for key, (_, made) in options.items()}
+    return with_options(of_keys | dict(others))
 
 
 def with_settings(
     *strategies: type[Settings], defaults: Mapping[str, str] | None = None
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """A decorator that gives a command an option for each setting of these strategies, None by default.
+    """A decorator that gives a command an option for each setting of these strategies, None by default, and for forms.
 
     defaults: the default to display, of settings that have another than their own. See `with_options`.
     """
@@ -120,7 +125,35 @@ def with_settings(
             names = [help.flag] if help.flag else []
             made = option(help.metavar or "", help.text, *names, shown=shown, panel=strategy.panel)
             options.setdefault(name, (type_ | None, made))
-    return with_options(options)
+    return with_options(options | FORMS)
+
+
+_of_form, _complete = (partial(made, panel="Form of the text") for made in (option, flag))
+FORMS: dict[str, tuple[Any, Any]] = {
+    "choices": (str | None, _of_form("A,B,C", "The text is one of these.")),
+    "regex": (str | None, _of_form("REGEX", "The whole text matches this regular expression.")),
+    "json_schema": (Path | None, _of_form("FILE", "The text is JSON that this schema describes.")),
+    "grammar": (Path | None, _of_form("FILE", "The text is of this grammar, in Lark's syntax.")),
+    "complete": (
+        bool,
+        flag("Close the form before the maximum of new tokens cuts it.", "--complete", panel="Form of the text"),
+    ),
+}
+"""The options of what a text must be, whose values `form_in` reads."""
+
+
+def form_in(values: dict[str, Any]) -> "TextForm | None":
+    """The form that the options of FORMS state, which are taken out of the values. Raises UsageError."""
+    from lmtool.decoding.forms import TextForm
+    from lmtool.decoding.prompts import read_lines
+
+    stated = {name: values.pop(name) for name in FORMS if name in values}
+    for name in ("json_schema", "grammar"):
+        if stated.get(name) is not None:
+            stated[name] = "\n".join(read_lines(str(stated[name])))
+    if stated.get("choices") is not None:
+        stated["choices"] = stated["choices"].split(",")
+    return TextForm.of(**stated)
 
 
 Stated = tuple[str, object, str]

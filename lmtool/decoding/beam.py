@@ -10,7 +10,17 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from lmtool.decoding.request import BeamNode, Finish, Hypothesis, Request, Strategy, TokenEvent, chosen, nothing_left
+from lmtool.decoding.request import (
+    BeamNode,
+    Finish,
+    Hypothesis,
+    Request,
+    Strategy,
+    TokenEvent,
+    among_formed,
+    chosen,
+    nothing_left,
+)
 from lmtool.decoding.settings import Beam
 
 
@@ -70,7 +80,7 @@ class BeamSearch(Strategy):
     def begin(self, request: Request) -> None:
         groups = [_Group() for _ in range(self._settings.groups)]
         self._searches[request.prompt, request.sample] = _Search(groups)
-        request.hypotheses = [_BeamHypothesis(request.start, request.start.text)] * len(groups)
+        request.hypotheses = [_BeamHypothesis(request.start, request.start.text, form=request.form)] * len(groups)
 
     @torch.inference_mode()
     def step(self, logits_BV: Tensor, requests: Sequence[Request]) -> tuple[list[list[int]], list[TokenEvent]]:
@@ -127,6 +137,7 @@ class BeamSearch(Strategy):
         rows, ids = torch.tensor(best, device=logprobs_LV.device).T
         # excluded tokens have a total of -inf
         choices = chosen(logprobs_LV[rows], totals_LV[rows], ids, self.n_alternatives)
+        choices = among_formed(choices, logprobs_LV[rows], [live[row].form for row, _ in best], self._end_ids)
         candidates = []
         for (row, token), choice, total in zip(best, choices, totals_LV[rows, ids].tolist(), strict=True):
             one = replace(live[row].plus(token), events=(*live[row].events, request.event(choice)), total=total)
@@ -170,7 +181,7 @@ class BeamSearch(Strategy):
         if text[-1] in self._end_ids:
             return "end"
         stops = self._ends is not None and self._ends(request.prompt, text[len(text) - hypothesis.n_written :])
-        return "stop" if stops else None
+        return "stop" if stops or hypothesis.is_complete else None
 
     def _is_done(self, group: _Group, live: list[_BeamHypothesis]) -> bool:
         """Whether the search is done; see `Beam.early_stopping`."""

@@ -13,9 +13,11 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.decoding.constrained import FormState
 from lmtool.decoding.settings import Limits, LogitBias, Sampling
 
 Filter = Callable[[Tensor, Any], Tensor]
@@ -42,6 +44,30 @@ def steer(
         early = [i for i, n in enumerate(n_written) if n < settings.min_new_tokens]
         logits_BV = _without(logits_BV, [(i, token) for i in early for token in end_ids])
     return logits_BV
+
+
+def within(
+    logits_BV: Tensor, forms: Sequence[FormState | None], end_ids: Collection[int], unfiltered_BV: Tensor
+) -> Tensor:
+    """Excludes tokens that the form of a row does not allow there.
+
+    One that follows for certain has its unfiltered logit, whatever other filters exclude.
+    """
+    if not any(forms):
+        return logits_BV
+    excluded_BV = np.zeros(logits_BV.shape, dtype=np.bool_)
+    for excluded_V, form in zip(excluded_BV, forms, strict=True):
+        if form is not None:
+            allowed_V = form.allowed_V
+            np.logical_not(allowed_V, out=excluded_V[: len(allowed_V)])
+            excluded_V[len(allowed_V) :] = True
+            excluded_V[list(end_ids)] = not form.may_end
+    logits_BV = logits_BV.masked_fill(torch.from_numpy(excluded_BV).to(logits_BV.device), -torch.inf)
+    certain = [(i, form.forced[0]) for i, form in enumerate(forms) if form is not None and form.forced]
+    if not certain:
+        return logits_BV
+    rows_N, tokens_N = torch.tensor(certain, device=logits_BV.device).T
+    return logits_BV.index_put((rows_N, tokens_N), unfiltered_BV[rows_N, tokens_N])
 
 
 def apply(logits_BV: Tensor, settings: Sampling) -> Tensor:

@@ -19,7 +19,12 @@ def gather_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
 
 
 def read_prompts(path: str) -> list[str]:
-    """The lines of a UTF-8 file, or of standard input when `path` is "-"; an empty line is an empty prompt.
+    """The prompts of a file, as `read_lines`; an empty line is an empty prompt."""
+    return read_lines(path, "prompt file", "write one prompt a line")
+
+
+def read_lines(path: str, name: str = "file", fix: str = "write something into it") -> list[str]:
+    """The lines of a UTF-8 file, or of standard input when `path` is "-".
 
     Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it is not readable.
     """
@@ -31,8 +36,8 @@ def read_prompts(path: str) -> list[str]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        what = f"the prompt file is not UTF-8 at byte {error.start}"
+        what = f"the {name} is not UTF-8 at byte {error.start}"
         raise DataError(what, where=f"{where}:{line}", fix="save it as UTF-8") from None
     if not text:
-        raise DataError("the prompt file is empty", where=where, fix="write one prompt a line")
+        raise DataError(f"the {name} is empty", where=where, fix=fix)
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

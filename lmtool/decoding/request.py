@@ -4,6 +4,7 @@ Shapes: B rows, V vocabulary.
 """
 
 import hashlib
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmtool.decoding import filters
+from lmtool.decoding.constrained import FormState
 from lmtool.decoding.settings import Limits
 from lmtool.errors import NumericalError, UsageError
 from lmtool.tokenization.prompt_format import Prompt
@@ -44,6 +47,7 @@ class Choice:
     rank: of the token in that distribution, from 1.
     removed: its total probability of tokens excluded by filters.
     alternatives: its most probable tokens, most probable first. All three None unless requested.
+    formed: the log-probability among the tokens that the form of the text allows; None without a form.
     """
 
     token: int
@@ -51,6 +55,7 @@ class Choice:
     rank: int | None = None
     removed: float | None = None
     alternatives: tuple[Alternative, ...] | None = None
+    formed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,16 +109,24 @@ class Hypothesis:
     window: the model's input: prompt and generated ids, or the end of these.
     text: all of them.
     n_written: number of generated ids at its end.
+    form: where it is in the form that it must have; None for anything.
     """
 
     window: Prompt
     text: tuple[int, ...]
     n_written: int = 0
+    form: FormState | None = None
 
     def plus(self, token: int) -> Self:
         """The hypothesis extended by one token."""
         window = replace(self.window, tokens=(*self.window.tokens, token))
-        return replace(self, window=window, text=(*self.text, token), n_written=self.n_written + 1)
+        form = None if self.form is None else self.form.plus(token)
+        return replace(self, window=window, text=(*self.text, token), n_written=self.n_written + 1, form=form)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has its form, and nothing else can follow."""
+        return self.form is not None and self.form.is_complete
 
 
 @dataclass
@@ -126,6 +139,10 @@ class Request:
     max_new_tokens: after these it ends.
     wants_prompt: the probabilities of the tokens of its prompt are collected in `read`, from the second one on; for
         models without a source.
+    form: the beginning of the form that its text has.
+    ahead: the place in the form after the token that is about to be taken, so that what is known of it is kept.
+    n_reused: tokens of its prompt that were not read, because keys and values of them were kept.
+    proposed, accepted: as in `TokenEvent`.
     """
 
     prompt: int
@@ -136,15 +153,21 @@ class Request:
     strategy: "Strategy"
     max_new_tokens: int
     wants_prompt: bool = False
+    form: FormState | None = None
+    ahead: FormState | None = None
     read: list[Choice] = field(default_factory=list)
     hypotheses: Sequence[Hypothesis] = ()
     n_steps: int = 0
+    n_reused: int = 0
+    proposed: int = 0
+    accepted: int = 0
     began: float = 0.0
 
     def event(self, choice: Choice, finish: Finish | None = None) -> TokenEvent:
         """The event of one more token."""
-        indices: dict[str, Any] = {"prompt": self.prompt, "sample": self.sample, "draw": self.draw}
-        return TokenEvent(**vars(choice), **indices, finish=finish, steps=self.n_steps)
+        names = "prompt", "sample", "draw", "proposed", "accepted"
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return TokenEvent(**vars(choice), **fields, finish=finish, steps=self.n_steps)
 
 
 def random_key(seed: int, draw: int, ids: Sequence[int]) -> bytes:
@@ -230,9 +253,11 @@ class Strategy(ABC):
         Raises NumericalError when they are not finite.
         """
         check_finite(scores_BV)
+        forms, unfiltered_BV = [one.form for one in hypotheses], scores_BV
         scores_BV = scores_BV.index_fill(-1, self._banned.to(scores_BV.device), -torch.inf)
         texts, n_written = [one.text for one in hypotheses], [one.n_written for one in hypotheses]
-        return filters.steer(scores_BV, self._limits, texts, n_written, self._end_ids)
+        steered_BV = filters.steer(scores_BV, self._limits, texts, n_written, self._end_ids)
+        return filters.within(steered_BV, forms, self._end_ids, unfiltered_BV)
 
     def _cut(self, request: Request) -> Finish | None:
         """Why a request ends after this step whatever its tokens are."""
@@ -250,7 +275,7 @@ def check_finite(logits_BV: Tensor) -> None:
 
 def nothing_left() -> UsageError:
     """The error of a step at which all tokens are excluded."""
-    return UsageError("the filters exclude every token", fix="loosen no-repeat-ngram or logit-bias")
+    return UsageError("the filters exclude every token", fix="loosen no-repeat-ngram, logit-bias or the form")
 
 
 def chosen(logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, n_alternatives: int) -> list[Choice]:
@@ -269,3 +294,26 @@ def chosen(logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, n_alternativ
         alternatives = [tuple(Alternative(*parts) for parts in zip(*row, strict=True)) for row in rows]
         columns += [rank_B.tolist(), removed_B.tolist(), alternatives]
     return [Choice(*row) for row in zip(*columns, strict=True)]
+
+
+def among_formed(
+    choices: Sequence[Choice], logprobs_BV: Tensor, forms: Sequence[FormState | None], end_ids: Collection[int]
+) -> list[Choice]:
+    """The choices, with their log-probability among the tokens that the form of each row allows, if it has one."""
+    beside = []
+    for choice, logprobs_V, form in zip(choices, logprobs_BV, forms, strict=True):
+        if form is not None:
+            is_certain = bool(form.forced)
+            formed = 0.0 if is_certain else min(0.0, choice.logprob - _log_mass(logprobs_V, form, end_ids))
+            choice = replace(choice, formed=formed)
+        beside.append(choice)
+    return beside
+
+
+def _log_mass(logprobs_V: Tensor, form: FormState, end_ids: Collection[int]) -> float:
+    """Log of the total probability of the tokens that a form allows; by the others where these have little."""
+    allowed_V = np.zeros(len(logprobs_V), dtype=np.bool_)
+    allowed_V[: len(form.allowed_V)] = form.allowed_V
+    allowed_V[list(end_ids)] = form.may_end
+    of_others = float(logprobs_V[np.flatnonzero(~allowed_V)].exp().sum()) if allowed_V.mean() > 0.5 else 1.0
+    return math.log1p(-of_others) if of_others < 0.5 else float(logprobs_V[np.flatnonzero(allowed_V)].logsumexp(-1))

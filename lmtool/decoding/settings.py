@@ -8,9 +8,13 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
+from lmtool.decoding.forms import TextForm
 from lmtool.errors import UsageError
+
+if TYPE_CHECKING:
+    from lmtool.decoding.constrained import FormState
 
 StrategyName = Literal["greedy", "sample", "beam", "mask-predict"]
 EarlyStopping = Literal["yes", "no", "never"]
@@ -96,6 +100,7 @@ class Limits(Common):
     repetition_penalty: positive logits of tokens in the text are divided by it, negative ones multiplied (Keskar et al.
         2019); 1 has no effect.
     no_repeat_ngram: Paulus et al. 2018; 0 for no filter.
+    form: what each text must be; None for anything. What follows for certain is taken whatever the filters exclude.
     """
 
     max_new_tokens: Annotated[
@@ -117,9 +122,12 @@ class Limits(Common):
         Help("No n-gram of N tokens occurs twice.", "N"),
         Range(lambda n: n >= 0, "take a length of 1 or more; 0 for no filter"),
     ] = 0
+    form: TextForm | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.form is not None and self.no_repeat_ngram:
+            raise UsageError("a form contradicts no_repeat_ngram: it repeats what it must", fix="leave out one of them")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             what = f"min_new_tokens is {self.min_new_tokens}"
             raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
@@ -216,6 +224,8 @@ class Beam(Limits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.form is not None and self.form.complete:
+            raise UsageError("beam search closes no forms in time", fix="omit --complete, or choose greedy or sample")
         if not 1 <= self.num_return <= self.num_beams:
             what = f"num_return is {self.num_return}, but num_beams is {self.num_beams}"
             raise UsageError(what, fix="return at least 1 hypothesis and at most as many as there are beams")
@@ -296,6 +306,7 @@ class TokenOptions(Options):
     end_ids: tokens that end a request; they are events too.
     banned_ids: tokens that are never generated.
     ends: of a beam search, the stopping criterion, given the prompt's index and the generated ids.
+    form: the beginning of the form that each text has; None for anything.
     stopped: (prompt, sample) of cancelled requests, no more events of which follow; the caller adds to them, where the
         last event was just returned or the request has not begun.
     """
@@ -303,6 +314,7 @@ class TokenOptions(Options):
     end_ids: Collection[int] = ()
     banned_ids: Collection[int] = ()
     ends: Callable[[int, Sequence[int]], bool] | None = None
+    form: "FormState | None" = None
     stopped: Container[tuple[int, int]] = ()
 
 
@@ -312,7 +324,7 @@ Settings = Greedy | Sample | Beam | MaskPredict
 STRATEGIES: dict[StrategyName, type[Settings]] = {kind.name: kind for kind in (Greedy, Sample, Beam, MaskPredict)}
 
 _TAKES = {name: {field.name for field in fields(kind)} for name, kind in STRATEGIES.items()}
-_ORDER = list(dict.fromkeys(name for kind in STRATEGIES.values() for name in described(kind)))
+_ORDER = [*dict.fromkeys(name for kind in STRATEGIES.values() for name in described(kind)), "form"]
 
 
 def choose(
@@ -351,7 +363,7 @@ def choose(
     if name == "beam" and chosen.get("diversity") and "groups" not in chosen:
         chosen["groups"] = chosen.get("num_beams", Beam.num_beams)  # one beam each, the most diverse in the paper
     settings = STRATEGIES[name](seed=seed, **chosen)
-    if n > 1 and not _has_chance(settings):
+    if n > 1 and not has_chance(settings):
         fix = "return several with --num-return" if name == "beam" else "omit -n, or sample above temperature 0"
         raise UsageError(f"{n} samples of a deterministic strategy would all be the same", fix=fix)
     return settings
@@ -370,7 +382,8 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(name.replace("_", "-") for name in sorted(names, key=_ORDER.index))
 
 
-def _has_chance(settings: Settings) -> bool:
+def has_chance(settings: Limits | MaskPredict) -> bool:
+    """Whether what is generated depends on random numbers."""
     match settings:
         case Sample() | MaskPredict(by="gibbs"):
             return settings.temperature > 0 and settings.top_k != 1

@@ -58,6 +58,10 @@ class Draft(ABC):
     def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposals:
         """What proposes tokens for a request. sampler: its strategy. vocab_size: number of the model's logits."""
 
+    def keeps(self, sampler: Sampler) -> bool:
+        """Whether a sampler's texts are those without a draft; else they have the same distribution."""
+        return not sampler.samples
+
     def check(self, model: LanguageModel, n_ids: int) -> None:
         """Raises UsageError when it cannot propose tokens for this model, whose texts have ids below `n_ids`."""
         if not ModelRunner(model).goes_back:
@@ -72,6 +76,9 @@ class NGramDraft(Draft):
     The longest suffix of the text, of ORDERS tokens, that stood before; of several places the last one. What is copied
     may reach into what is proposed, as in LZ77.
     """
+
+    def keeps(self, sampler: Sampler) -> bool:
+        return True
 
     def beside(self, request: Request, sampler: Sampler, vocab_size: int) -> Proposals:
         text: list[int] = []
@@ -133,8 +140,9 @@ class ModelDraft(Draft):
             window = replace(window, tokens=(*window.tokens, *hypothesis.text[len(request.start.text) + n_written :]))
             n_written = hypothesis.n_written
             slides = not runner.has_room(window)
-            if slides:
-                window = hypothesis.window if runner.has_room(hypothesis.window) else runner.slid(hypothesis.window)
+            if slides:  # the source stays the one that fits the draft
+                window = hypothesis.window if window.joined else replace(hypothesis.window, source=window.source)
+                window = window if runner.has_room(window) else runner.slid(window)
             left = runner.left(window)
             n = n if left is None else min(n, left)
             tokens: list[int] = []
@@ -173,23 +181,8 @@ def _prompts(runner: ModelRunner) -> WindowReader:
     return lru_cache(maxsize=1)(lambda window: runner.advance([window.tokens], runner.start([window])))
 
 
-@dataclass
-class _Active:
-    """The request that is decoded. state: after all but the last token of its window; None before that is read.
-
-    proposed, accepted: as in `TokenEvent`.
-    """
-
-    request: Request
-    sampler: Sampler
-    proposals: Proposals
-    state: DecodeState | None = None
-    proposed: int = 0
-    accepted: int = 0
-
-
-class SpeculativeBatch(RequestBatch):
-    """Requests that are decoded one after the other, with a draft; in place of a `RunningBatch`.
+class Speculation:
+    """Steps of one text at a time, of several tokens each: a draft proposes them, and the model verifies.
 
     Where the draft is certain, the model chooses each token as without a draft, and a proposed token is accepted if it
     is the one chosen: so the text is the same, up to the rounding of sums. Where the draft has drawn its tokens, they
@@ -197,31 +190,47 @@ class SpeculativeBatch(RequestBatch):
     """
 
     def __init__(self, runner: ModelRunner, draft: Draft) -> None:
-        super().__init__()
         self._runner, self._draft = runner, draft
-        self._prompt = _prompts(runner)
-        self._active: _Active | None = None
+        self._beside: tuple[Request, Proposals] | None = None  # of the last request
+
+    def keeps(self, request: Request) -> bool:
+        """Whether the text of a request is the one without a draft."""
+        return isinstance(request.strategy, Sampler) and self._draft.keeps(request.strategy)
 
     @torch.inference_mode()
-    def step(self) -> list[TokenEvent]:
-        """Propose tokens for the first request and verify them: the events of those accepted, and of one more.
+    def step(self, request: Request, state: DecodeState) -> tuple[list[TokenEvent], DecodeState]:
+        """The events of the proposed tokens that are accepted, and of one more; and the new state.
 
+        state: after all but the last token of the window, which fits the context; it is not valid any more.
         Raises as `RunningBatch.step` does.
         """
-        self._waiting = self.requests
-        if not self._waiting:
-            return []
-        request = self._waiting[0]
-        if self._active is None or self._active.request is not request:
+        (hypothesis,) = request.hypotheses
+        left = self._runner.left(hypothesis.window)
+        # not limited by max_new_tokens, so that a longer text begins with the shorter one
+        n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)
+        forced = () if hypothesis.form is None else hypothesis.form.forced[:left]
+        proposal = Proposal([*forced]) if forced else self._proposals(request).send((hypothesis, n))
+        tokens = [hypothesis.window.tokens[-1], *proposal.tokens]
+        return self.verified(request, proposal, *self._runner.advance([tokens], state.growing()))
+
+    def _proposals(self, request: Request) -> Proposals:
+        if self._beside is None or self._beside[0] is not request:
             assert isinstance(request.strategy, Sampler)
-            proposals = self._draft.beside(request, request.strategy, self._runner.vocab_size)
-            next(proposals)
-            self._active = _Active(request, request.strategy, proposals)
-        active, sampler = self._active, self._active.sampler
-        hidden_1TD, state, proposal = self._read(active)
-        n = len(proposal.tokens)
+            self._beside = request, self._draft.beside(request, request.strategy, self._runner.vocab_size)
+            next(self._beside[1])
+        return self._beside[1]
+
+    @torch.inference_mode()
+    def verified(
+        self, request: Request, proposal: Proposal, hidden_1TD: Tensor, state: DecodeState
+    ) -> tuple[list[TokenEvent], DecodeState]:
+        """As of `step`. hidden_1TD, state: of the text up to the end of what is proposed."""
+        sampler, n = request.strategy, len(proposal.tokens)
+        assert isinstance(sampler, Sampler)
         logits_TV = self._runner.logits(hidden_1TD[0, -n - 1 :])
-        active.proposed += n
+        form = request.hypotheses[0].form
+        is_drafted = form is None or not form.forced
+        request.proposed += n * is_drafted
         events: list[TokenEvent] = []
         for i in range(n + 1):
             filtered_1V = sampler.filtered(logits_TV[i : i + 1], request.hypotheses)
@@ -233,34 +242,46 @@ class SpeculativeBatch(RequestBatch):
                 p_V = filtered_1V[0].softmax(-1, dtype=torch.float64)
                 numbers = uniform(derived(request.key, "accept"), request.n_steps), number
                 token, accepted = verify(p_V, proposal.p_NV[i], proposal.tokens[i], *numbers)
-            active.accepted += accepted
-            (event,) = sampler.extend([request], [token], logits_TV[i : i + 1], filtered_1V)
-            events.append(replace(event, proposed=active.proposed, accepted=active.accepted))
-            if not accepted or event.finish:
+            in_time = sampler.in_time(request, token)
+            token, accepted = in_time, accepted and token == in_time
+            request.accepted += accepted and is_drafted
+            events += sampler.extend([request], [token], logits_TV[i : i + 1], filtered_1V)
+            if not accepted or events[-1].finish:
                 break
         kept = state.upto(state.length - (n + 1 - len(events)))
         assert kept is not None
-        active.state = kept.reclaimed()
-        return events
+        return events, kept.reclaimed()
 
-    def _read(self, active: _Active) -> tuple[Tensor, DecodeState, Proposal]:
-        """Hidden states (1, T, D) up to the end of what is proposed, the state, and the proposal.
+
+class SpeculativeBatch(RequestBatch):
+    """Requests that are decoded one after the other, with a draft: see `Speculation`."""
+
+    def __init__(self, runner: ModelRunner, draft: Draft) -> None:
+        super().__init__()
+        self._runner, self._speculation = runner, Speculation(runner, draft)
+        self._prompt = _prompts(runner)
+        self._active: tuple[Request, DecodeState] | None = None  # after all but the last token of its window
+
+    def step(self) -> list[TokenEvent]:
+        """Generate tokens of the first request; raises as `RunningBatch.step` does.
 
         A window that begins, or slides at the end of the context, is read as without a draft, and nothing is proposed:
         so the model computes the same sums.
         """
-        (hypothesis,) = active.request.hypotheses
-        window = hypothesis.window
-        if not self._runner.has_room(window):
-            window, active.state = self._runner.slid(window), None
-            active.request.hypotheses = [replace(hypothesis, window=window)]
-        if active.state is None:
-            return *self._prompt(window), Proposal([])
-        left = self._runner.left(window)
-        # not limited by max_new_tokens, so that a longer text begins with the shorter one
-        n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)
-        proposal = active.proposals.send((hypothesis, n))
-        return *self._runner.advance([[window.tokens[-1], *proposal.tokens]], active.state), proposal
+        self._waiting = self.requests
+        if not self._waiting:
+            return []
+        request = self._waiting[0]
+        (hypothesis,) = request.hypotheses
+        has_room = self._runner.has_room(hypothesis.window)
+        if has_room and self._active is not None and self._active[0] is request:
+            events, state = self._speculation.step(*self._active)
+        else:
+            window = hypothesis.window if has_room else self._runner.slid(hypothesis.window)
+            request.hypotheses = [replace(hypothesis, window=window)]
+            events, state = self._speculation.verified(request, Proposal([]), *self._prompt(window))
+        self._active = request, state
+        return events
 
 
 def verify(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, number: float) -> tuple[int, bool]:

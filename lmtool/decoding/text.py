@@ -1,14 +1,16 @@
 """Prompts in, text out: streaming detokenization, stop strings, one record per request."""
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, Self
 
+from lmtool.decoding.constrained import FormState, beginning
 from lmtool.decoding.generate import generate
 from lmtool.decoding.maskpredict import Filled, fill
 from lmtool.decoding.request import Alternative, BeamNode, Choice, TokenEvent
-from lmtool.decoding.settings import Beam, MaskPredict, Options, Settings, TokenOptions, refuse_draft
+from lmtool.decoding.settings import Beam, Limits, MaskPredict, Options, Settings, TokenOptions, refuse_draft
 from lmtool.decoding.speculative import Draft
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
@@ -32,6 +34,7 @@ class Completion:
     ranks: rank of each token in that distribution, from 1.
     removed: its total probability of tokens excluded by filters.
     alternatives: its most probable tokens in place of each. All None unless requested.
+    formed: log-probabilities among the tokens that the form allowed; None without a form.
     tree: all hypotheses of a beam search, for the best one, if details are requested; else None.
     score: for beam search, the score of the hypothesis; else None.
     steps: number of decoding steps, or of forward passes for mask-predict.
@@ -54,6 +57,7 @@ class Completion:
     ranks: tuple[int, ...] | None = None
     removed: tuple[float, ...] | None = None
     alternatives: tuple[tuple[Alternative, ...], ...] | None = None
+    formed: tuple[float, ...] | None = None
     score: float | None = None
     tree: tuple[BeamNode, ...] | None = None
     proposed: int = 0
@@ -107,8 +111,10 @@ def write(
             stop.push(stream.push(token))
         return stop.stopped
 
+    form = _form_of(settings, options, prompt_format)
     token_options = TokenOptions(
         **vars(options),
+        form=form,
         end_ids=end_ids,
         banned_ids=without_text(prompt_format, model.vocab_size) - end_ids,
         ends=ends if options.stop else None,
@@ -121,7 +127,7 @@ def write(
         for event in events:
             request = event.prompt * n + event.sample
             if request not in texts:
-                text = GeneratedText.of(prompt_format, inputs[event.prompt], settings.seed, options.stop)
+                text = GeneratedText.of(prompt_format, inputs[event.prompt], settings.seed, options.stop, form)
                 texts[request] = replace(text, prompt=_text_of(prompts[event.prompt]), prefix=options.prefix)
             shown, completion = texts[request].push(event), texts[request].completion()
             if completion is not None:
@@ -132,10 +138,36 @@ def write(
     return pieces()
 
 
+def _form_of(settings: Limits, options: Options, prompt_format: PromptFormat) -> FormState | None:
+    """The beginning of the form of each text, if it has one.
+
+    Raises UsageError where options contradict it, and where it cannot be as it is asked for.
+    """
+    if settings.form is None:
+        return None
+    form = beginning(settings.form, prompt_format.tokenizer)
+    if options.stop or options.prefix:
+        what = "a form contradicts stop strings and a prefix, which would be no part of it"
+        raise UsageError(what, fix="omit them, or write them into the form")
+    check_length(form, settings.max_new_tokens)
+    return form
+
+
+def check_length(form: FormState, max_new_tokens: int) -> None:
+    """Raise UsageError where a form that is to be complete cannot be so in so many tokens."""
+    if not form.form.complete:
+        return
+    if form.closing is None:
+        raise UsageError("no end of this form was found, which `complete` needs", fix="omit --complete")
+    if len(form.closing) > max_new_tokens:
+        what = f"the shortest text found of this form has {len(form.closing)} tokens, more than {max_new_tokens}"
+        raise UsageError(what, fix=f"allow as many with --max-new-tokens {len(form.closing)}")
+
+
 def without_text(prompt_format: PromptFormat, vocab_size: int) -> set[int]:
     """The ids that no generated text holds: special tokens, and what the tokenizer does not have of a vocabulary."""
     tokenizer = prompt_format.tokenizer
-    return {*tokenizer.special_ids, *range(tokenizer.vocab_size, vocab_size)}
+    return {*tokenizer.special_ids - prompt_format.shown.keys(), *range(tokenizer.vocab_size, vocab_size)}
 
 
 def _fill(
@@ -176,6 +208,8 @@ def _completed(
     columns = {"tokens": "token", "logprobs": "logprob"}
     if choices[0].rank is not None:
         columns |= {"ranks": "rank", "removed": "removed", "alternatives": "alternatives"}
+    if choices[0].formed is not None:
+        columns["formed"] = "formed"
     others |= {name: tuple(getattr(choice, of_one) for choice in choices) for name, of_one in columns.items()}
     return Completion(prompt, last.sample, last.draw, text, steps=last.steps, **others)
 
@@ -251,9 +285,24 @@ def _borders(stop: str) -> Sequence[int]:
     return borders
 
 
+class _FormedText:
+    """A decoder of tokens as a form spells them: without the space that stands between prompt and text."""
+
+    def __init__(self, form: FormState) -> None:
+        self._form = form
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        self._form = self._form.plus(token)
+        return self._utf8.decode(self._form.spelled)
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
 def _stream_after(prompt_format: PromptFormat, prompt: Prompt) -> StreamDecoder:
     """A decoder of what follows a prompt, so that a space between prompt and text becomes part of the text."""
-    stream = prompt_format.tokenizer.stream()
+    stream = prompt_format.tokenizer.stream(prompt_format.shown)
     for token in prompt.begun:
         stream.push(token)
     stream.flush()
@@ -273,9 +322,12 @@ class GeneratedText:
     events: list[TokenEvent] = field(default_factory=list)
 
     @classmethod
-    def of(cls, prompt_format: PromptFormat, prompt: Prompt, seed: int, stop: Sequence[str]) -> Self:
+    def of(
+        cls, prompt_format: PromptFormat, prompt: Prompt, seed: int, stop: Sequence[str], form: FormState | None = None
+    ) -> Self:
         """The empty text after a prompt."""
-        return cls(seed, _stream_after(prompt_format, prompt), StopStrings(stop))
+        stream = _stream_after(prompt_format, prompt) if form is None else _FormedText(form)
+        return cls(seed, stream, StopStrings(stop))
 
     def push(self, event: TokenEvent) -> str:
         """The text to show after one more token."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -22,8 +23,9 @@ from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.model.language_model import DecodeState, LanguageModel, Wrapper
 from lmtool.printable import plain
-from lmtool.tokenization.chat import ROLES, ChatFormat, Message
+from lmtool.tokenization.chat import ROLES, ChatFormat, Message, with_calls
 from lmtool.tokenization.prompt_format import checked_text
+from lmtool.tokenization.tools import CallParser, ToolCall
 
 LONGEST_ANSWER = 1024
 """Maximum tokens of an answer by default."""
@@ -36,10 +38,12 @@ class Turn:
     role: str
     content: str
     cut: bool = False
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
     @property
     def message(self) -> Message:
-        return Message(role=self.role, content=self.content)
+        return with_calls(Message(role=self.role, content=self.content), vars(self), 0)
 
 
 class Reply(Iterator[str]):
@@ -51,24 +55,36 @@ class Reply(Iterator[str]):
     n_left: how many more messages left the context for it. completion: None until the answer is complete.
     """
 
-    def __init__(self, pieces: Iterator[Piece], questions: Sequence[Turn], turns: list[Turn], n_left: int) -> None:
-        """turns: the conversation, to which the messages that are answered and the answer are added."""
+    def __init__(
+        self, pieces: Iterator[Piece], questions: Sequence[Turn], conversation: "Conversation", n_left: int
+    ) -> None:
+        """conversation: to which the messages that are answered and the answer are added."""
         self.n_left = n_left
         self.completion: Completion | None = None
-        self._pieces, self._questions, self._turns = pieces, questions, turns
+        self._pieces, self._questions, self._turns = pieces, questions, conversation.turns
+        self._parser = conversation.parser()
         self._answer = Turn("assistant", "", cut=True)
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text so far, without calls of tools."""
         return self._answer.content
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools so far."""
+        return self._answer.tool_calls
 
     def __next__(self) -> str:
         piece = next(self._pieces)
-        begins = not self._answer.content
-        text = piece.text.lstrip() if begins else piece.text
+        is_empty = not (self.text or self.calls)
+        text, calls = piece.text, list[ToolCall]()
+        if self._parser is not None:
+            text, calls = self._parser.push(text, is_last=piece.completion is not None)
+        text = text if self.text else text.lstrip()
         self._answer.content += text
-        if text and begins:
+        self._answer.tool_calls += tuple(calls)
+        if is_empty and (text or calls):
             self._turns += [*self._questions, self._answer]
         if piece.completion is not None:
             self.completion = piece.completion
@@ -119,6 +135,20 @@ class Conversation:
             self._chat.check(checked([Message(role="system", content=text), Message(role="user", content="?")]))
         self._system = text
 
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...] | None:
+        """The functions that the model may call, as `read_tools` gives them. Setting them raises NoTools."""
+        return self._chat.tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[dict[str, Any]]) -> None:
+        self._chat = self._chat.with_tools(tools)
+        self._prompt_format = replace(self._prompt_format, chat=self._chat)
+
+    def parser(self) -> CallParser | None:
+        """Of the calls in the next answer; None without tools."""
+        return self._chat.parser(str(len(self.turns)))
+
     def reset(self) -> None:
         """Forget all messages but the system message."""
         self.turns, self.n_left = [], 0
@@ -150,7 +180,17 @@ class Conversation:
         pieces = write(self._model, self._prompt_format, prompts, settings, options)
         self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Reply(self._generator.computed(pieces), questions, self.turns, n_left)
+        return Reply(self._generator.computed(pieces), questions, self, n_left)
+
+    @property
+    def unanswered(self) -> tuple[ToolCall, ...]:
+        """The calls of the last answer that have no result yet."""
+        n_results = next((n for n, turn in enumerate(reversed(self.turns)) if turn.role != "tool"), 0)
+        return self.turns[-1 - n_results].tool_calls[n_results:] if self.turns else ()
+
+    def add(self, message: Message) -> None:
+        """Take a message that is not to be answered yet, such as one of several results. Raises UsageError."""
+        self.turns += [Turn(**one) for one in checked([message])]
 
     def _fitted(self, turns: Sequence[Turn]) -> tuple[list[int], int, int]:
         """The prompt of some turns, the index of the first one in it, and the maximum tokens of the answer."""
@@ -176,9 +216,12 @@ class Conversation:
         """
         if not self.turns:
             raise UsageError("there is nothing to save yet", fix="save after an answer")
-        messages = [dict(message) for message in self._opening()]
-        messages += [{**turn.message, **({"cut": True} if turn.cut else {})} for turn in self.turns]
-        line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+        messages: list[dict[str, Any]] = [dict(message) for message in self._opening()]
+        for turn in self.turns:
+            calls = {"tool_calls": [call.record() for call in turn.tool_calls]} if turn.tool_calls else {}
+            messages.append({**turn.message, **calls, **({"cut": True} if turn.cut else {})})
+        row = {"messages": messages, **({"tools": self.tools} if self.tools else {})}
+        line = json.dumps(row, ensure_ascii=False) + "\n"
         where = plain(str(path))
         if os.path.lexists(path):
             raise UsageError("the file exists", where=where, fix="save to a new file")
@@ -240,15 +283,17 @@ def format_of(loaded: Loaded) -> ChatFormat:
     return ChatFormat.of(loaded.tokenizer, lambda: today)
 
 
-def checked(messages: Sequence[Message]) -> list[Message]:
-    """The messages, as role and content alone. Raises UsageError."""
+def checked(messages: Sequence[Message] | Sequence[dict[str, Any]]) -> list[Message]:
+    """The messages, as role and content alone, and calls of tools. Raises UsageError."""
     plain_messages = []
     for number, message in enumerate(messages, 1):
         role, content = message.get("role"), message.get("content")
+        if content is None and message.get("tool_calls"):
+            content = ""
         if role not in ROLES or not isinstance(content, str):
             what = f"message {number} has no role or no content"
             raise UsageError(what, fix=f"write text by one of {', '.join(ROLES)}")
-        plain_messages.append(Message(role=role, content=checked_text(content, "message")))
+        plain_messages.append(with_calls(Message(role=role, content=checked_text(content, "message")), message, number))
     if not plain_messages:
         raise UsageError("there is no message to answer", fix="end with a message of the user")
     return plain_messages

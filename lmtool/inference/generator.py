@@ -164,7 +164,7 @@ class TextGenerator:
 
     def known_lines(self, settings: Settings, options: Options) -> KnownLines | None:
         """The lines that no generated text is to be; None where it may be any. Raises as `completions` does."""
-        samples = isinstance(settings, Sample)
+        samples = isinstance(settings, Sample) and settings.form is None
         if options.novel is False or not (samples or options.novel):
             return None
         kept = self._kept_lines if samples and self.loaded.model.reads == "past" else None
@@ -230,7 +230,10 @@ class TextGenerator:
         """
         answers = self.loaded.prompt_format.answers
         wanted = not answers if echo is None else echo
-        return prompt + "\n" * answers if wanted and not isinstance(settings, MaskPredict) else ""
+        if not wanted or isinstance(settings, MaskPredict):
+            return ""
+        is_joined = settings.form is None or not prompt or prompt[-1].isspace()  # a form begins without a space
+        return prompt + ("\n" if answers else "" if is_joined else " ")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
 
 import lmtool
 from lmtool.compute.device import InferenceName
+from lmtool.decoding.forms import TextForm
 from lmtool.decoding.request import n_shared
 from lmtool.decoding.settings import STRATEGIES, MaskPredict, Options, Settings, to_record
 from lmtool.decoding.text import Completion
@@ -58,6 +59,7 @@ class _Recorded(FileModel, extra="ignore"):
 def record(generator: TextGenerator, completion: Completion, settings: Settings, options: Options) -> dict[str, Any]:
     """All that is needed to reproduce a completion, as JSON values."""
     loaded = generator.loaded
+    formed = {} if completion.formed is None else {"formed_logprobs": list(completion.formed)}
     details = {"ranks": completion.ranks, "removed": completion.removed} if options.details else {}
     drafted: dict[str, Any] = {}
     if generator.drafter is not None:
@@ -69,6 +71,7 @@ def record(generator: TextGenerator, completion: Completion, settings: Settings,
         "text": completion.text,
         "tokens": list(completion.tokens),
         "logprobs": list(completion.logprobs),
+        **formed,
         **details,
         "score": completion.score,
         "seed": completion.seed,
@@ -193,6 +196,8 @@ def from_record(record: Mapping[str, Any]) -> Settings:
     try:
         kind = STRATEGIES[options.pop("strategy")]
         options["logit_bias"] = tuple((tuple(ids), float(bias)) for ids, bias in options.pop("logit_bias"))
+        if options.get("form") is not None:
+            options["form"] = TextForm(**options["form"])
         return _typed(kind, options)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         what = " ".join(str(error).split())[:200]

@@ -247,6 +247,23 @@ class DecodeState:
         states = [self.pick([b]).upto(n) for b, n in enumerate(n_B)]
         return DecodeState.join([state for state in states if state is not None])
 
+    def part(self, row: int, first: int, last: int) -> "DecodeState":
+        """Positions first to last of the text of one row, in memory of their own; of a state that goes back, whose rows
+        have lines of their own, and no source. See `concat`.
+        """
+        assert self.goes_back
+        assert self.branches is None
+        n_before = first + (0 if self.padding_B is None else int(self.padding_B[row]))
+        rows, slots = slice(row, row + 1), slice(n_before, n_before + last - first)
+        layers = self._changed(cache=lambda t: t[rows, :, slots].clone(), tokens=lambda t: t[rows, slots].clone())
+        return DecodeState(last - first, None, layers)
+
+    @staticmethod
+    def concat(parts: "Sequence[DecodeState]") -> "DecodeState":
+        """The state of the text whose parts these are, from its first position on."""
+        layers = tuple(_concat_layer(of_one) for of_one in zip(*(part.layers for part in parts), strict=True))
+        return DecodeState(sum(part.length for part in parts), None, layers)
+
     def reclaimed(self) -> Self:
         """The same state, which continues in the slots of the states that have continued it, so without a copy; those
         states are not valid any more.
@@ -332,6 +349,11 @@ def _alike(layer: LayerState, tensors: Iterable[Tensor]) -> LayerState:
     """A layer's state of the same kind, of these tensors."""
     make: Callable[[Iterable[Tensor]], LayerState] = getattr(type(layer), "_make", tuple)
     return make(tensors)
+
+
+def _concat_layer(parts: Sequence[LayerState]) -> LayerState:
+    dim = 2 if isinstance(parts[0], KeysAndValues) else 1
+    return _alike(parts[0], (torch.cat(tensors, dim) for tensors in zip(*parts, strict=True)))
 
 
 def _join_layer(parts: Sequence[LayerState]) -> LayerState:

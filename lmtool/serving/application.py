@@ -22,7 +22,16 @@ from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import answer_page
-from lmtool.serving.protocol import Body, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, SearchBody, parse
+from lmtool.serving.protocol import (
+    Body,
+    ChatBody,
+    ClassifyBody,
+    CompletionBody,
+    EmbeddingBody,
+    SearchBody,
+    TextBody,
+    parse,
+)
 from lmtool.serving.scheduler import Progress
 from lmtool.serving.service import ClientAnswer, Service
 
@@ -57,6 +66,7 @@ class Application:
     def __init__(self, service: Service, metrics: Metrics, index: Index | None, *, logs_prompts: bool = False) -> None:
         self._service, self._metrics, self._logs_prompts = service, metrics, logs_prompts
         self._long = ThreadPoolExecutor(1, "long")  # prepares long bodies one after the other
+        self._forms = ThreadPoolExecutor(1, "forms")  # the same of those that have a form
         posts: dict[str, Handler] = {
             "/v1/completions": partial(self._text, CompletionBody, service.completion),
             "/v1/chat/completions": partial(self._text, ChatBody, service.conversation),
@@ -91,7 +101,10 @@ class Application:
 
             async def whole() -> bytes:
                 async for progress in updates:
-                    answer.add(progress)
+                    if progress.read:
+                        await asyncio.to_thread(answer.add, progress)
+                    else:
+                        answer.add(progress)
                 return await asyncio.to_thread(answer.whole)
 
             return _encoded(await _while_connected(request, whole()))
@@ -133,6 +146,8 @@ class Application:
     async def _prepared(self, request: Request, call: Callable[..., Result], *arguments: Any) -> Result:
         """The result of what takes the longer, the longer the body is, and so is done beside the event loop."""
         executor = self._long if request.state.n_bytes > SHORT_BODY else None
+        if isinstance(arguments[0], TextBody) and arguments[0].is_formed:
+            executor = self._forms
         return await _while_connected(request, asyncio.get_running_loop().run_in_executor(executor, call, *arguments))
 
 
@@ -194,8 +209,12 @@ async def _lines(answer: ClientAnswer, updates: AsyncIterator[Progress]) -> Asyn
     """The answer as server-sent events."""
     try:
         async for progress in updates:
-            for event in answer.events(progress):
-                yield _event(event)
+            if progress.read:  # a long prompt has many
+                for line in await asyncio.to_thread(_events, answer, progress):
+                    yield line
+            else:
+                for line in _events(answer, progress):
+                    yield line
         if answer.wants_usage:
             yield _event(answer.last())
         yield "data: [DONE]\n\n"
@@ -203,6 +222,10 @@ async def _lines(answer: ClientAnswer, updates: AsyncIterator[Progress]) -> Asyn
         if not isinstance(error, ShuttingDown):
             log.exception("a stream failed: %s", type(error).__name__)
         yield _event(_explanation(error).body)
+
+
+def _events(answer: ClientAnswer, progress: Progress) -> list[str]:
+    return [_event(event) for event in answer.events(progress)]
 
 
 def _event(value: dict[str, Any]) -> str:

@@ -15,7 +15,13 @@ class Metrics:
         self._all = all_ = CollectorRegistry()
         self.requests = Counter("lmtool_requests_total", "Requests that were answered.", ["status"], registry=all_)
         self.prompt_tokens = Counter("lmtool_prompt_tokens_total", "Tokens of prompts.", registry=all_)
+        what = "Tokens of prompts whose keys and values were kept."
+        self.reused_tokens = Counter("lmtool_reused_prompt_tokens_total", what, registry=all_)
         self.generated_tokens = Counter("lmtool_generated_tokens_total", "Generated tokens.", registry=all_)
+        what = "Tokens that the draft proposed."
+        self.proposed_tokens = Counter("lmtool_proposed_tokens_total", what, registry=all_)
+        what = "Tokens that the draft proposed and the model accepted."
+        self.accepted_tokens = Counter("lmtool_accepted_tokens_total", what, registry=all_)
         self.running = Gauge("lmtool_running_texts", "Texts that are generated at the moment.", registry=all_)
         self.waiting = Gauge("lmtool_waiting_requests", "Requests in the queue.", registry=all_)
         what = "From a request to the first token of a text."

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from lmtool.decoding.forms import TextForm
+from lmtool.errors import UsageError
 from lmtool.serving.errors import BadRequest
 
 MAX_TEXTS = 64
@@ -25,9 +27,14 @@ MAX_MISTAKES = 1000
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
 
+MAX_CHOICES = 1024
+LONGEST_FORM = 1 << 16
+
 GivenText = Annotated[str, Field(max_length=1 << 20)]
 GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=1 << 17, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+GuidedChoice = Annotated[str, Field(min_length=1, max_length=1000)]
+FormSource = Annotated[str, Field(max_length=LONGEST_FORM)]
 FEW = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
 """How many texts a list may have."""
 
@@ -53,6 +60,8 @@ class TextBody(Body):
     """What all requests for text have in common.
 
     top_k, min_p, repetition_penalty: as the options of `lmtool generate`; the API does not have them.
+    guided_choice, guided_regex, guided_json, guided_grammar: the form that texts have, by the names that vLLM gave
+        them; of JSON a schema, or its text. guided_complete: as `TextForm.complete`.
     """
 
     temperature: float | None = Field(default=None, ge=0, le=100)
@@ -68,6 +77,44 @@ class TextBody(Body):
     stream_options: StreamOptions | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
+
+    guided_choice: Annotated[list[GuidedChoice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None = (
+        None
+    )
+    guided_regex: FormSource | None = None
+    guided_json: FormSource | dict[str, Any] | None = None
+    guided_grammar: FormSource | None = None
+    guided_complete: bool | None = None
+
+    def form(self) -> TextForm | None:
+        """What the text must be. Raises BadRequest for several at once, and for one that cannot be enforced."""
+        guided = {"choices": "choice", "regex": "regex", "json_schema": "json", "grammar": "grammar"}
+        sources = {source: getattr(self, f"guided_{name}") for source, name in guided.items()}
+        names = {source: f"guided_{name}" for source, name in guided.items()}
+        if (schema := self._schema()) is not None:
+            if sources["json_schema"] is not None:
+                raise BadRequest(400, "guided_json: contradicts response_format", param="guided_json")
+            sources["json_schema"], names["json_schema"] = schema, "response_format"
+        named = next((names[source] for source, value in sources.items() if value is not None), "guided_complete")
+        schema = sources["json_schema"]
+        if schema is not None and len(schema if isinstance(schema, str) else json.dumps(schema)) > LONGEST_FORM:
+            raise BadRequest(400, f"{named}: a schema has at most {LONGEST_FORM} characters", param=named)
+        try:
+            form = TextForm.of(**sources, complete=bool(self.guided_complete))
+        except UsageError as error:
+            raise BadRequest(400, f"{named}: {error.what}", param=named) from None
+        if form is not None and self.stops:
+            raise BadRequest(400, f"stop: contradicts {named}, which ends by itself", param="stop")
+        return form
+
+    def _schema(self) -> dict[str, Any] | None:
+        """A schema that is stated otherwise."""
+        return None
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether the text has a form, which may take long to prepare."""
+        return any(getattr(self, f"guided_{name}") is not None for name in ("choice", "regex", "json", "grammar"))
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -99,22 +146,50 @@ class TextContent(BaseModel, extra="forbid", hide_input_in_errors=True):
 
 
 class MessageBody(BaseModel, extra="forbid", hide_input_in_errors=True):
-    """A message of a conversation."""
+    """A message of a conversation. content: null only beside tool_calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: GivenText | Annotated[list[TextContent], Field(min_length=1, max_length=256, fail_fast=True)]
+    content: GivenText | Annotated[list[TextContent], Field(min_length=1, max_length=256, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], FEW] | None = None
+    tool_call_id: str | None = None
     name: str | None = None
 
     @property
-    def text(self) -> str:
-        """The whole content."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def message(self) -> dict[str, Any]:
+        """As templates know it."""
+        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
+        calls = {"tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        return {"role": "system" if self.role == "developer" else self.role, "content": content, **calls}
 
 
-class TextFormat(BaseModel, extra="forbid"):
-    """The format of answers: text."""
+class NamedFunction(BaseModel, extra="forbid"):
+    """A function by its name."""
 
-    type: Literal["text"]
+    name: str
+
+
+class ToolChoice(BaseModel, extra="forbid"):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(BaseModel, extra="forbid", hide_input_in_errors=True):
+    """A schema that answers follow. strict: they do so either way."""
+
+    name: Annotated[str, Field(max_length=256)]
+    description: str | None = None
+    # `schema` is a method of pydantic's models
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel, extra="forbid", hide_input_in_errors=True):
+    """The format of answers: text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class ChatBody(TextBody):
@@ -126,8 +201,27 @@ class ChatBody(TextBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
     response_format: TextFormat | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
     metadata: dict[str, str] | None = None
+
+    @property
+    def is_formed(self) -> bool:
+        """As of any request; what calls of tools must be is a form, too."""
+        return super().is_formed or self.response_format is not None or bool(self.tools)
+
+    def _schema(self) -> dict[str, Any] | None:
+        form = self.response_format
+        if form is None:
+            return None
+        if (form.json_schema is None) == (form.type == "json_schema"):
+            what = "response_format: json_schema goes with the type json_schema"
+            raise BadRequest(400, what, param="response_format")
+        if form.json_schema is not None:
+            return form.json_schema.schema_
+        return {"type": "object"} if form.type == "json_object" else None
 
 
 class EmbeddingBody(Body):

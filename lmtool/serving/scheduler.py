@@ -16,8 +16,10 @@ from weakref import WeakValueDictionary
 import torch
 
 from lmtool.compute.machine import machine_memory
+from lmtool.decoding.constrained import beginning, vocabulary_of
 from lmtool.decoding.generate import requests_of
 from lmtool.decoding.model_runner import ModelRunner
+from lmtool.decoding.prefixes import PrefixCache
 from lmtool.decoding.request import Choice, Request, TokenEvent
 from lmtool.decoding.running import RunningBatch
 from lmtool.decoding.sampler import Sampler
@@ -108,14 +110,16 @@ class _Text:
 class Scheduler:
     """Generates texts for many clients at once, each text as `generate` would alone.
 
-    A text waits until the batch has room for it, first come first served. The room is a number of rows, and a budget of
-    tokens in flight: rows times the tokens that the longest of them may reach, as many as the KV cache has slots. A
-    text that is longer than the whole budget runs alone.
+    A text waits until the batch has room for it, first come first served; clients with several texts take turns.
+    The room is a number of rows, and a budget of tokens in flight: rows times the tokens that the longest of them may
+    reach, as many as the KV cache has slots. A text that is longer than the whole budget runs alone.
 
     n_slots: the budget.
     slot_bytes: of keys and values of one slot.
     n_rows: maximum rows.
     n_queued: maximum clients that wait.
+    keeps_prefixes: whether keys and values of texts are kept for others that begin with the same tokens, of models that
+        allow it: as many tokens as the budget has.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class Scheduler:
         n_rows: int = 64,
         n_slots: int | None = None,
         n_queued: int = 256,
+        keeps_prefixes: bool = True,
     ) -> None:
         self._generator, self._metrics = generator, metrics
         model = generator.loaded.model
@@ -137,12 +142,15 @@ class Scheduler:
             free = torch.cuda.mem_get_info(self._runner.device)[0] if is_gpu else machine_memory()
             n_slots = default_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
+        keeps = keeps_prefixes and self.slot_bytes and model.reads == "past" and self._runner.goes_back
+        self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
+        self._prefixes = PrefixCache(self.prefix_bytes)
         self._samplers: WeakValueDictionary[Any, Sampler] = WeakValueDictionary()
         self._banned: dict[frozenset[int], torch.Tensor] = {}
         self._changed = threading.Condition()
         self._queue: deque[_Client] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._batch = RunningBatch(self._runner, CHUNK, isolates=True)
+        self._batch = self._new_batch()
         self._texts: dict[int, _Text] = {}  # in the batch, by the number that stands for the prompt in their events
         self._numbers = count()
         self._ends = self.refuses = False  # whether the thread ends; whether no more clients are taken
@@ -160,7 +168,13 @@ class Scheduler:
         if not self.slot_bytes or math.isinf(self.n_slots):
             return rows
         most = COPIES * self.n_slots * self.slot_bytes
-        return f"{rows}, {int(self.n_slots):,} tokens in flight, {most / 1e9:.2g} GB of keys and values at most"
+        kept = f", {self.prefix_bytes / 1e9:.2g} GB of prefixes" if self.prefix_bytes else ""
+        return f"{rows}, {int(self.n_slots):,} tokens in flight, {most / 1e9:.2g} GB of keys and values at most{kept}"
+
+    def _new_batch(self) -> RunningBatch:
+        drafter = self._generator.drafter
+        draft = None if drafter is None else drafter.draft
+        return RunningBatch(self._runner, CHUNK, self._prefixes, draft, isolates=True)
 
     def refuse(self) -> None:
         """From now on take no more clients."""
@@ -229,28 +243,34 @@ class Scheduler:
     def _client(self, generation: GenerationRequest) -> _Client:
         client = _Client(deque(), asyncio.Queue(), time.perf_counter())
         sampler, settings = self._sampler(generation), generation.settings
-        most = settings.max_new_tokens
+        most, form = settings.max_new_tokens, None
+        if settings.form is not None:
+            form = beginning(settings.form, generation.prompt_format.tokenizer)
         for i, request in enumerate(requests_of(generation.prompts, sampler, settings.seed, most, generation.n)):
-            numbered = replace(request, prompt=next(self._numbers), wants_prompt=generation.wants_prompt)
-            text = GeneratedText.of(generation.prompt_format, request.start, settings.seed, generation.stop)
+            numbered = replace(request, prompt=next(self._numbers), wants_prompt=generation.wants_prompt, form=form)
+            text = GeneratedText.of(generation.prompt_format, request.start, settings.seed, generation.stop, form)
             client.waiting.append(_Text(client, i, numbered, self._reach(request), text))
         return client
 
     def _sampler(self, generation: GenerationRequest) -> Sampler:
-        """The strategy of a request; one object for all that differ in seed and length only."""
+        """The strategy of a request; one object for all that differ in seed, length and form only."""
         ends = frozenset(generation.prompt_format.end_ids)
-        settings = replace(generation.settings, seed=0, max_new_tokens=max(1, generation.settings.min_new_tokens))
-        key = (settings, ends, generation.n_alternatives)
+        allowed = ends.union(generation.prompt_format.shown)
+        least = max(1, generation.settings.min_new_tokens)
+        settings = replace(generation.settings, seed=0, form=None, max_new_tokens=least)
+        key = (settings, ends, allowed, generation.n_alternatives)
         sampler = self._samplers.get(key)
         if sampler is None:
-            if ends not in self._banned:
+            if allowed not in self._banned:
                 ids = sorted(without_text(generation.prompt_format, self._generator.loaded.model.vocab_size) - ends)
-                self._banned[ends] = torch.tensor(ids, dtype=torch.long, device=self._runner.device)
-            sampler = self._samplers[key] = Sampler(settings, ends, self._banned[ends], generation.n_alternatives)
+                self._banned[allowed] = torch.tensor(ids, dtype=torch.long, device=self._runner.device)
+            sampler = self._samplers[key] = Sampler(settings, ends, self._banned[allowed], generation.n_alternatives)
         return sampler
 
     def _run(self) -> None:
         self._generator.loaded.model.eval()
+        if self._generator.writes:
+            vocabulary_of(self._generator.loaded.tokenizer)  # no thread runs while a part of it is made
         while True:
             with self._changed:
                 while not (self._ends or self._queue or self._calls or self._texts):
@@ -263,7 +283,7 @@ class Scheduler:
                 self._turn(call)
             except Exception as error:  # the batch as a whole fails: all texts in it do, and none later
                 self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
-                self._texts, self._batch = {}, RunningBatch(self._runner, CHUNK, isolates=True)
+                self._texts, self._batch = {}, self._new_batch()
 
     def _turn(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
         """What is done between two tokens, and the next token of each text."""
@@ -284,9 +304,11 @@ class Scheduler:
     def _remove(self, text: _Text) -> None:
         del self._texts[text.request.prompt]
         self._batch.leave(text.request)
+        self._metrics.proposed_tokens.inc(text.request.proposed)
+        self._metrics.accepted_tokens.inc(text.request.accepted)
 
     def _fill(self) -> None:
-        """Let texts that wait join the batch, in their order, as many as there is room for."""
+        """Let texts that wait join the batch, one of each client in turn, as many as there is room for."""
         longest = max((text.reach for text in self._texts.values()), default=0)
         while self._queue and len(self._texts) < self.n_rows:
             client = self._queue[0]
@@ -295,9 +317,10 @@ class Scheduler:
             if self._texts and (len(self._texts) + 1) * longest > self.n_slots:
                 return
             client.waiting.popleft()
-            if not client.waiting:
-                with self._changed:
-                    self._queue.popleft()
+            with self._changed:
+                self._queue.popleft()
+                if client.waiting:
+                    self._queue.append(client)
             with self._ending(client):
                 self._batch.join(text.request)
                 self._texts[text.request.prompt] = text
@@ -316,6 +339,8 @@ class Scheduler:
             events = self._batch.step()
         updates = list[_Update]((self._texts[one.prompt].client, error) for one, error in self._batch.failures)
         for event in events:
+            if event.prompt not in self._texts:  # a stop string came before this one of several tokens
+                continue
             with self._ending(self._texts[event.prompt].client):
                 updates.append(self._progress(event))
         self._deliver(updates)
@@ -339,6 +364,7 @@ class Scheduler:
         completion = text.generated_text.completion()
         if event.steps == 1:
             self._metrics.first_token.observe(time.perf_counter() - text.client.came)
+            self._metrics.reused_tokens.inc(text.request.n_reused)
         self._metrics.generated_tokens.inc()
         if completion is not None:
             self._remove(text)

@@ -37,7 +37,8 @@ class Serving:
     """How to serve. port: 0 for any free one. grace: seconds that requests have to complete after a signal.
 
     suffix: of the address that is told. logs_requests: with a line each.
-    max_tokens: maximum new tokens of a text. n_rows, n_slots, n_queued: as of `Scheduler`. index: of the model's texts.
+    max_tokens: maximum new tokens of a text. index: of the model's texts. n_rows, n_slots, n_queued, keeps_prefixes: as
+    of `Scheduler`.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +49,7 @@ class Serving:
     n_rows: int = 64
     n_slots: int | None = None
     n_queued: int = 256
+    keeps_prefixes: bool = True
     logs_prompts: bool = False
     index: Index | None = None
     logs_requests: bool = True
@@ -126,7 +128,14 @@ class _Server(uvicorn.Server):
 def assemble(generator: TextGenerator, serving: Serving) -> tuple[Guard, Scheduler]:
     """The application that answers for a model, and what computes its answers."""
     metrics = Metrics()
-    scheduler = Scheduler(generator, metrics, n_rows=serving.n_rows, n_slots=serving.n_slots, n_queued=serving.n_queued)
+    scheduler = Scheduler(
+        generator,
+        metrics,
+        n_rows=serving.n_rows,
+        n_slots=serving.n_slots,
+        n_queued=serving.n_queued,
+        keeps_prefixes=serving.keeps_prefixes,
+    )
     service = Service(generator, scheduler, serving.max_tokens)
     application = Application(service, metrics, serving.index, logs_prompts=serving.logs_prompts)
     return Guard(application.app, serving.access or Access(serving.host, None), metrics), scheduler

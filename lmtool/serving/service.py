@@ -11,23 +11,37 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmtool.data.rowfile import matching_column
+from lmtool.decoding.constrained import beginning
+from lmtool.decoding.forms import TextForm
 from lmtool.decoding.request import Alternative, Choice
 from lmtool.decoding.settings import LogitBias, Sample
+from lmtool.decoding.text import check_length
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
 from lmtool.inference.generator import TextGenerator
-from lmtool.recipe.spec.objective import Classification, Embedding
+from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
 from lmtool.serving.errors import BadRequest
-from lmtool.serving.protocol import MAX_TEXTS, ChatBody, ClassifyBody, CompletionBody, EmbeddingBody, TextBody, listed
+from lmtool.serving.protocol import (
+    LONGEST_FORM,
+    MAX_TEXTS,
+    ChatBody,
+    ClassifyBody,
+    CompletionBody,
+    EmbeddingBody,
+    TextBody,
+    listed,
+)
 from lmtool.serving.scheduler import GenerationRequest, Progress, Scheduler
-from lmtool.tables.predict import TextClassifier, texts_of_a_row
+from lmtool.tables.predict import Prediction, TextClassifier, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
-from lmtool.tokenization.chat import ChatFormat, Message
+from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
+from lmtool.tokenization.tools import CallParser, ToolCall, read_tools
 
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
@@ -42,7 +56,7 @@ LONGEST_TEXT = 8192
 """Maximum tokens of a text that is embedded, where the model's context is no limit."""
 
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
-Tokenized = TypeVar("Tokenized", TextRow, EncodedRow)
+Tokenized = TypeVar("Tokenized", TextRow, "TextWindows")
 Result = TypeVar("Result")
 
 
@@ -75,7 +89,7 @@ class Service:
             "description": model.description,
             "completions": self.generator.writes,
             "chat": None if self.chat is None else self.chat.name,
-            "classifies": isinstance(spec, Classification),
+            "classifies": isinstance(spec, HeadSpec),
             "embeds": isinstance(spec, Embedding),
             "max_tokens": self.max_tokens,
         }
@@ -102,7 +116,8 @@ class Service:
         decode = self.loaded.prompt_format.tokenizer.decode
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
         most = 1 if echo_only else self._most(body.max_tokens, SHORT)
-        generation = self._generation(body, self.loaded.prompt_format, prompts, most, body.logprobs or 0)
+        n_alternatives, form = body.logprobs or 0, body.form()
+        generation = self._generation(body, self.loaded.prompt_format, prompts, most, n_alternatives, form)
         return ClientAnswer(self, body, replace(generation, wants_prompt=wants_prompt), echoed)
 
     def conversation(self, body: ChatBody) -> "ClientAnswer":
@@ -113,13 +128,12 @@ class Service:
             raise BadRequest(400, "this model holds no conversations")
         if body.top_logprobs is not None and not body.logprobs:
             raise BadRequest(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")
-        messages = [
-            Message(role="system" if one.role == "developer" else one.role, content=one.text) for one in body.messages
-        ]
+        messages = [one.message for one in body.messages]
         if messages[-1]["role"] == "assistant":
             raise BadRequest(400, "messages: end with a message of the user", param="messages")
-        prompt_format = replace(self.loaded.prompt_format, chat=self.chat)
-        ids = self.chat.prompt(checked(messages))
+        chat, calls = _calling(self.chat, body)
+        prompt_format = replace(self.loaded.prompt_format, chat=chat)
+        ids = chat.prompt(checked(messages))
         context = self.loaded.model.context
         if context is not None and len(ids) >= context:
             what = f"the messages have {len(ids)} tokens, but the model's context is {context}"
@@ -127,7 +141,8 @@ class Service:
         most = self._most(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
         most = most if context is None else min(most, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
-        return ClientAnswer(self, body, self._generation(body, prompt_format, prompts, most, body.top_logprobs or 0))
+        n_alternatives, form = body.top_logprobs or 0, body.form() if calls is None else calls
+        return ClientAnswer(self, body, self._generation(body, prompt_format, prompts, most, n_alternatives, form))
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
@@ -151,13 +166,22 @@ class Service:
         return min(default, self.max_tokens) if wanted is None else wanted
 
     def _generation(
-        self, body: TextBody, prompt_format: PromptFormat, prompts: Sequence[Prompt], most: int, n_alternatives: int
+        self,
+        body: TextBody,
+        prompt_format: PromptFormat,
+        prompts: Sequence[Prompt],
+        most: int,
+        n_alternatives: int,
+        form: TextForm | None,
     ) -> GenerationRequest:
         if len(prompts) * (body.n or 1) > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
         chosen |= body.model_dump(include=SAMPLING, exclude_none=True)
-        settings = Sample(**chosen, max_new_tokens=most, logit_bias=self._biases(body.logit_bias or {}))
+        chosen |= {"max_new_tokens": most, "logit_bias": self._biases(body.logit_bias or {}), "form": form}
+        settings = Sample(**chosen)
+        if form is not None:  # its beginning is kept for the scheduler
+            check_length(beginning(form, prompt_format.tokenizer), most)
         return GenerationRequest(prompt_format, tuple(prompts), settings, body.n or 1, body.stops, n_alternatives)
 
     def _biases(self, logit_bias: dict[str, float]) -> LogitBias:
@@ -200,20 +224,26 @@ class Service:
 
     @cached_property
     def classifier(self) -> TextClassifier:
-        """The model as a classifier. Raises UsageError for a run that is none."""
+        """The model as one of classes, numbers, tags or answers. Raises UsageError for a run that is none."""
         return TextClassifier.of(self.loaded)
 
-    def table_rows(self, body: ClassifyBody) -> list[EncodedRow]:
-        """The texts of a request for classes as token ids. Raises UsageError for a run that has no classes."""
+    def table_rows(self, body: ClassifyBody) -> "list[TextWindows]":
+        """The texts of a request for labels as token ids. Raises UsageError for a run that has none."""
         columns, _ = texts_of_a_row(self.loaded)
         inputs = body.input if isinstance(body.input, list) else [body.input]
-        return self.classifier.encode([_row(one, columns) for one in inputs])
+        encoded = self.classifier.encode([_row(one, columns) for one in inputs])
+        return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]
 
-    async def classify(self, body: ClassifyBody, rows: Sequence[EncodedRow]) -> bytes:
-        """The answer to a request for classes."""
-        answers = await self._computed(self.classifier.predict, rows)
-        data = ({"index": i, "label": one.label, "probabilities": one.probabilities} for i, one in enumerate(answers))
+    async def classify(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
+        """The answer to a request for labels."""
+        answers = await self._computed(self._predict, rows)
+        more = {Tagging: ("words",), QuestionAnswering: ("start",)}.get(type(self.loaded.recipe.objective), ())
+        names = ("label", "probabilities", *more)
+        data = ({"index": i} | {name: getattr(one, name) for name in names} for i, one in enumerate(answers))
         return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
+
+    def _predict(self, rows: Sequence["TextWindows"]) -> list[Prediction]:
+        return self.classifier.predict([window for row in rows for window in row.windows])
 
     async def _computed(
         self, call: Callable[[Sequence[Tokenized]], list[Result]], rows: Sequence[Tokenized]
@@ -226,34 +256,88 @@ class Service:
         return results
 
 
+def _calling(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextForm | None]:
+    """The format of a conversation with the tools of its body, and the form of an answer that has to call one.
+
+    Raises BadRequest, UsageError and NoTools.
+    """
+    tools, choice = read_tools(body.tools or []), body.tool_choice or "auto"
+    if choice == "none" or (choice == "auto" and not tools):
+        return chat, None
+    name = None if isinstance(choice, str) else choice.function.name
+    called = [tool for tool in tools if choice == "required" or tool["function"]["name"] == name]
+    if not (called or choice == "auto"):
+        raise BadRequest(400, "tool_choice: there is no such tool", param="tool_choice")
+    if body.model_copy(update={"guided_complete": None}).form() is not None:
+        raise BadRequest(400, "tools: contradict a form of the answer; ask for one of them", param="tools")
+    if choice == "auto":
+        if any(tool["function"].get("strict") for tool in tools):
+            raise BadRequest(400, "tools: strict is only for tool_choice required, or a function", param="tools")
+        return chat.with_tools(tools), None
+    if body.stops:
+        raise BadRequest(400, "stop: contradicts tool_choice, whose calls end by themselves", param="stop")
+    several = choice == "required" and body.parallel_tool_calls is not False
+    calling = chat.with_tools(tools)
+    grammar = calling.grammar(called, several=several)
+    if len(grammar) > LONGEST_FORM:
+        what = f"tools: calls of these are forced by a grammar of more than {LONGEST_FORM} characters; offer fewer"
+        raise BadRequest(400, what, param="tools")
+    for tool in called:
+        try:
+            TextForm.of(json_schema=tool["function"].get("parameters") or {})
+        except UsageError as error:
+            raise BadRequest(400, f"tools: {tool['function']['name']}: {error.what}", param="tools") from None
+    return calling, TextForm("grammar", grammar, bool(body.guided_complete))
+
+
+class TextWindows(NamedTuple):
+    """A text as the rows in which it is read: one, or several of a long context."""
+
+    windows: tuple[EncodedRow, ...]
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Those of all rows."""
+        return np.concatenate([row.tokens for row in self.windows])
+
+
 def _encoded(vector: Vectors, form: str | None) -> Any:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return np.asarray(vector, dtype=np.float64).tolist()
 
 
-def _row(texts: str | dict[str, str], columns: tuple[str, ...]) -> tuple[str, ...]:
+def _row(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
     if isinstance(texts, str):
         texts = {columns[0]: texts}
     names = [matching_column(name, list(texts)) for name in columns]
     if len(texts) != len(columns) or None in names:
         raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
-    return tuple(texts[name] for name in names if name is not None)
+    row = tuple(texts[name] for name in names if name is not None)
+    return row if len(row) > 1 else row[0]
 
 
 class _Token(NamedTuple):
-    """Of a text. offset: characters of the text before it."""
+    """Of a text. offset: characters of the text before it. formed: as in `Choice`."""
 
     token: int
     logprob: float | None
     alternatives: Sequence[Alternative]
     offset: int
+    formed: float | None = None
 
 
 @dataclass
 class _Choice:
-    """One text of an answer so far, of a stream what is not yet sent. length: characters of all of it."""
+    """One text of an answer so far, of a stream what is not yet sent.
 
+    length: characters of all of it.
+    parser: finds the calls of tools in it. calls: all of them. n_sent: how many a stream has sent.
+    """
+
+    parser: CallParser | None
+    calls: list[ToolCall] = field(default_factory=list)
+    n_sent: int = 0
     text: str = ""
     tokens: list[_Token] = field(default_factory=list)
     finish: str | None = None
@@ -288,7 +372,9 @@ class ClientAnswer:
             "system_fingerprint": service.fingerprint,
             "seed": self.generation.settings.seed,
         }
-        self._choices = [_Choice() for _ in range(len(self.generation.prompts) * self.generation.n)]
+        chat, indexes = generation.prompt_format.chat, range(len(generation.prompts) * generation.n)
+        self._choices = [_Choice(chat.parser(f"{self._head['id']} {index}") if chat else None) for index in indexes]
+        self._n_calls = 1 if isinstance(body, ChatBody) and body.parallel_tool_calls is False else MAX_TEXTS
         self._n_generated = 0
 
     def events(self, progress: Progress) -> Iterator[dict[str, Any]]:
@@ -296,9 +382,12 @@ class ClientAnswer:
         choice = self._choices[progress.index]
         is_first = not choice.begun
         self.add(progress)
-        if not (choice.text or choice.tokens or choice.finish or is_first):
+        calls = [{"index": n, **call.record()} for n, call in enumerate(choice.calls)][choice.n_sent :]
+        if not (choice.text or choice.tokens or choice.finish or calls or is_first):
             return
-        delta = {"role": "assistant", "content": choice.text} if is_first else {"content": choice.text}
+        delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        delta |= {"content": choice.text, **({"tool_calls": calls} if calls else {})}
+        choice.n_sent = len(choice.calls)
         event = self._choice(progress.index, {"delta": delta} if self._is_chat else {"text": choice.text})
         choice.text, choice.tokens = "", []
         yield self._object(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
@@ -313,7 +402,9 @@ class ClientAnswer:
 
     def _whole(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message |= {"content": choice.text or None, "tool_calls": [call.record() for call in choice.calls]}
         return self._choice(index, {"message": message} if self._is_chat else {"text": choice.text})
 
     def _choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
@@ -338,18 +429,23 @@ class ClientAnswer:
             if self.generation.wants_prompt:
                 choice.tokens = self._of_prompt(self.generation.prompts[prompt].tokens[0], progress.read)
         text = "" if self._is_echo else progress.text
-        if self._is_chat and not choice.length:
+        if choice.parser is not None:
+            text, calls = choice.parser.push(text, is_last=progress.completion is not None)
+            choice.calls = (choice.calls + calls)[: self._n_calls]
+        if self._is_chat and not choice.length and self.generation.settings.form is None:
             text = text.lstrip()
         if not self._is_echo:
             self._n_generated += 1
             if self._wants_logprobs and not (self._is_chat and event.finish == "end"):
                 offset = choice.length + len(echoed)
-                choice.tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset))
+                choice.tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset, event.formed))
         choice.begun = True
         choice.text += echoed + text
         choice.length += len(echoed) + len(text)
         if progress.completion is not None:
             choice.finish = "length" if self._is_echo else _FINISH[progress.completion.finish_reason]
+            if choice.calls and choice.finish == "stop":
+                choice.finish = "tool_calls"
 
     def _of_prompt(self, first: int, read: Sequence[Choice]) -> list[_Token]:
         """The tokens of a prompt; the first one has no probability."""
@@ -367,12 +463,16 @@ class ClientAnswer:
         if self._is_chat:
             return {"content": [self._of_chat(one) for one in tokens], "refusal": None}
         piece = self._tokenizer.piece
+        formed = (
+            {"formed_logprobs": [one.formed for one in tokens]} if any(one.formed is not None for one in tokens) else {}
+        )
         best = [{piece(other.token): other.logprob for other in one.alternatives} or None for one in tokens]
         return {
             "tokens": [piece(one.token) for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": best,
             "text_offset": [one.offset for one in tokens],
+            **formed,
         }
 
     def _of_chat(self, one: _Token) -> dict[str, Any]:
@@ -381,4 +481,5 @@ class ClientAnswer:
             return {"token": self._tokenizer.piece(token), "logprob": logprob, "bytes": list(written)}
 
         others = [named(other.token, other.logprob) for other in one.alternatives]
-        return {**named(one.token, one.logprob), "top_logprobs": others}
+        formed = {} if one.formed is None else {"formed_logprob": one.formed}
+        return {**named(one.token, one.logprob), "top_logprobs": others, **formed}

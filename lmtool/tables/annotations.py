@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 from lmtool.data.delimited import FIELD_LIMIT, misfit
 from lmtool.data.files import shown
+from lmtool.errors import UsageError
 from lmtool.tables.labels import LONGEST_LABEL, SEPARATOR, as_cell
-from lmtool.tokenization.chat import ROLES, ChatFormat, Message, RefusedMessages
+from lmtool.tokenization.chat import ROLES, ChatFormat, Message, RefusedMessages, with_calls
 from lmtool.tokenization.tokenizer import find_words, without_surrogates
+from lmtool.tokenization.tools import NoTools, read_tools
 
 OUTSIDE = "O"
 """The tag of words outside of all entities."""
@@ -172,7 +174,7 @@ def _as_answer(answer: dict[str, Any], context: str) -> AnswerSpan:
 
 
 def as_messages(cell: Any) -> tuple[Message, ...]:
-    """The messages of a cell. All keys but role and content are ignored. Raises CellFault."""
+    """The messages of a cell. All keys but role, content, tool_calls and tool_call_id are ignored. Raises CellFault."""
     if cell is None or cell == []:
         raise CellFault("empty messages", "the list of messages is empty", _SHAPE)
     if not isinstance(cell, list):
@@ -180,9 +182,11 @@ def as_messages(cell: Any) -> tuple[Message, ...]:
     return tuple(_message(value, number) for number, value in enumerate(cell, 1))
 
 
-def as_conversation(cell: Any, answered: bool, chat: ChatFormat | None) -> tuple[Message, ...]:
+def as_conversation(
+    cell: Any, answered: bool, chat: ChatFormat | None, tools: Sequence[dict[str, Any]] = ()
+) -> tuple[Message, ...]:
     """The messages of a cell up to the assistant's last one, or, not `answered`, to the last that is not the
-    assistant's. Raises CellFault, also where `chat` refuses them.
+    assistant's. Raises CellFault, also where `chat` refuses them, or the tools.
     """
     messages = as_messages(cell)
     ends = [n for n, message in enumerate(messages, 1) if (message["role"] == "assistant") == answered]
@@ -192,8 +196,8 @@ def as_conversation(cell: Any, answered: bool, chat: ChatFormat | None) -> tuple
         raise CellFault("no question", "no message that is to be answered", "add one of the user")
     try:
         if chat is not None:
-            chat.check(messages[: ends[-1]])
-    except RefusedMessages as refused:
+            (chat.with_tools(tools) if tools else chat).check(messages[: ends[-1]])
+    except (RefusedMessages, NoTools) as refused:
         raise CellFault("refused messages", refused.what, refused.fix) from None
     return messages[: ends[-1]]
 
@@ -210,12 +214,25 @@ def _message(value: Any, number: int) -> Message:
     if role not in ROLES:
         fix = f"name one of {', '.join(ROLES)}"
         raise CellFault("wrong role", f"message {number} is by {shown(author, 30)}, which is no role", fix)
+    if text is None and value.get("tool_calls"):
+        text = ""
     if not isinstance(text, str):
         what = "no" if text is None else f"{type(text).__name__}, not text, as its"
         raise CellFault("wrong type", f"message {number} has {what} {keys[1]}", "write text")
-    if role == "assistant" and not text.strip():
+    if role == "assistant" and not text.strip() and not value.get("tool_calls"):
         raise CellFault("empty answer", f"message {number}, of the assistant, is empty", "fill it")
     fault = misfit((text,), None, FIELD_LIMIT)
     if fault is not None:
         raise CellFault(fault.kind, f"message {number}: {fault.what}", fault.fix)
-    return Message(role=role, content=without_surrogates(text))
+    try:
+        return with_calls(Message(role=role, content=without_surrogates(text)), value, number)
+    except UsageError as error:
+        raise CellFault("wrong calls", error.what, error.fix) from None
+
+
+def as_tools(cell: Any) -> tuple[dict[str, Any], ...]:
+    """The definitions of functions in a cell, none for an empty one. Raises CellFault."""
+    try:
+        return read_tools(cell or [])
+    except UsageError as error:
+        raise CellFault("wrong tools", error.what, error.fix) from None

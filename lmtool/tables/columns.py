@@ -57,6 +57,8 @@ ANCHORS, POSITIVE, NEGATIVES = (*TEXTS, "anchor"), ("positive", "pos"), ("negati
 """Texts, others that are to be near them, and, with any number at the end, others that are not."""
 MESSAGES = ("messages", "conversations", "conversation")
 """Conversations, where cells can be lists."""
+TOOLS = "tools"
+"""Functions that the assistant of a conversation may call."""
 LANGUAGES = frozenset(
     (
         *("ar", "bg", "cs", "da", "de", "el", "en", "es", "et", "fa", "fi", "fr", "he", "hi", "hr", "hu", "it", "ja"),
@@ -101,7 +103,7 @@ class Columns:
 
     kind: of the rows. Words have tags as their label, and questions answers.
     input: continues the source.
-    messages: conversations, which hold source and target; then there are no others.
+    messages: conversations, which hold source and target; then there are no others, but `tools` of each conversation.
     """
 
     texts: tuple[str, ...]
@@ -111,6 +113,7 @@ class Columns:
     """Some were inferred: from their conventional names, or else from their cells."""
     input: str | None = None
     messages: str | None = None
+    tools: str | None = None
     kind: RowKind = "texts"
     ignored: tuple[str, ...] = ()
     """Columns that are not read, where nobody has named those that are: of texts; of related ones, all."""
@@ -129,7 +132,8 @@ class Columns:
         annotated = {"words": ("words", "tags"), "questions": ("question and context", "answers")}
         text, label = annotated.get(self.kind, usual)
         parts = [f"{text} {' and '.join(map(shown, self.texts))}"] if self.texts else []
-        others = {"messages": self.messages, "input": self.input, label: self.label, "target": self.target}
+        others = {"messages": self.messages, TOOLS: self.tools, "input": self.input}
+        others |= {label: self.label, "target": self.target}
         parts += [f"{role} {shown(name)}" for role, name in others.items() if name is not None]
         return f"columns: {', '.join(parts)}{inferred}{self._ignored()}"
 
@@ -169,7 +173,7 @@ def choose_columns(
     if kind != "texts":
         return _annotated(table, kind, named.text_columns, named.label_column, labelled)
     if named.messages_column:
-        return Columns((), messages=named.messages_column)
+        return Columns((), messages=named.messages_column, tools=_usual(table, (TOOLS,), (named.messages_column,)))
     if named.source_column or named.target_column or named.input_column:
         pair = _source_and_target(table, named.source_column, named.target_column, labelled)
         return replace(pair, input=named.input_column)
@@ -178,7 +182,7 @@ def choose_columns(
     if isinstance(table.file, Delimited) and not table.file.headed:
         return _by_cells(table, labelled)
     if not isinstance(table.file, Delimited) and (messages := _usual(table, MESSAGES)):
-        return Columns((), inferred=True, messages=messages)
+        return Columns((), inferred=True, messages=messages, tools=_usual(table, (TOOLS,)))
     if instruction := _instruction(table, labelled):
         source, target = instruction
         return Columns((source,), target=target, inferred=True, input=_usual(table, INPUTS))

@@ -11,7 +11,7 @@ from lmtool.tables.tasks.classification import ClassTask
 from lmtool.tables.tasks.task import Floats, Task
 
 
-def decide_by(task: Task, costs: str | None, min_probability: float | None = None) -> None:
+def decide_by(task: Task | None, costs: str | None, min_probability: float | None = None) -> None:
     """Let a task predict the class of least expected cost, and none where no class is as probable as this.
 
     costs: a table; see `read_costs`. Raises UsageError where either is given for another task than of classes, and the

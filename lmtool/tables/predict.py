@@ -24,7 +24,9 @@ from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.build import build_task, with_decided
 from lmtool.tables.tasks.classification import HeadTask
 from lmtool.tables.tasks.results import Results
+from lmtool.tables.tasks.tagging import TaggedRow, TagTask
 from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, Task
+from lmtool.tokenization.tokenizer import find_words
 
 AS_TRAINED = Data()
 """Tables are read as in training."""
@@ -117,15 +119,15 @@ class Predictions(NamedTuple):
 
     added: names of the columns that `rows` gives values for: the label, then the probability of each class or label;
     the tags of words, or an answer, its first character and the score of the null span. skipped: bad rows among those
-    that were read so far; None where they raise. task: what answers; may be told to decide otherwise before `rows` are
-    read.
+    that were read so far; None where they raise. task: what answers, where a model was fine-tuned on one; may be told
+    to decide otherwise before `rows` are read.
     """
 
     table: Table
     added: tuple[str, ...]
     rows: Iterator[tuple[Row, Cells]]
     skipped: Skipped | None
-    task: Task
+    task: Task | None = None
 
 
 def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> Predictions:
@@ -147,42 +149,66 @@ class Prediction(NamedTuple):
     label: the class; the labels with a probability above their thresholds, in a tuple or joined; a number; the tag of
         each word; or the text that was generated, or found in a context.
     probabilities: of each class or label; empty for others.
+    words: which are tagged; empty for others.
+    start: where an answer begins in its context; None for none, and for others.
     """
 
     label: str | tuple[str, ...] | float
     probabilities: Mapping[str, float]
+    words: tuple[str, ...] = ()
+    start: int | None = None
 
 
 @dataclass(frozen=True)
 class TextClassifier:
-    """A fine-tuned classifier of texts, which are tokenized first, and classified by the model later."""
+    """A model that was fine-tuned on classes, numbers, tags or answers. Texts are tokenized first, and read later."""
 
     loaded: Loaded
-    task: HeadTask
+    task: Task
 
     @classmethod
     def of(cls, loaded: Loaded) -> Self:
         """Raises UsageError for a run that was not fine-tuned on labels."""
-        if not isinstance(loaded.recipe.objective, Classification):
+        if not isinstance(loaded.recipe.objective, HeadSpec):
             what = "this run does not classify: it was not fine-tuned on labels"
             fix = "run lmtool finetune on a table with labels, or name another run"
             raise UsageError(what, where=str(loaded.run_path), fix=fix)
-        return cls(loaded, cast(HeadTask, task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ())))
+        return cls(loaded, task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ()))
 
-    def encode(self, rows: Sequence[tuple[str, ...]]) -> list[EncodedRow]:
-        """The texts of rows, of the columns that `texts_of_a_row` names, as token ids."""
-        return self.task.encode([LabelledText(texts, None, None, row) for row, texts in enumerate(rows)])
+    def encode(self, rows: Sequence[str | tuple[str, ...]]) -> list[EncodedRow]:
+        """The texts of rows, of the columns that `texts_of_a_row` names, as token ids; of a question several windows.
+
+        A row is one text, or a tuple of its texts, for tags of its words.
+        """
+        is_tagged = isinstance(self.loaded.recipe.objective, Tagging)
+        texts = [row if isinstance(row, tuple) else words_of(row) if is_tagged else (row,) for row in rows]
+        return self.task.encode([LabelledText(each, None, None, row) for row, each in enumerate(texts)])
 
     def probabilities(self, rows: Sequence[EncodedRow]) -> Floats:
         """The probability of each class or label, or the number, for each row (R, C)."""
+        task = cast(HeadTask, self.task)
         with self.loaded.joined() as loaded:
-            scores_RC, _ = self.task.scores(_model(loaded), rows)
-        return self.task.probabilities(scores_RC)
+            scores_RC, _ = task.scores(_model(loaded), rows)
+        return task.probabilities(scores_RC)
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
-        """The answer for each row."""
-        answers = ((self.task.cells(p_C)[0], p_C.tolist()) for p_C in self.probabilities(rows))
-        return [Prediction(str(label), dict(zip(self.task.labels, p, strict=False))) for label, p in answers]
+        """The answer for each of the rows that were encoded."""
+        if isinstance(self.task, HeadTask):
+            return [
+                Prediction(self.task.label(p_C), dict(zip(self.task.labels, p_C.tolist(), strict=False)))
+                for p_C in self.probabilities(rows)
+            ]
+        with self.loaded.joined() as loaded:
+            answers = self.task.answer(_model(loaded), rows)
+        if isinstance(self.task, TagTask):
+            pairs = zip(answers, cast(Sequence[TaggedRow], rows), strict=True)
+            return [Prediction(tuple(cast(list[str], tags)), {}, row.words) for (tags,), row in pairs]
+        return [Prediction(str(text), {}, start=cast(int | None, start)) for text, start, _ in answers]
+
+
+def words_of(sentence: str) -> tuple[str, ...]:
+    """The words and punctuation marks of a sentence."""
+    return tuple(sentence[start:stop] for start, stop in find_words(sentence))
 
 
 def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:

@@ -4,9 +4,9 @@ Shapes: R rows, A answers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from string import Formatter
 from typing import Any
 
@@ -17,9 +17,11 @@ from lmtool.data.files import shown
 from lmtool.data.rowfile import bare_name, matching_column
 from lmtool.data.split import document_hash
 from lmtool.data.survey import Report
-from lmtool.data.table import Skipped, Table
+from lmtool.data.table import Row, Skipped, Table
+from lmtool.decoding.settings import Settings
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import not_reported
+from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned
@@ -27,9 +29,10 @@ from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import LABELS, Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
-from lmtool.tables.predict import AS_TRAINED, measure_tables, open_beside
-from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled
+from lmtool.tables.predict import AS_TRAINED, CHUNK_ROWS, Predictions, measure_tables, open_beside
+from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
 from lmtool.tables.tasks.metrics import MetricValues, class_metrics
+from lmtool.tables.tasks.task import Cells
 
 TEXT = "text"
 """The field of a prompt that stands for the text of a row, whatever its column is called."""
@@ -74,10 +77,11 @@ class Prompting:
                 raise UsageError(what, where=self._where, fix="write {text}, or {{ and }}")
         return [(literal, field) for literal, field, _, _ in pieces]
 
-    def columns(self, table: Table, reading: Data) -> Columns:
+    def columns(self, table: Table, reading: Data, *, labelled: bool = True) -> Columns:
         """The columns of a table that the prompt names, and that of the label. reading: names columns, too.
 
-        Raises UsageError for a prompt without text, for a field that is no column, and for one that is the label.
+        labelled: whether rows have labels, which the prompt must not hold. Raises UsageError for a prompt without text,
+        for a field that is no column, and for one that is the label.
         """
         fields = list(dict.fromkeys(field for _, field in self.parts() if field is not None))
         known = f"the columns of {table.path.name} are {shown(', '.join(table.names), 120)}"
@@ -89,6 +93,11 @@ class Prompting:
         if unknown is not None:
             raise self._wrong(f"has {{{unknown:.40}}}, which is no column", known)
         others = [name for name in table.names if name not in named]
+        if not labelled:
+            named = named or list(choose_columns(table, reading, labelled=False).texts)
+            if TEXT in fields and column_of[TEXT] is None and len(named) > 1:
+                raise self._wrong("has {text}, but a row has several texts", known)
+            return Columns(tuple(named))
         usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
         label_column = reading.label_column and matching_column(reading.label_column, table.names)
         name_label = f"name the label's column with --label-column; {known}"
@@ -255,6 +264,30 @@ def measure_prompts(
     majority = float(np.bincount(true_R).max() / len(true_R))
     shots = prompting.shots, shots_from, prompting.seed
     return Prompted(source, len(rows), answers, *shots, plain, calibrated, majority, items=rows.items)
+
+
+def answered(
+    generator: TextGenerator, source: str, prompting: Prompting, settings: Settings, reading: Data = AS_TRAINED
+) -> Predictions:
+    """What a language model writes after the prompt of each row of a table, in bounded memory.
+
+    The columns that are added are the answer, without white space around it, and why it ended; see `Completion`.
+    Raises as `measure_prompts`, and as `TextGenerator.generate` does.
+    """
+    trained = generator.loaded.recipe.data
+    table = open_beside(source, trained, reading)
+    columns = prompting.columns(table, reading, labelled=False)
+    skipped = Skipped() if trained.skip_bad_rows or reading.skip_bad_rows else None
+
+    def rows() -> Iterator[tuple[Row, Cells]]:
+        items = stream_texts(table, columns, skipped)
+        while chunk := list(islice(items, CHUNK_ROWS)):
+            prompts = [prompting.filled(columns, item.texts) for _, item in chunk]
+            written = generator.completions(prompts, settings)
+            for (row, _), one in zip(chunk, written, strict=True):
+                yield row, (one.text.strip(), one.finish_reason)
+
+    return Predictions(table, ("answer", "finish"), rows(), skipped)
 
 
 def calibrated_scores(score_RA: Floats, free_FA: Floats) -> Floats:

@@ -26,7 +26,8 @@ NO_AGREEMENT = "-"
 class LabelledText(NamedTuple):
     """One row: its texts, its label or target where there is one, and its number.
 
-    messages: of a conversation, whose last one is the target where there is one; its text is all before that.
+    messages: of a conversation, whose last one is the target where there is one; its text is all before that. tools:
+    that it may call.
     Of a sentence the texts are its words, and the label their tags. Of a question they are it and its context. answers:
     to the question, in the context; none where it has none, and None where they are unknown.
     """
@@ -37,6 +38,7 @@ class LabelledText(NamedTuple):
     row: int
     messages: tuple[Message, ...] = ()
     answers: tuple[AnswerSpan, ...] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
 
     @property
     def named(self) -> tuple[str, str]:
@@ -228,10 +230,13 @@ class _Reader:
         """The texts of a row, with the unparsed cell of its label."""
         columns, number = self._columns, row.number
         if columns.messages is not None:
-            messages = self._cell(row, columns.messages, annotations.as_conversation, self._answered, self._chat)
+            tools = () if columns.tools is None else self._cell(row, columns.tools, annotations.as_tools)
+            arguments = (self._answered, self._chat, tools)
+            messages = self._cell(row, columns.messages, annotations.as_conversation, *arguments)
             read = messages[:-1] if self._answered else messages
             text = "\n".join(f"{message['role']}: {message['content']}" for message in read)
-            return LabelledText((text,), None, messages[-1]["content"] if self._answered else None, number, messages)
+            target = messages[-1]["content"] if self._answered else None
+            return LabelledText((text,), None, target, number, messages, tools=tools)
         if columns.kind == "words":
             words = self._cell(row, self._texts[-1], annotations.as_words)
             tags = None if columns.label is None else self._cell(row, columns.label, annotations.as_tags, len(words))

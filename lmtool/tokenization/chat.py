@@ -7,38 +7,49 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Self, TypedDict
+from typing import Any, NotRequired, Self, TypedDict
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Inner
 
-from lmtool.errors import CheckpointError, DataError
+from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.printable import plain
 from lmtool.tokenization.encoder import encoding_of
 from lmtool.tokenization.inner import ROLE_KEYS, text_of
 from lmtool.tokenization.template import Refusal, SandboxedTemplate
 from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
+from lmtool.tokenization.tools import CallParser, Convention, ToolCall, convention_of, read_calls, short_id
 
 ROLES = ("system", "user", "assistant", "tool")
 """Who may write a message."""
 
+_CALLS = (
+    "{% for call in message.tool_calls or [] %}{{ '\\n' if message.content or not loop.first else '' }}"
+    "{{ '<tool_call>\\n' }}{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}"
+    "{{ '\\n</tool_call>' }}{% endfor %}"
+)
+"""Calls as Hermes 2 Pro writes them (Nous Research 2024)."""
+
 PLAIN = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role == 'assistant' %}{{ sep_token }}{{ message.content }}{{ eos_token }}"
+    "{{ bos_token }}{% if tools %}{{ 'Tools: ' }}{{ tools | tojson }}{{ '\\n\\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' %}{{ sep_token }}{{ message.content }}" + _CALLS + "{{ eos_token }}"
     "{% else %}{% if loop.previtem and loop.previtem.role != 'assistant' %}{{ '\\n\\n' }}{% endif %}"
     "{{ message.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ sep_token }}{% endif %}"
 )
 """[BOS] question [SEP] answer [EOS] question [SEP] answer [EOS], for tokenizers trained here, which have these tokens.
-A system message stands before the first question, with an empty line between."""
+Tools and a system message stand before the first question, with an empty line between."""
 
 PLAIN_TEXT = (
-    "{{ opening }}{% for message in messages %}"
-    "{{ message.role | capitalize }}: {{ message.content }}{{ eos_token if message.role == 'assistant' else '' }}"
-    "{{ '\\n\\n' }}{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+    "{{ opening }}{% if tools %}{{ 'System: Tools: ' }}{{ tools | tojson }}{{ '\\n\\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ message.role | capitalize }}: {{ message.content }}" + _CALLS + "{% if message.role == 'assistant' %}"
+    "{{ eos_token }}{% endif %}{{ '\\n\\n' }}{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """The same for published models without a chat template: who writes, as "User: " and "Assistant: "."""
 
@@ -53,10 +64,23 @@ _WHERE = "chat_template of the tokenizer"
 
 
 class Message(TypedDict):
-    """One message. role: one of ROLES."""
+    """One message. role: one of ROLES. tool_calls: of the assistant. tool_call_id: of the call that a tool answers."""
 
     role: str
     content: str
+    tool_calls: NotRequired[tuple[ToolCall, ...]]
+    tool_call_id: NotRequired[str]
+
+
+def with_calls(message: Message, source: Mapping[str, Any], number: int) -> Message:
+    """The message with the calls, or the id of the call that it answers, which the source has. Raises UsageError."""
+    if calls := read_calls(source.get("tool_calls"), number):
+        if message["role"] != "assistant":
+            raise UsageError(f"message {number}: only the assistant has tool_calls", fix="leave them out")
+        message["tool_calls"] = calls
+    if message["role"] == "tool" and isinstance(answered := source.get("tool_call_id"), str):
+        message["tool_call_id"] = answered
+    return message
 
 
 class RefusedMessages(DataError):
@@ -67,9 +91,12 @@ class ChatFormat:
     """How a model reads conversations.
 
     name: "the model's own" or "plain", for messages to the user.
+    tools: those that the model may call, as their definitions; None where it may call none, and writes no calls.
     Its methods raise RefusedMessages when the template refuses the messages, and CheckpointError when it fails, does
-    what templates may not, or leaves open which tokens the assistant writes.
+    what templates may not, or leaves open which tokens the assistant writes; NoTools for calls that it cannot write.
     """
+
+    tools: tuple[dict[str, Any], ...] | None = None
 
     def __init__(
         self, tokenizer: Tokenizer, source: str, name: str, tokens: dict[str, str], now: Callable[[], datetime]
@@ -106,6 +133,38 @@ class ChatFormat:
         """The source of the template for programs that give it no variables but these tokens."""
         return standing_alone(self._source, self._tokens, known)
 
+    def with_tools(self, tools: Sequence[dict[str, Any]]) -> Self:
+        """The same for a model that may call these; see `read_tools`. Raises NoTools."""
+        other = copy(self)
+        other.tools, other.convention = tuple(tools), self.convention
+        return other
+
+    @cached_property
+    def convention(self) -> Convention:
+        """How the template writes calls. Raises NoTools."""
+        convention = convention_of(self._write, self._special, {self._names[i] for i in self._turn_ends})
+        stream = self._tokenizer.stream(self._markers(convention))
+        convention.check("".join(map(stream.push, self._ids(self._encode([convention.written])))) + stream.flush())
+        return convention
+
+    def parser(self, key: str = "") -> CallParser | None:
+        """Of an answer's calls; None without tools. key: as of `CallParser`."""
+        if self.tools is None:
+            return None
+        return CallParser(self.convention, {tool["function"]["name"] for tool in self.tools}, key)
+
+    def grammar(self, tools: Sequence[dict[str, Any]], *, several: bool) -> str:
+        """All answers that call these tools, once or `several` times; see `Convention.grammar`."""
+        return self.convention.grammar(tools, self._ids_of_names, several=several)
+
+    @property
+    def shown(self) -> dict[int, str]:
+        """Special tokens that stand around calls, by their names: they are parts of the assistant's text."""
+        return {} if self.tools is None else self._markers(self.convention)
+
+    def _markers(self, convention: Convention) -> dict[int, str]:
+        return {self._ids_of_names[name]: name for name in self._special.findall(convention.around)}
+
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the messages, up to where the assistant's next turn begins."""
         return self._ids(self._encode([self._render(messages, asks=True)]))
@@ -136,9 +195,14 @@ class ChatFormat:
             raise CheckpointError("the chat template writes nothing of the assistant's turns", where=_WHERE, fix=fix)
         return ids, is_written
 
-    @cached_property
+    @property
     def ends(self) -> frozenset[int]:
-        """The ids that end a turn: the tokenizer's, and the one that the template writes behind the assistant's."""
+        """The ids that end a turn: the tokenizer's, and those that the template writes behind the assistant's."""
+        behind_calls = None if self.tools is None else self.convention.turn_end
+        return self._turn_ends if behind_calls is None else self._turn_ends | {self._ids_of_names[behind_calls]}
+
+    @cached_property
+    def _turn_ends(self) -> frozenset[int]:
         user, answer = Message(role="user", content="a"), Message(role="assistant", content="yes")
         try:
             _, answered, behind = self._render([user, answer]).rpartition(answer["content"])
@@ -153,16 +217,39 @@ class ChatFormat:
 
     def _render(self, messages: Sequence[Message], *, asks: bool = False, marks: Sequence[str] = ()) -> str:
         """The template's text, in which texts of messages that spell a special token are escaped."""
-        escaped = [{"role": one["role"], "content": self._escaped(one["content"])} for one in messages]
+        return self._write(self._seen(messages), tools=self._escaped(self.tools) or None, asks=asks, marks=marks)
+
+    def _write(self, messages: Sequence[dict[str, Any]], *, tools: Any, asks: bool = False, marks: Any = ()) -> str:
+        """The template's text for these values."""
         try:
             return self._template.render(
-                messages=escaped, tools=None, documents=None, add_generation_prompt=asks, marks=marks, **self._tokens
+                messages=messages, tools=tools, documents=None, add_generation_prompt=asks, marks=marks, **self._tokens
             )
         except Refusal as refusal:
             what = f"the model's chat template refuses the messages: {_line(self._spelled(str(refusal)))}"
             raise RefusedMessages(what, where=_WHERE, fix="change the messages as it says") from refusal
         except Exception as error:
             raise _failure("fails", error) from error
+
+    def _seen(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as the template reads them: those of tools have the id and the name of the call that they answer."""
+        seen, waiting = list[dict[str, Any]](), list[ToolCall]()
+        for message in messages:
+            one: dict[str, Any] = {"role": message["role"], "content": self._escaped(message["content"])}
+            if (calls := message.get("tool_calls")) and self.convention:  # which raises NoTools
+                written = [ToolCall(call.name, self._escaped(call.arguments), short_id(call.id)) for call in calls]
+                one["tool_calls"] = [call.record(as_text=False) for call in written]
+                waiting += calls
+            wanted = message.get("tool_call_id")
+            answered = next((call for call in waiting if wanted in (None, call.id)), None)
+            if wanted is not None and answered is None:
+                what = f"a message answers the call {_line(wanted)[:40]}, which none before it has"
+                raise RefusedMessages(what, fix="give it the id of a call as its tool_call_id")
+            if answered is not None and message["role"] == "tool":
+                waiting.remove(answered)
+                one |= {"tool_call_id": short_id(answered.id), "name": answered.name}
+            seen.append(one)
+        return seen
 
     def _marked(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """The text, and the assistant's turns in it, as offsets of characters: the {% generation %} blocks."""
@@ -210,10 +297,18 @@ class ChatFormat:
         begun = {name[:n] for name in self._ids_of_names for n in range(1, len(name))}
         return re.compile(rf"{self._special.pattern}|(?:{_any_of(begun).pattern})\Z")
 
-    def _escaped(self, content: str) -> str:
-        return self._forbidden.sub(
-            lambda match: f"<{self._key}t{match[0].encode().hex()}>", without_surrogates(content)
-        )
+    def _escaped(self, value: Any) -> Any:
+        """A JSON value in which no text spells a special token."""
+        if isinstance(value, dict):
+            return {
+                self._special.sub(self._in_hex, without_surrogates(key)): self._escaped(value[key]) for key in value
+            }
+        if isinstance(value, list | tuple):
+            return [self._escaped(one) for one in value]
+        return self._forbidden.sub(self._in_hex, without_surrogates(value)) if isinstance(value, str) else value
+
+    def _in_hex(self, match: re.Match[str]) -> str:
+        return f"<{self._key}t{match[0].encode().hex()}>"
 
     def _spelled(self, text: str) -> str:
         """A rendered text as `_inner` reads it: with its names of special tokens, and escaped texts as they were."""

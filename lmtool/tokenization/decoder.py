@@ -6,7 +6,7 @@ of their text, so spaces are restored by the rules of English typography.
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -73,6 +73,14 @@ def sentencepiece_bytes(name: str) -> bytes:
     return name.replace("\u2581", " ").encode()
 
 
+def word_spellings(name: str) -> tuple[bytes, ...]:
+    """The bytes that a word, a mark or a WordPiece may be in a text, the usual ones first."""
+    if name.startswith(CONTINUATION) and len(name) > len(CONTINUATION):
+        return (name[len(CONTINUATION) :].encode(),)
+    with_space, without = f" {name}".encode(), name.encode()
+    return () if not name else (with_space, without) if name[0].isalnum() else (without, with_space)
+
+
 class WordDecoder:
     """Decoder of words, punctuation marks and ## continuations, with spaces as in English typography."""
 
@@ -119,6 +127,19 @@ class WordDecoder:
         self._glued = piece in _OPENING or piece in _JOINING or (piece in _QUOTES and not closes_quote)
         self._previous = piece
         return space + piece
+
+
+class MarkerDecoder:
+    """Another decoder, which also shows some special tokens. names: what is shown of each."""
+
+    def __init__(self, stream: StreamDecoder, names: Mapping[int, str]) -> None:
+        self._stream, self._names = stream, names
+
+    def push(self, token: int) -> str:
+        return self._stream.flush() + self._names[token] if token in self._names else self._stream.push(token)
+
+    def flush(self) -> str:
+        return self._stream.flush()
 
 
 def decode_bytes(pieces: Sequence[bytes], tokens: Sequence[int]) -> str:

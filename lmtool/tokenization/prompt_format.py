@@ -163,6 +163,16 @@ class PromptFormat:
             return set(self.chat.ends)
         return set(self.tokenizer.roles.ends) if self.documents or self.answers else set()
 
+    @property
+    def shown(self) -> dict[int, str]:
+        """Special tokens that generated text has, with their texts; see `ChatFormat.shown`."""
+        return {} if self.chat is None else self.chat.shown
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The generated text of these ids."""
+        stream = self.tokenizer.stream(self.shown)
+        return "".join(map(stream.push, ids)) + stream.flush()
+
     def prompt(self, text: str, prefix: str = "") -> Prompt:
         """The model's input before generation, never empty: [BOS] for an empty prompt, or [EOS] for an empty source.
 

@@ -152,6 +152,11 @@ class Tokenizer:
         ids: list[int] = encoder.encoding_of(self._inner, text).ids
         return ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of `text` where it stands in another one: without the space that SentencePiece adds in front."""
+        before = "\n" if self.kind == "sentencepiece" and self._adds_space else ""
+        return self.encode(before + text)[len(self.encode(before)) :]
+
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of `text` as by `encode`, and their character offsets in it (start, stop)."""
         encoding = encoder.encoding_of(self._inner, without_surrogates(text))
@@ -197,8 +202,10 @@ class Tokenizer:
         stream = self.stream()
         return "".join(map(stream.push, ids)) + stream.flush()
 
-    def stream(self) -> decoder.StreamDecoder:
-        """An incremental decoder for one sequence."""
+    def stream(self, shown: Mapping[int, str] | None = None) -> decoder.StreamDecoder:
+        """An incremental decoder for one sequence. shown: special tokens that are text as well, with their texts."""
+        if shown:
+            return decoder.MarkerDecoder(self.stream(), shown)
         match self.kind:
             case "bpe" | "char":
                 return decoder.ByteDecoder(self._bytes)
@@ -215,6 +222,15 @@ class Tokenizer:
         if token in self.special_ids or self.kind not in ("bpe", "sentencepiece"):
             return plain(self._names[token])
         return plain(self._bytes[token].decode("utf-8", errors="backslashreplace"))
+
+    def spellings(self) -> list[tuple[bytes, ...]]:
+        """The bytes that each token may be in a text, the usual ones first; none of special tokens.
+
+        Words and WordPieces that do not continue one are spelled with and without a space before them.
+        """
+        if self.kind in ("word", "wordpiece"):
+            return [decoder.word_spellings(name) for name in self._texts]
+        return [(piece,) if piece else () for piece in self._bytes]
 
     @cached_property
     def _texts(self) -> list[str]:

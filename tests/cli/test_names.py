@@ -48,6 +48,7 @@ OPTIONS = {
     "generate draft": "generate The --run runs/other --draft MODEL",
     "chat run": "chat MODEL",
     "serve run": "serve MODEL",
+    "serve draft": "serve runs/other --draft MODEL",
     "eval run": "eval MODEL text.txt",
     "eval baseline": "eval runs/other text.txt --baseline MODEL",
     "predict run": "predict MODEL rows.csv",

@@ -265,12 +265,12 @@ def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     lora = row["tuning"] == "lora"
     labels = task.table in WITHOUT_TEXT
     chooses = ("--task", "turn") if task.table == "tasks" else ()
-    how = (
-        ("the [MASK] sat", "--mask", "[MASK]")
-        if any("masked" in text for text in task.objective)
-        else ("the cat", "--greedy", "--max-new-tokens", "3", "--overflow", "cut")
-    )
+    is_masked = any("masked" in text for text in task.objective)
+    after = ("the cat", "--greedy", "--overflow", "cut")
+    how = ("the [MASK] sat", "--mask", "[MASK]") if is_masked else (*after, "--max-new-tokens", "3")
     yield "generate", ("generate", *how, "--run", WHOLE), task.writes and not labels
+    form = ("generate", *after, "--choices", "the,cat", "--max-new-tokens", "8", "--run", WHOLE)
+    yield "generate in a form", form, task.writes and not (labels or is_masked)
     if task.table == "related":
         yield "embed", ("embed", WHOLE, "other.txt", "--whole", "--truncate", "-o", "new.npz"), True
     elif task.table is not None:

@@ -122,6 +122,14 @@ def test_models_with_a_source_have_drafts_of_their_kind(shape):
         same_texts(texts(model, prompts, settings, draft=draft), plainly)
 
 
+@pytest.mark.parametrize("shape", ["prefix", "encoder-decoder"])
+def test_a_source_that_is_longer_than_the_context_of_the_draft(shape):
+    """It is cut for the draft, also where the draft slides."""
+    model, small = transformer(shape=shape), transformer(seed=9, shape=shape, n_layers=1, context=8)
+    prompts, settings = [Prompt((1,), tuple(range(3, 14)))], Greedy(max_new_tokens=20)
+    same_texts(texts(model, prompts, settings, draft=ModelDraft(small)), texts(model, prompts, settings))
+
+
 def test_a_prefix_that_is_continued_slides_as_without_a_draft():
     model = PrefixModel(context=9)
     prompts = [Prompt((3,), (5, 6, 7), joined=True), Prompt((4,), (1,), joined=True)]

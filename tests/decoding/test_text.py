@@ -33,7 +33,7 @@ class ByteTokenizer:
     def piece(self, token):
         return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
 
-    def stream(self):
+    def stream(self, names=None):
         return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
 
 
@@ -44,7 +44,7 @@ class WordTokenizer(ByteTokenizer):
     def encode(self, text):
         return [SPECIAL + self.words.index(word) for word in text.split()]
 
-    def stream(self):
+    def stream(self, names=None):
         return WordDecoder([""] * SPECIAL + list(self.words))
 
 

@@ -1,5 +1,6 @@
 """A small model that holds conversations, published as on the hub."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TEXTS = ["Who saw the ball?", "Tom saw it, and Anna too.", "yes it is", "system user assistant"]
 
 
-def publish(folder: Path, *, context: int = 256, template: str | None = TEMPLATE) -> Path:
-    """Save a random model of Transformers with a chat template, whose turns end with <|end|>, into a new folder."""
+def publish(folder: Path, *, context: int = 256, template: str | None = TEMPLATE, names: Sequence[str] = NAMES) -> Path:
+    """Save a random model of Transformers with a chat template, whose turns end with <|end|>, into a new folder.
+
+    names: of its special tokens.
+    """
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=NAMES, initial_alphabet=alphabet, show_progress=False, min_frequency=1
+        vocab_size=300, special_tokens=list(names), initial_alphabet=alphabet, show_progress=False, min_frequency=1
     )
     inner.train_from_iterator(TEXTS, trainer)
     inner.post_processor = processors.TemplateProcessing(
@@ -50,13 +54,13 @@ def publish(folder: Path, *, context: int = 256, template: str | None = TEMPLATE
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(folder)
-    peer(inner, template).save_pretrained(folder)
+    peer(inner, template, names).save_pretrained(folder)
     return folder
 
 
-def peer(inner: Inner, template: str | None) -> Any:
+def peer(inner: Inner, template: str | None, names: Sequence[str] = NAMES) -> Any:
     """The tokenizer of Transformers."""
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **SPECIAL)
-    made.add_special_tokens({"additional_special_tokens": NAMES[2:]})
+    made.add_special_tokens({"additional_special_tokens": list(names[2:])})
     made.chat_template = template
     return made

@@ -18,9 +18,12 @@ import httpx
 import pytest
 
 from tests.cli.conftest import CommandLine
+from tests.training.tiny import Work
 
 ENDLESS = {"1": -100, "3": -100}
 """Biases against the ends of texts of `talker`."""
+
+MASKED = ("model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16}", "objective.kind=masked")
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 
@@ -131,6 +134,22 @@ def test_others_reach_it_only_with_a_key(lmtool: CommandLine, talker: str, tmp_p
     ):
         outcome = lmtool("serve", talker, *options, "--device", "cpu", "-q")
         assert outcome.code in (2, 5)
+        assert len(outcome.err.splitlines()) <= 3
+        assert words in re.sub(r"\s+", " ", outcome.err)
+
+
+def test_a_draft_is_for_models_that_go_back(lmtool: CommandLine, talker: str, folder: Work) -> None:
+    """And what is no draft, or for none, is refused by name."""
+    folder.pretrain("model={kind: recurrent, n_layers: 1, d_model: 16, context: 16, cell: lstm}", name="recurrent")
+    folder.pretrain(*MASKED, name="masked")
+    for run, options, words in (
+        (talker, ("--draft-tokens", "3"), "draft_tokens is 3, without a draft"),
+        (str(folder.run("recurrent")), ("--draft", "ngram"), "a draft needs a model that can go back"),
+        (talker, ("--draft", str(folder.run("recurrent"))), "the draft has another tokenizer"),
+        (str(folder.run("masked")), ("--draft", "ngram"), "no next token"),
+    ):
+        outcome = lmtool("serve", run, *options, "--device", "cpu", "-q")
+        assert outcome.code == 2
         assert len(outcome.err.splitlines()) <= 3
         assert words in re.sub(r"\s+", " ", outcome.err)
 

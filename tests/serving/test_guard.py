@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from lmtool.decoding.prefixes import BLOCK
 from lmtool.errors import UsageError
 from lmtool.serving import application, server
 from lmtool.serving.guard import Access, read_key
@@ -282,6 +283,30 @@ def samples(text: str) -> dict[str, float]:
     """The samples of the text format of Prometheus."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
+    """A system prompt, and the turn before with its answer, are read once."""
+    system = {"role": "system", "content": "Answer every question about the ball, and say who saw it and who did not."}
+    messages = [system, {"role": "user", "content": "Who saw the ball?"}]
+    chat = {"temperature": 0, "max_tokens": 20}
+    with served(talker) as found, found.http() as client:
+
+        def reused() -> tuple[int, float, str]:
+            before = samples(client.get("/metrics").text)["lmtool_reused_prompt_tokens_total"]
+            answer = client.post("/v1/chat/completions", json={"messages": messages, **chat}).json()
+            after = samples(client.get("/metrics").text)["lmtool_reused_prompt_tokens_total"]
+            return answer["usage"]["prompt_tokens"], after - before, answer["choices"][0]["message"]["content"]
+
+        n, none, text = reused()
+        assert none == 0
+        assert reused() == (n, (n - 1) // BLOCK * BLOCK, text)
+        messages[1] = {"role": "user", "content": "Did Anna see it?"}
+        _, n_system, _ = reused()
+        assert 0 < n_system < n
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "and Tom?"}]
+        _, n_turn, _ = reused()
+        assert n_turn > n_system
 
 
 def test_metrics_count(talker: str) -> None:

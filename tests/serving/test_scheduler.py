@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
@@ -11,13 +13,15 @@ import torch
 
 from lmtool.decoding import filters
 from lmtool.decoding.model_runner import ModelRunner
+from lmtool.decoding.prefixes import PrefixCache
 from lmtool.decoding.request import TokenEvent
 from lmtool.decoding.running import RunningBatch
 from lmtool.decoding.sampler import Sampler
 from lmtool.decoding.settings import Sample
+from lmtool.decoding.speculative import Draft, ModelDraft, NGramDraft
 from lmtool.decoding.text import GeneratedText
 from lmtool.errors import NumericalError
-from lmtool.inference.generator import TextGenerator
+from lmtool.inference.generator import Drafter, TextGenerator
 from lmtool.serving import scheduler as scheduling
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.scheduler import GenerationRequest, Progress, QueueFull, Scheduler, ShuttingDown, default_slots
@@ -76,6 +80,12 @@ async def texts_of(scheduler: Scheduler, asked: GenerationRequest) -> list[str]:
     return texts
 
 
+def counted(scheduler: Scheduler, name: str) -> float:
+    """The value of a counter."""
+    (line,) = (line for line in scheduler._metrics.text().splitlines() if line.startswith(f"{name} "))
+    return float(line.split()[1])
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Work:
     return Work(tmp_path_factory.mktemp("families"))
@@ -97,6 +107,7 @@ def test_texts_are_those_of_generate_alone(
         steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
         made.pretrain(*FAMILIES[family], steps, name=family)
     monkeypatch.setattr(scheduling, "CHUNK", chunk)
+    monkeypatch.setattr(scheduling, "PrefixCache", partial(PrefixCache, n_block=2))
     generator = TextGenerator.open(str(made.run(family)), device="cpu")
     asked = [
         asking(generator, prompt, SETTINGS[i % len(SETTINGS)], n=1 + i % 2, stop=("sat",) * (i % 3 == 0))
@@ -116,6 +127,68 @@ def test_texts_are_those_of_generate_alone(
         for prompt, one in zip(PROMPTS, asked, strict=True)
     ]
     assert run(together()) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_that_were_read_are_reused_where_the_state_goes_back(
+    made: Work, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not made.run(family).exists():
+        steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
+        made.pretrain(*FAMILIES[family], steps, name=family)
+    monkeypatch.setattr(scheduling, "PrefixCache", partial(PrefixCache, n_block=2))
+    generator = TextGenerator.open(str(made.run(family)), device="cpu")
+    asked = asking(generator, "a cat", SETTINGS[0])
+    expected = generator.complete("a cat", SETTINGS[0])
+    n = len(asked.prompts[0].tokens)
+
+    async def twice(**options: Any) -> tuple[str, float]:
+        with opened(generator, **options) as scheduler:
+            for _ in range(2):
+                assert await texts_of(scheduler, asked) == expected
+            return scheduler.describe(), counted(scheduler, "lmtool_reused_prompt_tokens_total")
+
+    described, n_reused = run(twice())
+    assert n_reused == ((n - 1) // 2 * 2 if family == "decoder" else 0)
+    assert ("GB of prefixes" in described) is (family == "decoder")
+    assert "of prefixes" not in run(twice(keeps_prefixes=False))[0]
+    assert run(twice(keeps_prefixes=False))[1] == 0
+
+
+@pytest.mark.parametrize("kind", ["ngram", "model"])
+def test_texts_with_a_draft_are_those_without(decoder: TextGenerator, kind: str) -> None:
+    """Alone and beside others, also where a stop string or a client ends them amid what is accepted."""
+    draft: Draft = NGramDraft(4) if kind == "ngram" else ModelDraft(decoder.loaded.model, 4)
+    drafting = TextGenerator(decoder.loaded, Drafter(draft, None))
+    greedy = Sample(seed=1, temperature=0.0, max_new_tokens=60)
+    asked = [asking(decoder, prompt, settings) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
+    expected = [decoder.complete(prompt, settings) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
+    (long,) = expected[0]
+    stops = [(long[i : i + 3],) for i in range(3, 15)]
+    stopped = [decoder.complete(PROMPTS[0], greedy, stop=stop) for stop in stops]
+    n_proposed = []
+
+    async def drafted() -> None:
+        with opened(drafting) as scheduler:
+            n_proposed.append(0.0)
+            for one, texts in zip(asked, expected, strict=True):
+                assert await texts_of(scheduler, one) == texts
+                n_proposed.append(counted(scheduler, "lmtool_proposed_tokens_total"))
+            assert list(await asyncio.gather(*(texts_of(scheduler, one) for one in asked))) == expected
+            for stop, texts in zip(stops, stopped, strict=True):
+                assert await texts_of(scheduler, replace(asked[0], stop=stop)) == texts
+            async with scheduler.generate(asked[0]) as updates:
+                async for progress in updates:
+                    if progress.event.steps == 4:
+                        break
+            assert await texts_of(scheduler, asked[0]) == expected[0]
+            n_accepted = counted(scheduler, "lmtool_accepted_tokens_total")
+            assert 0 < n_accepted <= counted(scheduler, "lmtool_proposed_tokens_total")
+
+    run(drafted())
+    of_each = [after - before for before, after in pairwise(n_proposed)]
+    assert all(of_each[::2])  # greedy ones
+    assert not (kind == "model" and any(of_each[1::2]))
 
 
 def test_a_client_that_leaves_frees_its_rows(decoder: TextGenerator) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from lmtool.decoding import generate
+from lmtool.decoding.forms import TextForm
 from lmtool.serving import protocol, service
 from lmtool.serving.application import SHORT_BODY
 from lmtool.serving.protocol import MAX_VALUES
@@ -28,6 +29,8 @@ WORK: list[tuple[Any, str]] = [
     (generate, "random_key"),
     (protocol, "parse"),
     (service, "listed"),
+    (service, "beginning"),
+    (TextForm, "__post_init__"),
 ]
 """What takes the longer, the longer a request or its answer is."""
 
@@ -66,6 +69,11 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 3},
         {"piece", "random_key", "listed"},
+    ),
+    "form": (
+        "/v1/completions",
+        {"prompt": "Who", "max_tokens": 3, "guided_regex": "[ab]+"},
+        {"encode", "beginning", "__post_init__"},
     ),
     "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "listed"}),
     "embeddings of a long text": ("/v1/embeddings", {"input": ["Who " * 2000]}, {"encode"}),

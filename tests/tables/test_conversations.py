@@ -1,6 +1,7 @@
 """Cells with conversations: both spellings, every fault with its row and column, and what remains of each row."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmtool.data.table import RowFault, Table, open_table
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import Data
 from lmtool.tables.annotations import as_messages
-from lmtool.tables.columns import choose_columns
+from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
+from lmtool.tables.tasks.text_to_text import AnswerTask
 from lmtool.tokenization.chat import ChatFormat, Message
+from lmtool.tokenization.prompt_format import PromptFormat
 from tests.tokenization.chat_templates import published
+from tests.tokenization.tool_templates import calling
 
 TURNS = [("user", "Who?"), ("assistant", "Tom."), ("user", "Sure?"), ("assistant", "Yes.")]
 MESSAGES = [{"role": role, "content": text} for role, text in TURNS]
@@ -114,3 +120,95 @@ def test_an_input_follows_its_instruction(tmp_path: Path) -> None:
         (("Hi",), "Ho"),
         (("Hi",), "Hey"),
     ]
+
+
+CALLS = [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]
+CALLED = [
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "content": "noon"},
+    {"role": "assistant", "content": "Noon.", "tool_calls": None},
+]
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+
+
+def calls(folder: Path, *rows: tuple[Any, Any], ending: str = ".jsonl") -> Table:
+    """A table of conversations and tools."""
+    path = folder / f"calls{ending}"
+    found = [{"tools": tools, "messages": messages} for messages, tools in rows]
+    if ending == ".parquet":
+        pq.write_table(pa.Table.from_pylist(found), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return open_table(str(path))
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_calls_and_tools_beside_them_are_read(tmp_path: Path, ending: str) -> None:
+    own = calls(tmp_path, (CALLED, [TOOL]), (CALLED[:2], None), (MESSAGES, []), ending=ending)
+    columns = choose_columns(own)
+    assert (columns.messages, columns.tools) == ("messages", "tools")
+    assert "tools 'tools'" in columns.describe()
+    assert choose_columns(own, Data(messages_column="messages")).tools == "tools"
+    first, second, third = read_labelled(own, columns).items
+    assert [tool["function"]["name"] for tool in first.tools] == ["now"]
+    assert second.tools == third.tools == ()
+    (call,) = first.messages[1]["tool_calls"]
+    assert (call.name, call.arguments, first.messages[1]["content"]) == ("now", {}, "")
+    assert "tool_calls" not in first.messages[3]
+    assert (first.target, second.target) == ("Noon.", "")
+
+
+def test_tools_may_be_json(tmp_path: Path) -> None:
+    own = calls(tmp_path, (CALLED, json.dumps([TOOL])))
+    (item,) = read_labelled(own, choose_columns(own)).items
+    assert item.tools == (TOOL,)
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "column", "what"),
+    [
+        (CALLED, [{"name": "now"}], "tools", "tools[0].function: Field required"),
+        (CALLED, "no", "tools", "tools: "),
+        ([CALLED[0], CALLED[1] | {"tool_calls": [{"name": "now"}]}], [TOOL], "messages", "message 2: tool_calls[0]."),
+        ([CALLED[0] | {"tool_calls": CALLS}, *CALLED[1:]], [TOOL], "messages", "message 1: only the assistant"),
+        ([CALLED[0], {"role": "assistant", "content": None, "tool_calls": []}], [TOOL], "messages", "no content"),
+    ],
+)
+def test_faults_of_calls_name_row_and_column(tmp_path: Path, messages: Any, tools: Any, column: str, what: str) -> None:
+    own = calls(tmp_path, (CALLED, [TOOL]), (messages, tools))
+    with pytest.raises(RowFault) as caught:
+        read_labelled(own, choose_columns(own))
+    assert what in caught.value.what
+    assert caught.value.where == f"{tmp_path}/calls.jsonl:2, row 2, column '{column}'"
+    assert len(caught.value.lines()) == 3
+
+
+def test_a_template_without_tools_is_a_fault_of_the_rows_that_have_some(tmp_path: Path) -> None:
+    chat = ChatFormat.of(published(tmp_path / "model", "gemma"))
+    for row in ((CALLED, None), (MESSAGES, [TOOL])):
+        own = calls(tmp_path, (MESSAGES, None), row)
+        with pytest.raises(RowFault, match="takes no tools") as caught:
+            read_labelled(own, choose_columns(own), chat=chat)
+        assert "calls.jsonl:2, row 2" in caught.value.where
+        assert len(read_labelled(own, choose_columns(own), chat=chat, skip_bad_rows=True)) == 1
+
+
+def test_the_assistant_learns_its_calls(tmp_path: Path) -> None:
+    chat = calling(tmp_path, "hermes")
+    model = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 512}
+    recipe = Recipe.model_validate(
+        {"model": model, "objective": {"kind": "seq2seq"}, "training": {"steps": 1, "batch_size": 1}}
+    )
+    prompt_format = replace(PromptFormat.of(recipe, chat._tokenizer), chat=chat)
+    task = AnswerTask(recipe, prompt_format, "", Columns((), messages="messages", tools="tools"), ())
+    own = calls(tmp_path, (CALLED, [TOOL]), (CALLED[:2], [TOOL]))
+    last, call = task.encode(read_labelled(own, choose_columns(own), chat=chat).items)
+    written = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert last.target is not None
+    assert last.learned is not None
+    assert call.target is not None
+    assert task.prompt_format.text(last.tokens[last.learned].tolist()) == call.answer == written
+    assert (last.answer, chat._tokenizer.decode(last.target.tolist())) == ("Noon.", "Noon.")
+    assert '"name": "now"' in chat._tokenizer.decode(call.tokens.tolist())  # the definition, in the system message
+    assert chat._tokenizer.name(int(call.target[-1])) == "<|im_end|>"

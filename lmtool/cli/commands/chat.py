@@ -14,7 +14,7 @@ import typer
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import flag, option
 from lmtool.cli.output import describe, put_json, tell
-from lmtool.cli.settings import with_settings
+from lmtool.cli.settings import form_in, with_settings
 from lmtool.cli.signals import interrupt_once, on_ctrl_c
 from lmtool.decoding.settings import Common, Greedy, Sample
 from lmtool.errors import LmtoolError, UsageError
@@ -45,6 +45,7 @@ def chat(
     system: str = option("TEXT", "The system message: what the model is told first.", default=""),
     greedy: bool = flag("Always the most probable token.", "--greedy", panel=Common.panel),
     *,
+    tools: Path | None = option("FILE", "Functions that the model may call, as JSON; you are asked for their results."),
     stop: list[str] | None = option("TEXT", "Stop answers before this text; may be repeated.", panel=Common.panel),
     device: Device = "auto",
     precision: Precision = "float32",
@@ -58,17 +59,22 @@ def chat(
 
     Examples:
     lmtool chat last --system "Answer briefly."
+    lmtool chat last --tools functions.json
     lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct
     """
     from lmtool.decoding.settings import choose
     from lmtool.inference.chatting import LONGEST_ANSWER, Conversation
     from lmtool.inference.generator import TextGenerator
+    from lmtool.tokenization.tools import load_tools
 
     if settings["max_new_tokens"] is None:
         settings["max_new_tokens"] = LONGEST_ANSWER
+    settings["form"] = form_in(settings)
     strategy = choose("greedy" if greedy else "sample", **settings)
     generator = TextGenerator.open(run, device=device, precision=precision)
     conversation = Conversation(generator, strategy, stop=stop or ())
+    if tools is not None:
+        conversation.tools = load_tools(tools)
     conversation.system = system
     describe(generator.loaded, quiet, f"seed {strategy.seed}")
     if conversation.is_plain and not quiet:
@@ -79,7 +85,7 @@ def chat(
     with on_ctrl_c(signal.SIG_IGN):
         if not quiet:
             tell("/help lists the commands, Ctrl-D ends")
-        _talk(_typed(terminal), conversation, partial(on_ctrl_c, interrupt_once), as_json, quiet)
+        _talk(_typed(terminal, conversation), conversation, partial(on_ctrl_c, interrupt_once), as_json, quiet)
 
 
 def _talk(
@@ -133,14 +139,24 @@ def _obey(line: str, conversation: "Conversation") -> bool:
 
 
 def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_json: bool, quiet: bool) -> None:
-    """Print the answer to a message as it is generated, or as a JSON record."""
+    """Print the answer to a message as it is generated, or as a JSON record.
+
+    text: of the user, or the result of the first call that has none, which is answered once all have one.
+    """
     from lmtool.tokenization.chat import Message
 
+    calls = conversation.unanswered
+    message = (
+        Message(role="tool", content=text, tool_call_id=calls[0].id) if calls else Message(role="user", content=text)
+    )
+    if calls[1:]:
+        conversation.add(message)
+        return
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     answer: Reply | None = None
     try:
         with stoppable():
-            answer = conversation.answer([Message(role="user", content=text)])
+            answer = conversation.answer([message])
             if answer.n_left:
                 tell(f"the context is full: the model no longer reads the first {conversation.n_left} messages")
             for piece in answer:
@@ -150,14 +166,16 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
         pass
     finally:
         if answer is not None and not as_json:
-            print(flush=True)
+            behind = [""] if answer.text else []
+            print(shown("\n".join([*behind, *map(str, answer.calls)])), flush=True)
     completion = None if answer is None else answer.completion
     if as_json and answer is not None:
         tokens, reason = (None, "interrupt") if completion is None else (completion.tokens, completion.finish_reason)
-        put_json({"role": "assistant", "content": answer.text, "tokens": tokens, "finish_reason": reason})
+        calls_of = {"tool_calls": [call.record() for call in answer.calls]} if answer.calls else {}
+        put_json({"role": "assistant", "content": answer.text, **calls_of, "tokens": tokens, "finish_reason": reason})
     if completion is None:
         tell("stopped")
-    elif not quiet and answer is not None and not answer.text:
+    elif not quiet and answer is not None and not (answer.text or answer.calls):
         tell("the answer has no text; the conversation goes on without this message")
     elif not quiet and completion.finish_reason in ("length", "time"):
         tell(f"the answer was cut after {len(completion.tokens)} tokens")
@@ -170,15 +188,16 @@ def _terminal() -> "TextIO | None":
     return next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
 
 
-def _typed(terminal: "TextIO") -> "Iterator[str]":
+def _typed(terminal: "TextIO", conversation: "Conversation") -> "Iterator[str]":
     """The lines that a person types, until Ctrl-D; Ctrl-C clears a line."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.output import create_output
 
     session: PromptSession[str] = PromptSession(output=create_output(stdout=terminal))
     while True:
+        calls = conversation.unanswered
         try:
-            line = session.prompt(PROMPT)
+            line = session.prompt(f"result of {calls[0].name}{PROMPT}" if calls else PROMPT)
         except KeyboardInterrupt:
             continue
         except EOFError:

@@ -12,7 +12,7 @@ import typer
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import check_new, describe, put_json, tell, warn
-from lmtool.cli.settings import with_settings
+from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
 from lmtool.printable import plain
@@ -94,6 +94,7 @@ def generate(
     strategy = "greedy" if greedy else strategy
     if replay is not None:
         beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, draft, draft_tokens]
+        choices["complete"] = choices["complete"] or None
         beside += choices.values()
         if prefix or n > 1 or novel is not None or any(value is not None for value in beside):
             raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
@@ -112,6 +113,7 @@ def generate(
         max_rows=1 if deterministic else Options.max_rows,
         novel=novel,
     )
+    choices["form"] = form_in(choices)
     choices |= {"masked": mask is not None or length is not None, "n": n}
     settings = choose(strategy, **choices)
     if draft is not None:

@@ -10,10 +10,15 @@ import typer
 from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import describe, describe_skipped, open_model, tell
-from lmtool.cli.settings import READING, as_data, sets, settings_in
+from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
+from lmtool.decoding.settings import Beam, Greedy
+from lmtool.errors import UsageError
+
+LONGEST_ANSWER = 64
+"""Maximum new tokens after a prompt by default."""
 
 
-@sets(READING)
+@sets(READING, FORMS)
 def predict(
     run: RunName,
     table: str | None = argument(
@@ -27,6 +32,10 @@ def predict(
     num_beams: NumBeams = None,
     min_probability: float | None = option("P", "Leave a prediction blank below this probability.", min=0, max=1),
     costs: str | None = option("TABLE", "Costs of errors: predict the class of least expected cost."),
+    prompt: str | None = option(
+        "TEMPLATE", "Let a language model write after this prompt, with {text} or {COLUMN} for the texts of the row."
+    ),
+    max_new_tokens: int | None = option("N", "Maximum new tokens after a prompt.", shown=str(LONGEST_ANSWER), min=1),
     guard_formulas: bool = flag(
         "Put an apostrophe before fields that a spreadsheet would read as formulas.", "--guard-formulas"
     ),
@@ -38,25 +47,38 @@ def predict(
 ) -> None:
     """Predict every row of a table, or texts: the columns, then the label and the probability of each, or the answer.
 
-    Memory is bounded, whatever the size of the table.
+    Memory is bounded, whatever the size of the table. With --prompt any language model answers, greedily or by beams.
 
     Examples:
     lmtool predict last reviews.csv -o predictions.csv
     lmtool predict last reviews.csv --min-probability 0.9
+    lmtool predict last reviews.csv --prompt "Review: {text} Good or bad? Answer:" --choices good,bad
     lmtool predict last --text "A film without a single dull minute."
     lmtool predict last - < reviews.csv
     """
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_of_texts
     from lmtool.data.table import table_lines, write_table
+    from lmtool.inference.generator import TextGenerator
     from lmtool.tables import predict as predicting
     from lmtool.tables.costs import decide_by
+    from lmtool.tables.prompting import Prompting, answered
 
     loaded = open_model(run, device, precision)
+    form = form_in(reading)
     data = as_data(settings_in(reading))
-    columns = predicting.texts_of_a_row(loaded, data)
+    if prompt is None and (form is not None or max_new_tokens is not None):
+        raise UsageError("only what a language model writes after a prompt has a form and a length", fix="add --prompt")
+    if prompt is not None and task:
+        raise UsageError("a prompt says itself what the task is", where=f"--task {task}", fix="omit one of them")
+    columns = predicting.texts_of_a_row(loaded, data) if prompt is None else (("text",), False)
     with table_of_texts(table, texts or [], *columns, loaded.recipe.data, data) as source:
-        answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
+        if prompt is None:
+            answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
+        else:
+            limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or LONGEST_ANSWER, "form": form}
+            settings = Greedy(**limits) if num_beams is None else Beam(**limits, num_beams=num_beams)
+            answers = answered(TextGenerator(loaded), source, Prompting(prompt.replace("\\n", "\n")), settings, data)
         decide_by(answers.task, costs, min_probability)
         if not is_main():
             # its share of the rows must be computed as well

@@ -7,8 +7,9 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
 from lmtool.cli.settings import READING, as_data, sets, settings_in
+from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import ResourceError, UsageError
 
 
@@ -24,6 +25,9 @@ def serve(
     max_rows: int = option("N", "Texts that are generated at once.", default=64, min=1),
     max_in_flight: int | None = option("N", "Tokens of all these texts.", shown="a quarter of the memory", min=1),
     max_queue: int = option("N", "Requests that wait.", default=256, min=1),
+    draft: str | None = option("RUN|ngram", "Proposes tokens of a text that is alone; ngram looks them up."),
+    draft_tokens: int | None = option("N", "Tokens proposed at once.", shown=str(DRAFT_TOKENS), min=1),
+    no_prefix_cache: bool = flag("Keep no keys and values of what texts begin with.", "--no-prefix-cache"),
     grace: float = option("SECONDS", "Time to finish requests after a signal.", default=30.0, min=0, max=86400),
     log_prompts: bool = flag("Write prompts to the log.", "--log-prompts"),
     device: Device = "auto",
@@ -39,7 +43,7 @@ def serve(
     """
     _check_installed("serve")
 
-    from lmtool.inference.generator import TextGenerator
+    from lmtool.inference.generator import Drafter, TextGenerator
     from lmtool.search.index import Index
     from lmtool.serving.guard import Access, is_loopback, read_key
     from lmtool.serving.server import Serving
@@ -50,11 +54,18 @@ def serve(
     if not (is_loopback(host) or api_key_file is not None or no_auth):
         fix = "add --api-key-file FILE, or --no-auth for everyone"
         raise UsageError("others reach this address", where=f"--host {host}", fix=fix)
+    if draft is None and draft_tokens is not None:
+        raise UsageError(f"draft_tokens is {draft_tokens}, without a draft", fix="add --draft RUN or --draft ngram")
     access = Access(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
 
     generator = TextGenerator.open(run, device=device, precision=precision)
-    describe(generator.loaded, quiet)
-    limits = grace, max_tokens, max_rows, max_in_flight, max_queue
+    drafting = []
+    if draft is not None:
+        generator.drafter = Drafter.open(draft, draft_tokens or DRAFT_TOKENS, generator.loaded)
+        warn(generator.drafter.warnings)
+        drafting.append(generator.drafter.describe())
+    describe(generator.loaded, quiet, *drafting)
+    limits = grace, max_tokens, max_rows, max_in_flight, max_queue, not no_prefix_cache
     texts = None if index is None else Index(index, generator.loaded)
     serving = Serving(host, port, access, *limits, log_prompts, texts)
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))

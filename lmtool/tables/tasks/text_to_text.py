@@ -1,6 +1,7 @@
 """The task of writing a text for each row: a target, or a label as text (Raffel et al. 2020)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from lmtool.tables.tasks.task import AnsweringModel, Cells, Task, worst_and_best
 from lmtool.tokenization.chat import Message
 from lmtool.tokenization.merging import BpeDropout
 from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tools import NoTools
 
 ANSWERS_AT_ONCE = 64
 """Rows whose outputs are generated together."""
@@ -40,6 +42,9 @@ class AnswerTask(Task):
     def __init__(
         self, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
     ) -> None:
+        if columns.tools is not None and prompt_format.chat is not None:
+            with suppress(NoTools):  # told of the rows that have tools
+                prompt_format = replace(prompt_format, chat=prompt_format.chat.with_tools(()))
         super().__init__(prompt_format, name, labels)
         self._columns = columns
         self._num_beams = recipe.evaluation.num_beams
@@ -56,20 +61,23 @@ class AnswerTask(Task):
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
         pairs = [(as_source(self.name, self._columns.texts, item.texts), as_answer(item)) for item in items]
-        is_chat = self.prompt_format.chat is not None
-        ids = self._ids([] if is_chat else [(source, answer or "") for source, answer in pairs])
+        chat = self.prompt_format.chat
+        ids = self._ids([] if chat else [(source, answer or "") for source, answer in pairs])
         rows = []
         for item, (source, answer) in zip(items, pairs, strict=True):
-            if is_chat:
+            if chat is not None:
                 # a pair is a conversation of two messages
                 texts = (("user", source), ("assistant", answer))
                 messages = [Message(role=role, content=text) for role, text in texts if text is not None]
-                turn = self.prompt_format.conversation(item.messages or messages)
+                calling = replace(self.prompt_format, chat=chat.with_tools(item.tools) if item.tools else chat)
+                turn = calling.conversation(item.messages or messages)
+                if item.messages and item.messages[-1].get("tool_calls") and turn.target is not None:
+                    answer = calling.text(turn.target.tolist())
             else:
                 source_ids, target_ids = next(ids)
                 turn = self.prompt_format.pair(source_ids, None if answer is None else target_ids)
             # templates write spaces around an answer
-            text = answer.strip() if answer and is_chat else answer or ""
+            text = answer.strip() if answer and chat else answer or ""
             row = EncodedRow(item.row, turn.source, turn.cut, target=turn.target, answer=text, learned=turn.learned)
             rows.append(row)
         return rows

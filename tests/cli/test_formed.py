@@ -1,0 +1,128 @@
+"""Forms on the command line: what is asked for is kept, and what contradicts it is named."""
+
+import csv
+import io
+import json
+import re
+
+import jsonschema
+import pytest
+
+from tests.cli.test_prompting import ASKED, files  # noqa: F401 - a fixture
+
+FACTS = {
+    "type": "object",
+    "properties": {"verdict": {"enum": ["yes", "no"]}, "stars": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["verdict", "stars"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def schema(tmp_path):
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(FACTS))
+    return path
+
+
+@pytest.fixture
+def grammar(tmp_path):
+    path = tmp_path / "list.lark"
+    path.write_text('start: word (", " word)*\nword: "the" | "map" | "moon"\n')
+    return path
+
+
+def test_each_option_keeps_its_form(lmtool, trained, schema, grammar):
+    asked = ("generate", "The sailor", "--run", trained, "--max-new-tokens", "60", "--complete", "-q", "--no-echo")
+    for seed in range(3):
+        said = lmtool.succeeds(*asked, "--choices", "a kettle,a map", "--seed", seed).out
+        assert said.strip() in ("a kettle", "a map")
+        assert re.fullmatch(
+            "[ab]{3}[0-9]+", lmtool.succeeds(*asked, "--regex", "[ab]{3}[0-9]+", "--seed", seed).out.strip()
+        )
+        jsonschema.validate(json.loads(lmtool.succeeds(*asked, "--json-schema", schema, "--seed", seed).out), FACTS)
+        words = lmtool.succeeds(*asked, "--grammar", grammar, "--seed", seed).out.strip().split(", ")
+        assert set(words) <= {"the", "map", "moon"}
+
+
+def test_records_have_both_probabilities_and_are_repeated(lmtool, trained, tmp_path):
+    said = lmtool.succeeds(
+        "generate", "The twin", "--run", trained, "--choices", "sold,found", "--json", "--seed", 2
+    ).out
+    record = json.loads(said)
+    assert record["text"] in ("sold", "found")
+    assert record["finish_reason"] == "stop"
+    assert all(a >= b - 1e-5 for a, b in zip(record["formed_logprobs"], record["logprobs"], strict=True))
+    kept = tmp_path / "records.jsonl"
+    kept.write_text(said)
+    assert lmtool.succeeds("generate", "--replay", kept).out.startswith("same")
+
+
+def test_the_prompt_and_its_answer_are_shown_apart(lmtool, trained):
+    asked = ("generate", "The twin", "--run", trained, "--choices", "sold", "-q")
+    assert lmtool.succeeds(*asked).out == "The twin sold\n"
+
+
+def test_rows_are_answered_in_a_form(lmtool, ngram, files, tmp_path):  # noqa: F811
+    """The model of counts knows what follows `good` and `bad`."""
+    asked = ("predict", ngram, files / "rows.csv", "--prompt", ASKED, "--choices", "yes,no")
+    rows = list(csv.DictReader(io.StringIO(lmtool.succeeds(*asked).out)))
+    assert [(row["text"], row["label"], row["answer"], row["finish"]) for row in rows] == [
+        ("good", "yes", "yes", "stop"),
+        ("bad", "no", "no", "stop"),
+        ("good", "yes", "yes", "stop"),
+        ("bad", "yes", "no", "stop"),
+    ]
+    free = list(csv.DictReader(io.StringIO(lmtool.succeeds(*asked[:5], "--max-new-tokens", 1).out)))
+    assert {row["finish"] for row in free} == {"length"}
+    named = tmp_path / "numbered.csv"
+    lmtool.succeeds(
+        "predict", ngram, files / "numbered.csv", "--prompt", "{review} verdict:", "--choices", "yes,no", "-o", named
+    )
+    assert [row["answer"] for row in csv.DictReader(named.read_text().splitlines())] == ["yes", "no"]
+
+
+def test_a_conversation_has_a_form(lmtool, trained, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?\n")))
+    assert lmtool.succeeds("chat", trained, "--choices", "me,you", "-q").out.strip() in ("me", "you")
+
+
+REFUSED = [
+    (("generate", "a", "--regex", "(a"), "unclosed group"),
+    (("generate", "a", "--regex", "a", "--choices", "b"), "regex"),
+    (("generate", "a", "--complete"), "no form to complete"),
+    (("generate", "a", "--choices", "a", "--stop", "b"), "stop strings"),
+    (("generate", "a", "--choices", "a", "--prefix", "b"), "prefix"),
+    (("generate", "a", "--choices", "a", "--no-repeat-ngram", "2"), "no_repeat_ngram"),
+    (("generate", "a", "--choices", "a", "--num-beams", "2", "--complete"), "beam search"),
+    (("generate", "a", "--regex", "a{90}", "--complete", "--max-new-tokens", "9"), "shortest text"),
+    (("generate", "--replay", "x.jsonl", "--choices", "a"), "replay"),
+]
+
+
+@pytest.mark.parametrize(("asked", "what"), REFUSED, ids=[what for _, what in REFUSED])
+def test_what_contradicts_a_form_is_named(lmtool, trained, asked, what):
+    command, *rest = asked
+    run = () if "--replay" in asked else ("--run", trained)
+    said = lmtool(command, *rest, *run)
+    assert said.code == 2
+    assert what in said.err
+    assert len(said.err.strip().splitlines()) <= 3
+
+
+def test_options_of_prompts_need_one(lmtool, trained, ngram, files, schema):  # noqa: F811
+    for more in (("--choices", "a"), ("--max-new-tokens", "3")):
+        said = lmtool("predict", trained, files / "rows.csv", *more)
+        assert (said.code, "--prompt" in said.err) == (2, True)
+    for more, what in (
+        (("--task", "a"), "--task"),
+        (("--min-probability", "0.5"), "--min-probability"),
+        (("--text-column", "label", "--prompt", "{nothing}"), "nothing"),
+    ):
+        said = lmtool("predict", ngram, files / "rows.csv", "--prompt", "{text}", *more)
+        assert (said.code, what in said.err) == (2, True)
+    schema.write_text('{"uniqueItems": true}')
+    said = lmtool("generate", "a", "--run", trained, "--json-schema", schema)
+    assert (said.code, "uniqueItems" in said.err) == (2, True)
+    said = lmtool("generate", "a", "--run", trained, "--json-schema", schema.with_name("none.json"))
+    assert (said.code, "none.json" in said.err) == (3, True)

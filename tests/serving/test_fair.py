@@ -1,0 +1,240 @@
+"""Whatever others ask for, a text goes on in each step of the batch, and no step does much else."""
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from lmtool.decoding.constrained import LONGEST_CERTAIN, FormState, beginning
+from lmtool.decoding.forms import TextForm
+from lmtool.decoding.model_runner import ModelRunner
+from lmtool.decoding.running import RunningBatch
+from lmtool.serving.protocol import LONGEST_FORM
+from lmtool.serving.scheduler import CHUNK, Scheduler
+from lmtool.serving.server import Serving
+from lmtool.serving.service import TOKENS_AT_ONCE
+from tests.serving.harness import Served, served
+
+VICTIM = {"prompt": "Who saw", "max_tokens": 50, "seed": 1, "logit_bias": {"1": -100}}
+"""A text that does not end before."""
+
+N_ROWS = 8
+
+
+@dataclass
+class Step:
+    """victim: its tokens. n_read: tokens that the model read in one go or more. n_calls: other computations."""
+
+    victim: int = 0
+    n_read: int = 0
+    n_calls: int = 0
+
+
+@dataclass
+class Watched:
+    """The steps of a server."""
+
+    server: Served
+    steps: list[Step] = field(default_factory=lambda: [Step()])
+
+    @property
+    def of_victim(self) -> list[Step]:
+        """From its first token to its last."""
+        at = [i for i, step in enumerate(self.steps) if step.victim]
+        return self.steps[at[0] : at[-1] + 1]
+
+
+@pytest.fixture
+def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    turn, progress = Scheduler._turn, Scheduler._progress
+    with served(talker, Serving(n_rows=N_ROWS)) as server:
+        found = Watched(server)
+
+        def turning(self: Scheduler, call: Any) -> None:
+            found.steps.append(Step(n_calls=int(call is not None)))
+            turn(self, call)
+
+        def progressing(self: Scheduler, event: Any) -> Any:
+            text = self._texts[event.prompt]
+            found.steps[-1].victim += text.request.max_new_tokens == VICTIM["max_tokens"]
+            return progress(self, event)
+
+        def counted(name: str) -> Callable[..., Any]:
+            call = getattr(ModelRunner, name)
+
+            def counting(self: ModelRunner, tokens: Sequence[Any], state: Any) -> Any:
+                found.steps[-1].n_read += sum(len(row) if name == "advance" else 1 for row in tokens)
+                return call(self, tokens, state)
+
+            return counting
+
+        monkeypatch.setattr(Scheduler, "_turn", turning)
+        monkeypatch.setattr(Scheduler, "_progress", progressing)
+        for name in ("advance", "step"):
+            monkeypatch.setattr(ModelRunner, name, counted(name))
+        yield found
+
+
+@asynccontextmanager
+async def beside(client: httpx.AsyncClient, path: str, body: Any, timeout: float) -> AsyncIterator[list[int]]:
+    """A context in which three clients send a request again and again. Gives the statuses of the answers."""
+    statuses: list[int] = []
+
+    async def heavy() -> None:
+        while True:
+            try:
+                statuses.append((await client.post(path, json=body, timeout=timeout)).status_code)
+            except httpx.TimeoutException:
+                statuses.append(0)
+
+    tasks = [asyncio.create_task(heavy()) for _ in range(3)]
+    try:
+        yield statuses
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+TEXT = {"prompt": "Tom saw it", "max_tokens": 12}
+RECORD = {
+    "type": "object",
+    "properties": {f"name_{i}": {"type": "string", "maxLength": 9} for i in range(200)},
+    "required": [f"name_{i}" for i in range(200)],
+    "additionalProperties": False,
+}
+HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {
+    "a large schema": ("/v1/completions", {**TEXT, "guided_json": RECORD}, {200}),
+    "choices": ("/v1/completions", {**TEXT, "guided_choice": [f"{i} yes" for i in range(1000)]}, {200}),
+    "many certain characters": ("/v1/completions", {**TEXT, "guided_regex": "a" * 20_000}, {200}),
+    "an expression": ("/v1/completions", {**TEXT, "guided_regex": "(a{1000}){1000}"}, {400}),
+    "an end": (
+        "/v1/completions",
+        {**TEXT, "guided_regex": "a{90}b*", "guided_complete": True, "max_tokens": 120},
+        {200},
+    ),
+    "samples": ("/v1/completions", {**TEXT, "n": 64}, {200}),
+    "a long prompt": ("/v1/completions", {**TEXT, "prompt": [7] * 240, "max_tokens": 4}, {200}),
+    "probabilities": ("/v1/completions", {**TEXT, "prompt": "Who " * 40, "n": 8, "echo": True, "logprobs": 5}, {200}),
+    "biases": ("/v1/completions", {**TEXT, "logit_bias": {str(i): 1 for i in range(250)}}, {200}),
+    "vectors": ("/v1/embeddings", {"input": ["Who saw the ball?"] * 64}, {200}),
+    "clients that go away": ("/v1/completions", {**TEXT, "n": 64, "max_tokens": 200}, {0}),
+}
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
+    path, body, expected = HEAVY[kind]
+    max_read = CHUNK + N_ROWS + (TOKENS_AT_ONCE if kind == "vectors" else 0)
+
+    async def ask() -> list[int]:
+        async with httpx.AsyncClient(base_url=watched.server.address) as client:
+            timeout = 0.2 if expected == {0} else 60
+            async with beside(client, path, body, timeout) as statuses:
+                while not statuses:
+                    await asyncio.sleep(0.01)
+                answer = await client.post("/v1/completions", json=VICTIM, timeout=120)
+                assert answer.json()["usage"]["completion_tokens"] == VICTIM["max_tokens"]
+            return statuses
+
+    assert set(asyncio.run(ask())) == expected
+    assert [step.victim for step in watched.of_victim] == [1] * VICTIM["max_tokens"]
+    assert max(step.n_calls for step in watched.of_victim) <= 1
+    assert max(step.n_read for step in watched.of_victim) <= max_read
+
+
+def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
+    ended: list[str] = []
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=server.address, timeout=120) as client:
+
+            async def text(name: str, **fields: Any) -> None:
+                await client.post("/v1/completions", json={**VICTIM, "max_tokens": 40, **fields})
+                ended.append(name)
+
+            many = asyncio.create_task(text("many", n=12))
+            while not server.scheduler._texts:
+                await asyncio.sleep(0.005)
+            await asyncio.gather(many, text("one"))
+
+    with served(talker, Serving(n_rows=2)) as server:
+        asyncio.run(ask())
+    assert ended == ["one", "many"]
+
+
+def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_computed, compute = 0, RunningBatch._probabilities
+
+    def counted(self: RunningBatch, *given: Any) -> Any:
+        nonlocal n_computed
+        n_computed += 1
+        return compute(self, *given)
+
+    monkeypatch.setattr(RunningBatch, "_probabilities", counted)
+    with server.http() as client:
+        body = {"prompt": "Who saw the ball?", "n": 8, "max_tokens": 2, "echo": True, "logprobs": 2}
+        choices = client.post("/v1/completions", json=body).json()["choices"]
+    assert n_computed == 1
+    prompts = [one["logprobs"]["token_logprobs"][:-2] for one in choices]
+    assert prompts == prompts[:1] * 8
+    assert len(prompts[0]) > 3
+
+
+def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = server.generator.loaded.tokenizer
+    vocabulary = beginning(TextForm("regex", "a"), tokenizer)._vocabulary
+    lengths, encode = list[int](), tokenizer.encode_inside
+
+    def encoded(text: str) -> list[int]:
+        lengths.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(vocabulary, "_encode", lambda: encoded)
+    state = beginning(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
+    assert len(state.forced) > 200
+    assert max(lengths) == LONGEST_CERTAIN
+
+
+def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
+    tokenizer = server.generator.loaded.tokenizer
+    schema = json.dumps({"type": "string", "minLength": 300})
+    state = beginning(TextForm("json-schema", schema, complete=True), tokenizer)
+    gc.collect()
+    before = sum(isinstance(one, FormState) for one in gc.get_objects())
+    assert len(state.closing or ()) > 200
+    assert sum(isinstance(one, FormState) for one in gc.get_objects()) <= before + 2
+
+
+def test_an_end_is_searched_for_once_in_a_while(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_made, made = 0, FormState.__init__
+
+    def counted(self: FormState, *given: Any) -> None:
+        nonlocal n_made
+        n_made += 1
+        made(self, *given)
+
+    monkeypatch.setattr(FormState, "__init__", counted)
+    schema = {"type": "string", "minLength": 100, "maxLength": 150}
+    with server.http() as client:
+        body = {"prompt": "Who", "guided_json": schema, "guided_complete": True, "max_tokens": 200, "seed": 1}
+        (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    assert 100 <= len(json.loads(choice["text"])) <= 150
+    assert choice["finish_reason"] == "stop"
+    assert n_made < 3000  # 5,293 where each token has a search of its own
+
+
+def test_a_schema_that_is_very_large_is_refused(server: Served) -> None:
+    large = {"enum": ["x" * 100] * (LONGEST_FORM // 100)}
+    with server.http() as client:
+        answer = client.post("/v1/completions", json={"prompt": "a", "guided_json": large})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("guided_json: a schema has at most")

@@ -1,0 +1,184 @@
+"""Answers of a form over HTTP: by the official client, by the usual names of other servers, many at once."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+
+from lmtool.decoding import constrained
+from lmtool.decoding.forms import TextForm
+from lmtool.decoding.settings import Sample
+from tests.serving.harness import Served
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"who": {"enum": ["Tom", "Anna"]}, "balls": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["who", "balls"],
+    "additionalProperties": False,
+}
+ASKED: list[Any] = [{"role": "user", "content": "Who saw the ball?"}]
+FORM = {"type": "json_schema", "json_schema": {"name": "sight", "strict": True, "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with server.client() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def name(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def test_a_schema_is_kept_whole_and_streamed(client: openai.OpenAI, name: str) -> None:
+    asked: dict[str, Any] = {"model": name, "messages": ASKED, "response_format": FORM, "seed": 3}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    jsonschema.validate(json.loads(whole.message.content or ""), SCHEMA)
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
+    assert chunks[-1].finish_reason == "stop"
+
+
+def test_a_model_of_pydantic_is_parsed_by_the_client(client: openai.OpenAI, name: str) -> None:
+    class Sight(BaseModel, extra="forbid"):
+        who: str
+        seen: bool
+
+    asked = client.chat.completions.parse(
+        model=name, messages=ASKED, response_format=Sight, seed=1, extra_body={"guided_complete": True}, max_tokens=40
+    )
+    assert isinstance(asked.choices[0].message.parsed, Sight)
+
+
+def test_any_object_is_json(client: openai.OpenAI, name: str) -> None:
+    answer = client.chat.completions.create(
+        model=name,
+        messages=ASKED,
+        response_format={"type": "json_object"},
+        seed=1,
+        max_tokens=60,
+        extra_body={"guided_complete": True},
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+
+
+GUIDED: list[tuple[dict[str, Any], str]] = [
+    ({"guided_choice": ["Tom saw it", "no"]}, "Tom saw it|no"),
+    ({"guided_regex": "[ab]{3}c"}, "[ab]{3}c"),
+    ({"guided_json": SCHEMA}, r'\{"who": "(Tom|Anna)", "balls": \d+\}'),
+    ({"guided_json": json.dumps(SCHEMA)}, r'\{"who": "(Tom|Anna)", "balls": \d+\}'),
+    ({"guided_grammar": 'start: "a" start | "b"'}, "a*b"),
+]
+
+
+@pytest.mark.parametrize(("guided", "pattern"), GUIDED, ids=[next(iter(guided)) for guided, _ in GUIDED])
+def test_the_usual_names_of_other_servers(client: openai.OpenAI, name: str, guided: Any, pattern: str) -> None:
+    for seed in range(3):
+        answer = client.completions.create(
+            model=name, prompt="Who saw", seed=seed, max_tokens=60, extra_body={**guided, "guided_complete": True}
+        ).choices[0]
+        assert re.fullmatch(pattern, answer.text)
+        assert answer.finish_reason == "stop"
+
+
+def test_a_completion_is_that_of_generate(client: openai.OpenAI, name: str, server: Served) -> None:
+    form = TextForm("json-schema", json.dumps(SCHEMA))
+    (expected,) = server.generator.complete("Who saw", Sample(temperature=1.0, seed=5, max_new_tokens=60, form=form))
+    answer = client.completions.create(
+        model=name, prompt="Who saw", seed=5, max_tokens=60, extra_body={"guided_json": SCHEMA}
+    )
+    assert answer.choices[0].text == expected
+
+
+def test_probabilities_are_those_of_the_model(client: openai.OpenAI, name: str) -> None:
+    answer = client.chat.completions.create(
+        model=name, messages=ASKED, seed=1, logprobs=True, extra_body={"guided_choice": ["no"]}
+    ).choices[0]
+    assert answer.logprobs is not None
+    content = answer.logprobs.content or []
+    assert "".join(one.token for one in content) == "no"
+    assert sum(one.logprob for one in content) < -1  # the model is random: it would seldom say so
+    assert [(one.model_extra or {})["formed_logprob"] for one in content] == [0.0] * len(content)
+
+
+def test_many_forms_at_once_are_those_of_each_alone(server: Served, name: str) -> None:
+    asked = [
+        {"model": name, "prompt": "Who saw", "seed": seed, "max_tokens": 40, **guided}
+        for seed in range(4)
+        for guided, _ in [*GUIDED, ({}, "")]
+    ]
+
+    async def together() -> list[str]:
+        async with httpx.AsyncClient(base_url=server.address, timeout=120) as client:
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=one) for one in asked))
+        return [answer.json()["choices"][0]["text"] for answer in answers]
+
+    with server.http() as client:
+        alone = [client.post("/v1/completions", json=one).json()["choices"][0]["text"] for one in asked]
+    assert asyncio.run(together()) == alone
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+    ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
+    ({"guided_json": {"typ": "array"}}, "guided_json", "'typ'"),
+    ({"guided_grammar": "start: word"}, "guided_grammar", "unknown name"),
+    ({"guided_choice": []}, "guided_choice", "at least 1"),
+    ({"guided_choice": ["a"], "guided_regex": "b"}, "guided_choice", "contradict"),
+    ({"guided_choice": ["a"], "stop": "b"}, "stop", "guided_choice"),
+    ({"guided_complete": True}, "guided_complete", "no form"),
+    ({"guided_regex": "a{90}", "guided_complete": True}, "", "shortest text"),
+]
+
+
+@pytest.mark.parametrize(("guided", "param", "what"), REFUSED, ids=[f"{param} {what}" for _, param, what in REFUSED])
+def test_what_is_not_enforced_is_refused_by_name(server: Served, guided: Any, param: str, what: str) -> None:
+    with server.http() as client:
+        answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 9, **guided})
+    assert answer.status_code == 400
+    assert what in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == (param or None)
+
+
+@pytest.mark.parametrize(
+    "form", [{"type": "json_schema"}, {"type": "text", "json_schema": {"name": "a", "schema": {}}}, {"type": "xml"}]
+)
+def test_formats_that_are_none_are_refused(server: Served, form: Any) -> None:
+    with server.http() as client:
+        answer = client.post("/v1/chat/completions", json={"messages": ASKED, "response_format": form})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format"
+
+
+def test_a_form_that_fails_ends_its_own_answer_only(server: Served, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does whose grammar takes too much."""
+    plus = constrained.FormState.plus
+
+    def failing(self: constrained.FormState, token: int) -> constrained.FormState:
+        if self.form.source == "[xy]+":
+            raise self.form.wrong("ParserTooComplex")
+        return plus(self, token)
+
+    monkeypatch.setattr(constrained.FormState, "plus", failing)
+
+    async def together() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=server.address, timeout=60) as client:
+            asked = [{"guided_regex": "[ab]{30}"}, {"guided_regex": "[xy]+"}, {}]
+            return await asyncio.gather(
+                *(client.post("/v1/completions", json={"prompt": "Who", "max_tokens": 40, **one}) for one in asked)
+            )
+
+    kept, failed, free = asyncio.run(together())
+    assert re.fullmatch("[ab]{30}", kept.json()["choices"][0]["text"])
+    assert failed.status_code == 400
+    assert "ParserTooComplex" in failed.json()["error"]["message"]
+    assert free.status_code == 200

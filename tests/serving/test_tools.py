@@ -1,0 +1,311 @@
+"""Calls of functions from a model that knows some: over HTTP, in a conversation, and by `lmtool chat`."""
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from lmtool.cli import main
+from lmtool.data.table import open_table
+from lmtool.decoding.settings import Greedy
+from lmtool.inference.chatting import Conversation
+from lmtool.inference.generator import TextGenerator
+from lmtool.tables.columns import choose_columns
+from lmtool.tables.reading import read_labelled
+from lmtool.tokenization.chat import Message
+from tests.inference import callers
+from tests.inference.callers import CONVERSATIONS, TOOLS
+from tests.serving.harness import Served, served
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextGenerator]:
+    """A generator that every run is opened as."""
+    generator = callers.recaller(tmp_path_factory.mktemp("published") / "caller")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextGenerator, "open", classmethod(lambda *_, **__: generator))
+        yield generator
+
+
+@pytest.fixture(scope="module")
+def server(caller: TextGenerator) -> Iterator[Served]:
+    with served("caller") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client
+
+
+OPEN = TextGenerator.open
+
+
+def asked(messages: Any, **more: Any) -> dict[str, Any]:
+    return {"model": None, "messages": messages, "tools": TOOLS, "temperature": 0, "max_tokens": 120, **more}
+
+
+def called(message: Any) -> list[tuple[str, Any]]:
+    return [(one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls or ()]
+
+
+def learnt(conversation: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    calls = (call["function"] for call in conversation[1].get("tool_calls", ()))
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=lambda one: one[0]["content"])
+def test_a_model_calls_what_it_has_learnt_and_goes_on_with_the_results(
+    client: openai.OpenAI, conversation: list[dict[str, Any]]
+) -> None:
+    first = client.chat.completions.create(**asked(conversation[:1])).choices[0]
+    expected = learnt(conversation)
+    assert called(first.message) == expected
+    assert first.message.content == (conversation[1]["content"] or None)
+    assert first.finish_reason == ("tool_calls" if expected else "stop")
+    if not expected:
+        return
+    calls = first.message.tool_calls or []
+    assert len({one.id for one in calls}) == len(calls)
+    results = [
+        {"role": "tool", "tool_call_id": one.id, "content": result["content"]}
+        for one, result in zip(calls, conversation[2:-1], strict=True)
+    ]
+    answer = first.message.model_dump(exclude_none=True, exclude={"refusal"})
+    last = client.chat.completions.create(**asked([conversation[0], answer, *results])).choices[0]
+    assert (last.message.content, last.finish_reason) == (conversation[-1]["content"], "stop")
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=lambda one: one[0]["content"])
+def test_a_stream_is_put_together_by_the_official_client(
+    client: openai.OpenAI, conversation: list[dict[str, Any]]
+) -> None:
+    with client.chat.completions.stream(**asked(conversation[:1])) as stream:
+        pieces = [event.delta for event in stream if event.type == "content.delta"]
+        choice = stream.get_final_completion().choices[0]
+    assert called(choice.message) == learnt(conversation)
+    assert "".join(pieces) == (conversation[1]["content"] or "")
+    assert choice.finish_reason == ("tool_calls" if learnt(conversation) else "stop")
+
+
+def test_deltas_are_those_of_the_api(client: openai.OpenAI) -> None:
+    events = [event.choices[0] for event in client.chat.completions.create(**asked(CONVERSATIONS[2][:1]), stream=True)]
+    found = [call for event in events for call in event.delta.tool_calls or ()]
+    assert [(call.index, call.type) for call in found] == [(0, "function"), (1, "function")]
+    assert all(call.id and call.function and call.function.name for call in found)
+    assert [event.finish_reason for event in events if event.finish_reason] == ["tool_calls"]
+    assert not any(event.delta.content for event in events)
+
+
+def test_only_the_first_call_without_parallel_calls_and_none_where_none_is_chosen(client: openai.OpenAI) -> None:
+    both = CONVERSATIONS[2][:1]
+    one = client.chat.completions.create(**asked(both), parallel_tool_calls=False).choices[0]
+    assert called(one.message) == learnt(CONVERSATIONS[2])[:1]
+    none = client.chat.completions.create(**asked(both), tool_choice="none").choices[0]
+    empty = client.chat.completions.create(**asked(both) | {"tools": [], "tool_choice": "auto"}).choices[0]
+    assert empty.message.content == none.message.content
+    assert none.message.tool_calls is None
+    without = {key: value for key, value in asked(both).items() if key != "tools"}
+    assert client.chat.completions.create(**without).choices[0].message.content == none.message.content
+
+
+SEEK = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+SEEKING = [TOOLS[0], {"type": "function", "function": {"name": "seek", "parameters": SEEK, "strict": True}}]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "seek"}}], ids=["any", "seek"]
+)
+def test_a_call_that_is_required_fits_its_schema(client: openai.OpenAI, choice: Any) -> None:
+    """Of a model that would say hello; whole and streamed."""
+    for seed in range(3):
+        wanted = asked(CONVERSATIONS[3][:1]) | {"tools": SEEKING, "tool_choice": choice, "temperature": 9, "seed": seed}
+        wanted["extra_body"] = {"guided_complete": True}
+        answer = client.chat.completions.create(**wanted).choices[0]
+        assert answer.finish_reason == "tool_calls"
+        assert answer.message.content is None
+        assert called(answer.message)
+        for name, arguments in called(answer.message):
+            assert name in ({"now", "seek"} if choice == "required" else {"seek"})
+            if name == "seek":
+                jsonschema.validate(arguments, SEEK)
+        assert choice == "required" or len(called(answer.message)) == 1
+        events = [event.choices[0] for event in client.chat.completions.create(**wanted, stream=True)]
+        found = [call.function for event in events for call in event.delta.tool_calls or ()]
+        assert [(one.name, json.loads(one.arguments or "")) for one in found if one] == called(answer.message)
+
+
+def nested(n: int) -> Any:
+    value: Any = {}
+    for _ in range(n):
+        value = {"a": value}
+    return value
+
+
+UNIQUE = {"type": "function", "function": {"name": "now", "parameters": {"properties": {"a": {"uniqueItems": True}}}}}
+DEEP = {"type": "function", "function": {"name": "now", "parameters": nested(600)}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [callers.call("a", "now")]}
+RESULT = {"role": "tool", "content": "x", "tool_call_id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ({"tools": [{"type": "function"}]}, r"tools\[0\].function"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "the same name"),
+        ({"tools": [TOOLS[0]] * 129}, "tools"),
+        ({"tools": [DEEP]}, "more than 64 deep"),
+        ({"messages": [{**CALLED, "tool_calls": [DEEP]}, RESULT]}, "more than 64 deep"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nothing"}}}, "no such tool"),
+        ({"tools": [], "tool_choice": "required"}, "no such tool"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "now", "strict": True}}]}, "strict"),
+        ({"tools": [UNIQUE], "tool_choice": "required"}, "now: the JSON schema cannot be used"),
+        ({"tool_choice": "required", "stop": "a"}, "stop"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "contradict a form"),
+        ({"response_format": {"type": "json_object"}}, "contradict a form"),
+        ({"messages": [CALLED]}, "end with a message"),
+        ({"messages": [{"role": "user", "content": None}]}, "no role or no content"),
+        ({"messages": [{**CALLED, "role": "user"}, RESULT]}, "message 1: only the assistant"),
+        ({"messages": [{**CALLED, "tool_calls": [{"function": {"name": "a b"}}]}, RESULT]}, "function.name"),
+        ({"messages": [CALLED, {**RESULT, "tool_call_id": "b"}]}, "answers the call b"),
+    ],
+)
+def test_what_is_wrong_is_told(server: Served, body: Any, what: str) -> None:
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", json=asked([{"role": "user", "content": "a"}], **{}) | body)
+    assert answer.status_code == 400, answer.text
+    assert what.replace("\\", "") in answer.json()["error"]["message"]
+
+
+def test_a_template_without_tools_is_told(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextGenerator, "open", OPEN)
+    with served(talker) as server, server.http() as http:
+        body = asked([{"role": "user", "content": "a"}])
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert "this model's chat template takes no tools" in answer.json()["error"]["message"]
+        del body["tools"]
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        answer = http.post("/v1/chat/completions", json=body | {"messages": [CALLED, RESULT]})
+        assert "takes no tools" in answer.json()["error"]["message"]
+
+
+def test_a_conversation_keeps_calls_and_results(server: Served, tmp_path: Path) -> None:
+    conversation = Conversation(server.generator, Greedy(max_new_tokens=120))
+    conversation.tools = TOOLS
+    user = CONVERSATIONS[2][0]["content"]
+    reply = conversation.answer([Message(role="user", content=user)])
+    assert "".join(reply) == ""
+    assert [call.name for call in reply.calls] == ["now", "look"]
+    assert conversation.unanswered == reply.calls
+    conversation.add(Message(role="tool", content="x", tool_call_id=reply.calls[0].id))
+    assert conversation.unanswered == reply.calls[1:]
+    last = conversation.answer([Message(role="tool", content="x", tool_call_id=reply.calls[1].id)])
+    assert "".join(last) == "Done."
+    assert conversation.unanswered == ()
+    conversation.save(tmp_path / "a.jsonl")
+    table = open_table(str(tmp_path / "a.jsonl"))
+    columns = choose_columns(table)
+    assert columns.tools == "tools"
+    (row,) = read_labelled(table, columns).items
+    assert row.tools == tuple(TOOLS)
+    assert list(row.messages) == [turn.message for turn in conversation.turns]
+
+
+@pytest.fixture
+def chat(
+    caller: TextGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    monkeypatch.chdir(tmp_path)
+
+    def run(typed: str, *options: str, file: str = "tools.json") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        monkeypatch.setattr(sys, "argv", ["lmtool", "chat", "caller", "--greedy", "--tools", file, *options])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_chat_shows_calls_and_takes_their_results(chat: Any, tmp_path: Path) -> None:
+    typed = "rome rome rome\nsun\n/save first.jsonl\n/reset\nBOTH OF THEM\nx\nx\n/save said.jsonl\n"
+    code, out, _ = chat(typed)
+    assert code == 0
+    assert out.splitlines() == ["I look.", 'look(city="Rome")', "Sun in Rome.", "now()", 'look(city="Oslo")', "Done."]
+    first, both = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in ("first", "said"))
+    assert first["tools"] == both["tools"] == TOOLS
+    assert first["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+    ids = [call["id"] for call in both["messages"][1]["tool_calls"]]
+    assert [one.get("tool_call_id") for one in both["messages"]] == [None, None, *ids, None]
+
+
+def test_a_person_is_asked_for_results(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for, typed = [], iter(["BOTH OF THEM", "x", "x"])
+
+    class Session:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def prompt(self, text: str) -> str:
+            asked_for.append(text)
+            return next(typed)
+
+    monkeypatch.setattr("prompt_toolkit.PromptSession", Session)
+    conversation = Conversation(server.generator, Greedy(max_new_tokens=120))
+    conversation.tools = TOOLS
+    command = import_module("lmtool.cli.commands.chat")
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        command._talk(command._typed(sys.stderr, conversation), conversation, nullcontext, False, True)
+    assert asked_for == ["> ", "result of now> ", "result of look> ", "> "]
+    assert conversation.turns[-1].content == "Done."
+
+
+def test_chat_records_calls(chat: Any) -> None:
+    code, out, _ = chat("rome rome rome\nsun\n", "--json")
+    first, last = map(json.loads, out.splitlines())
+    assert code == 0
+    assert first["content"] == "I look."
+    assert [call["function"]["name"] for call in first["tool_calls"]] == ["look"]
+    assert (last["content"], "tool_calls" in last) == ("Sun in Rome.", False)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [(None, "the tools cannot be read"), ("{", "tools: "), ('[{"function": {}}]', "tools[0].function.name")],
+)
+def test_chat_refuses_what_defines_no_tools(chat: Any, tmp_path: Path, content: str | None, what: str) -> None:
+    if content is not None:
+        (tmp_path / "wrong.json").write_text(content)
+    code, out, err = chat("hello\n", file="wrong.json")
+    assert (code, out) == (2, "")
+    assert what in err
+    assert "wrong.json" in err
+    assert len(err.splitlines()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [None, "hermes", "mistral", "llama"])
+def test_small_models_learn_to_call(tmp_path: Path, name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextGenerator, "open", OPEN)
+    with served(str(callers.learn(tmp_path, name))) as server, server.client() as client:
+        answer = client.chat.completions.create(**asked(CONVERSATIONS[0][:1])).choices[0]
+        assert called(answer.message) == [("now", {})]
+        assert answer.finish_reason == "tool_calls"
