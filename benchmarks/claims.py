@@ -122,11 +122,11 @@ def of_steps(bench: Bench, n: int) -> tuple[str, ...]:
 
 
 SCRATCH = " from scratch"
-RATES = ("5e-4", "1e-3")
+RATES = ("2.5e-4", "5e-4", "1e-3", "2e-3")
 CHOICES = {
     "encoder": {"objective.pool": ("first", "mean"), "optimizer.lr": RATES},
     "decoder": {"objective.pool": ("last", "mean"), "optimizer.lr": RATES},
-    "elmo": {"optimizer.lr": ("1e-3", "4e-3")},
+    "elmo": {"optimizer.lr": ("1e-3", "4e-3", "8e-3")},
 }
 
 
@@ -430,21 +430,22 @@ class Transfer:
 
 
 def transfers(bench: Bench) -> Iterable[Transfer]:
-    """Reviews of shops and meals, then of few books; and for a published model entailment, of texts by a program, then
+    """Reviews of shops and meals, then of few books; of a published model also entailment, of texts by a program, then
     of real ones (RTE)."""
-    larger = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), 3000, 1)
     small = partial(reviews_of, bench, "books", (book,), ("positive", "negative"))
+    reviews = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), 3000, 1), partial(small, 60)
+    rows = *reviews, small(1000, 1000), (150, 50)
     for model in ("encoder", "decoder"):
         begin = partial(pretrained, bench, REVIEWS_TASK, model)
-        chosen = tuple(
-            f"{key}={value}" for key, value in Trial(REVIEWS_TASK, TO_CHOOSE[0], model, 1).chosen(bench).items()
-        )
-        rows = larger, partial(small, 60), small(1000, 1000)
-        yield Transfer(f"books-{model}", begin, chosen, *rows, (150, 50))
-    if bench.published and bench.real and bench.has("rte.train.csv", "rte.dev.csv"):
-        (begin, larger), test = (bench.published, DATA / "entailment.csv"), bench.real / "rte.dev.csv"
-        small = partial(sample, bench, bench.real / "rte.train.csv", 1200)
-        yield Transfer("rte-published", lambda _: begin, ("training.batch_size=16",), larger, small, test, (100, 75))
+        chosen = Trial(REVIEWS_TASK, TO_CHOOSE[0], model, 1).chosen(bench).items()
+        yield Transfer(f"books-{model}", begin, tuple(f"{key}={value}" for key, value in chosen), *rows)
+    if (published := bench.published) is None:
+        return
+    yield Transfer("books-published", lambda _: published, ("objective.contrastive=false",), *rows)
+    if bench.real and bench.has("rte.train.csv", "rte.dev.csv"):
+        rte = partial(sample, bench, bench.real / "rte.train.csv", 1200)
+        rows = DATA / "entailment.csv", rte, bench.real / "rte.dev.csv", (100, 75)
+        yield Transfer("rte-published", lambda _: published, ("training.batch_size=16",), *rows)
 
 
 def transfer(bench: Bench) -> str:

@@ -12,12 +12,13 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from bench import DATA, Bench, figures, mean, parameters, ran, sample, table
+from bench import DATA, Bench, figures, mean, parameters, ran, sample, table, written
 from coherence import holds
 from pydantic import TypeAdapter
 from word2vec import K, quality
@@ -365,6 +366,51 @@ def right_at(rights: Sequence[Sequence[bool]], places: Sequence[int]) -> float:
     return statistics.fmean(right[i] for right in rights for i in places if i < len(right))
 
 
+SIZES = ((1, 64), (2, 4), (2, 8), (2, 16), (2, 64))
+"""Layers and width."""
+SHOTS = (0, 1, 2, 4, 8, 16)
+LABELS = ("red", "green", "blue", "white")
+
+
+def shots(bench: Bench) -> str:
+    """Learning in context: accuracy by the number of examples in the prompt, of models of several sizes."""
+    rng = random.Random(0)
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    words = ["".join(pair) for pair in rng.sample(list(product(syllables, repeat=2)), 80)]
+    groups = [words[i::4] for i in range(4)]
+    lessons = bench.write("lessons.txt", "\n".join(lesson(rng, groups) for _ in range(100 if bench.quick else 30_000)))
+    # each word several times: every row draws examples of its own
+    for name, part, n in (("shown", slice(10), 1), ("asked", slice(10, None), 20)):
+        pairs = [(word, label) for group, label in zip(groups, LABELS[:2], strict=False) for word in group[part]]
+        rows = [[str(i), *pair] for i in range(n) for pair in pairs]
+        written(bench, f"{name}.csv", ["number", "word", "label"], rows)
+    suite = bench.write("suite.yaml", json.dumps({f"{n}": shown(n) for n in SHOTS}))
+    same = ("tokenizer={kind: word}", "data.documents=line", "model.context=64", "training.batch_size=32")
+    rows = []
+    for layers, width in SIZES:
+        size = (f"model.n_layers={layers}", f"model.d_model={width}", "model.n_heads=2", bench.steps(600))
+        reached = []
+        for seed in bench.seeds():
+            name, settings = f"lessons-{layers}-{width}-{seed}", (*same, *size, "evaluation.prompts=[]", f"seed={seed}")
+            run = bench.train("pretrain", name, str(lessons), "--recipe", "tiny", settings=settings)
+            told = bench.run(f"{name}-eval", "eval", str(run), "--suite", str(suite), "--json", "--quiet")
+            reached.append([json.loads(told)["tasks"][str(n)]["accuracy"] for n in SHOTS])
+        rows.append([f"{layers} x {width}", parameters(run), *map(mean, zip(*reached, strict=True))])
+    return table(["layers x width", "parameters", *map(str, SHOTS)], rows)
+
+
+def lesson(rng: random.Random, groups: Sequence[Sequence[str]]) -> str:
+    """Words of two groups, each followed by the label that its group has in this lesson."""
+    taught = list(zip(rng.sample(groups, 2), rng.sample(LABELS, 2), strict=True))
+    return " ".join(f"{rng.choice(group)} {label}" for group, label in rng.choices(taught, k=31))
+
+
+def shown(n: int) -> dict[str, Any]:
+    """A task: the label of a word after n examples."""
+    task = {"kind": "choice", "table": "asked.csv", "examples": "shown.csv", "prompt": "{{ word }}", "separator": " "}
+    return {**task, "choices": list(LABELS), "answer": "{{ label }}", "shots": n}
+
+
 EXPERIMENTS: dict[str, Callable[[Bench], str]] = {
     "masking": masking,
     "relatives": relatives,
@@ -375,6 +421,7 @@ EXPERIMENTS: dict[str, Callable[[Bench], str]] = {
     "phases": phases,
     "forgetting": forgetting,
     "exposure": exposure,
+    "shots": shots,
 }
 
 

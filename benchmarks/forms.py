@@ -61,9 +61,9 @@ def main() -> None:
             [seconds(generator, form, n_rows, arguments.tokens) for form in (None, LONG)]
             for _ in range(arguments.rounds)
         ]
-        free, formed = (statistics.median(column) * 1e3 for column in zip(*pairs, strict=True))
+        free, constrained = (statistics.median(column) * 1e3 for column in zip(*pairs, strict=True))
         ratio = statistics.median(b / a for a, b in pairs)
-        print(f"{n_rows:2} texts: {free:6.1f} ms a step without a form, {formed:6.1f} with one, ratio {ratio:.3f}")
+        print(f"{n_rows:2} texts: {free:6.1f} ms a step without a form, {constrained:6.1f} with one, ratio {ratio:.3f}")
     form = TextForm("json-schema", json.dumps(PERSON))
     times = []
     for _ in range(arguments.rounds):
@@ -71,7 +71,7 @@ def main() -> None:
         (one,) = generator.completions("A customer as JSON:", Greedy(max_new_tokens=200, form=form))
         times.append(time.perf_counter() - began)
         json.loads(one.text)
-    certain = sum(p == 0 for p in one.formed or ())
+    certain = sum(p == 0 for p in one.constrained or ())
     print(f"a record of {len(one.tokens)} tokens, {certain} of them certain: {statistics.median(times):.2f} s")
     print(one.text)
 

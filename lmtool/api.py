@@ -38,9 +38,11 @@ from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
-from lmtool.search.index import Index, add, read_entries
+from lmtool.search.entries import read_entries
+from lmtool.search.index import Index, add
 from lmtool.tables.columns import Columns
 from lmtool.tables.predict import Prediction, TextClassifier, task_of
 from lmtool.tables.reading import LabelledText
@@ -120,9 +122,13 @@ class TrainedModel(TextGenerator):
         embedded = embed(self.loaded, _listed(texts), layer, pool, truncate=truncate)
         return np.concatenate([one.vectors for one in embedded])
 
-    def index(self, path: str | Path, *files: str) -> Index:
-        """Add the texts of files to an index, a new one or not, as `lmtool search index` does, and open it."""
-        add(Path(path), self.loaded, read_entries(files, self.loaded.recipe.data.column), silent)
+    def index(self, path: str | Path, *files: str, id_column: str | None = None, **reading: Any) -> Index:
+        """Add the texts of files to an index, a new one or not, as `lmtool search index` does, and open it.
+
+        reading: keys of `data` by which tables are read, such as text_columns and encoding.
+        """
+        data = Data(**{"column": self.recipe.data.column, **reading})
+        add(Path(path), self.loaded, list(read_entries(files, data, id_column)), silent)
         return Index(Path(path), self.loaded)
 
     def predict(self, rows: Sequence[str | tuple[str, ...]]) -> list[Prediction]:

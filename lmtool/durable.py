@@ -253,6 +253,12 @@ def write_file(path: Path, content: Chunks) -> None:
         replace(path, content)
 
 
+def write_output(path: Path, content: Chunks) -> None:
+    """Write a file atomically, whose name is a person's: several processes may write it. Raises ResourceError."""
+    with writing(path), staged(path) as new:
+        write_new(new, content)
+
+
 def refuse_used(folder: Path) -> None:
     """Raise UsageError for a path that is no new or empty folder."""
     with writing(folder):

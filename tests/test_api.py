@@ -46,6 +46,17 @@ def test_the_lines_of_the_page_run(
     assert len(capsys.readouterr().out.splitlines()) >= 8
 
 
+def test_an_index_of_a_table_has_its_ids(trained: Work, tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_bytes("key|title|text\nk1|été|a cat ran\nk2||the mat\n".encode("cp1252"))
+    columns = {"text_columns": ["title", "text"], "encoding": "cp1252", "delimiter": "|"}
+    index = load("reviews", device="cpu").index(tmp_path / "i", str(table), id_column="key", **columns)
+    assert sorted(hit[:3] for hit in index.search(["a cat"])[0]) == [
+        ("k1", str(table), "été a cat ran"),
+        ("k2", str(table), "the mat"),
+    ]
+
+
 def test_predictions_are_those_of_the_command(trained: Work, tmp_path: Path) -> None:
     texts = [words(n, seed=n) for n in range(1, 9)]
     table = tmp_path / "rows.csv"

@@ -2,12 +2,15 @@
 
 import ast
 import re
+import shlex
 from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.test_docs import check_lmtool
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
@@ -183,6 +186,8 @@ def test_contents_name_each_topic_in_its_chapter_with_a_command() -> None:
     rows = re.findall(r"^\| .+\? \| \[(.+)\]\(#(.+)\) \| `lmtool .+` \|$", contents, flags=re.MULTILINE)
     assert [name for name, _ in rows] == [*TOPICS]
     assert [anchor for _, anchor in rows] == [re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in TOPICS]
+    for command in re.findall(r"`lmtool ([^`]+)`", contents):
+        check_lmtool(shlex.split(command))
 
 
 @pytest.mark.slow

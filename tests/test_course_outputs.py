@@ -149,8 +149,8 @@ def is_in_context(o: Printed) -> bool:
 
 def is_asked(o: Printed) -> bool:
     rows = [line.split()[-3:] for line in o.lines if re.match("as scored|calibrated", line)]
-    scored, calibrated = ([float(cell) for cell in row] for row in rows)
-    return min(scored) < 60 and min(calibrated) > 85
+    scored, calibrated = min(zip(*([float(cell) for cell in row] for row in rows), strict=True))
+    return scored < 60 and calibrated > 85
 
 
 def is_glue(o: Printed) -> bool:

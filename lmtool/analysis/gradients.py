@@ -201,8 +201,9 @@ def _of_states(loss: Tensor, name: str, states: Sequence[CellState]) -> dict[str
 
 
 def _listed(gradient_TD: Tensor) -> list[float | None]:
-    # squares of small gradients are below the smallest float32
-    return _finite(gradient_TD.cpu().double().norm(dim=-1).flip(0).tolist())
+    # squares of small gradients are below the smallest float32; below its normal numbers a gradient is rounding
+    rounded_TD = gradient_TD.where(gradient_TD.abs() >= torch.finfo(gradient_TD.dtype).tiny, 0.0)
+    return _finite(rounded_TD.cpu().double().norm(dim=-1).flip(0).tolist())
 
 
 def _finite(numbers: Sequence[float]) -> list[float | None]:

@@ -97,6 +97,11 @@ def warn(warnings: Iterable[str]) -> None:
     tell(*(f"warning: {warning}" for warning in warnings))
 
 
+def warn_of_files(texts: Iterable[str]) -> None:
+    """Warn of texts that are names of files, which are not read."""
+    warn(f"{text} is taken for a text, though there is a file of this name" for text in texts if os.path.isfile(text))
+
+
 def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[str, list[dict[str, Any]]]:
     """Warn of rows that stand in what the model was trained on, and return this for JSON; only one process does.
 

@@ -94,6 +94,9 @@ class Display:
                 self._say(*_timed(event))
             case events.Plan():
                 self._say(*_plan(event))
+                if event.steps <= event.warmup_steps > 0:
+                    rises = f"the learning rate rises in all of the {count(event.steps, 'step')}"
+                    self._say(f"{rises}: take less than {event.steps:,} for schedule.warmup_steps to see it fall")
                 self._begin(event)
             case events.Stepped():
                 self._step(event.step, event.validation, event.is_best)

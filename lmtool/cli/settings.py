@@ -58,6 +58,12 @@ READING: KeyOptions = {
 }
 """The options of reading tables."""
 
+OF_TEXTS: KeyOptions = {
+    "data.text_columns": (list[str], _of_data("NAME", "A text column. May be repeated.", "--text-column", "--column")),
+    **{f"data.{key}": READING[f"data.{key}"] for key in ("encoding", "delimiter", "skip_bad_rows")},
+}
+"""The options of reading texts, each a line of a file or a row of a table."""
+
 _LABELS_HELP = (
     "One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a context; inferred "
     "from the table."
@@ -130,7 +136,7 @@ def with_settings(
 
 _of_form, _complete = (partial(made, panel="Form of the text") for made in (option, flag))
 FORMS: dict[str, tuple[Any, Any]] = {
-    "choices": (str | None, _of_form("A,B,C", "The text is one of these.")),
+    "choices": (str | None, _of_form("A,B,C", "The text is one of these, without the spaces around each.")),
     "regex": (str | None, _of_form("REGEX", "The whole text matches this regular expression.")),
     "json_schema": (Path | None, _of_form("FILE", "The text is JSON that this schema describes.")),
     "grammar": (Path | None, _of_form("FILE", "The text is of this grammar, in Lark's syntax.")),
@@ -150,9 +156,10 @@ def form_in(values: dict[str, Any]) -> "TextForm | None":
     stated = {name: values.pop(name) for name in FORMS if name in values}
     for name in ("json_schema", "grammar"):
         if stated.get(name) is not None:
-            stated[name] = "\n".join(read_lines(str(stated[name])))
+            path = str(stated[name])
+            stated |= {name: "\n".join(read_lines(path)), "file": "standard input" if path == "-" else path}
     if stated.get("choices") is not None:
-        stated["choices"] = stated["choices"].split(",")
+        stated["choices"] = [one.strip() for one in stated["choices"].split(",")]
     return TextForm.of(**stated)
 
 

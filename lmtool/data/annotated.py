@@ -41,13 +41,13 @@ class Conll(TextRows):
         middle = (f"column {number}" for number in range(2, n_columns))
         return (TOKENS, *middle, TAGS) if n_columns > 1 else (TOKENS,)
 
-    def records(self, only: str | None = None) -> Iterator[RowRecord]:
-        width, columns = len(self.header), self.columns(only)
+    def records(self) -> Iterator[RowRecord]:
+        width = len(self.header)
         for sentence in self._sentences():
             faults = (_uneven(line, fields, width) or misfit(fields, line, self.limit) for line, fields in sentence)
             fault = next(filter(None, faults), None)
             words = [] if fault else [fields for _, fields in sentence]
-            yield sentence[0][0], tuple(map(list, zip(*words, strict=True)))[columns], fault
+            yield sentence[0][0], tuple(map(list, zip(*words, strict=True))), fault
 
     def _sentences(self) -> Iterator[list[tuple[int, list[str]]]]:
         """Line numbers and fields of each sentence."""
@@ -92,8 +92,7 @@ class Squad(TextRows):
     def header(self) -> tuple[str, ...]:
         return ("id", QUESTION, CONTEXT, ANSWERS)
 
-    def records(self, only: str | None = None) -> Iterator[RowRecord]:
-        columns = self.columns(only)
+    def records(self) -> Iterator[RowRecord]:
         for paragraph in self._paragraphs:
             context = paragraph.get(CONTEXT)
             for qa in paragraph.get("qas") or ():
@@ -104,7 +103,7 @@ class Squad(TextRows):
                 if fault is None and impossible and answers:
                     what = "the question is_impossible, and has an answer"
                     fault = Fault("impossible question", what, "remove one of the two", None, ANSWERS)
-                yield None, values[columns] if fault is None else (), fault
+                yield None, values if fault is None else (), fault
 
     @cached_property
     def _paragraphs(self) -> list[dict[str, Any]]:

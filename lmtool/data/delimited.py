@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from lmtool.data.files import count_lines, line_end, shown, split_lines
+from lmtool.data.files import LONGEST_LINE, count_lines, line_end, shown, split_lines
 
 FIELD_LIMIT = 1 << 20
 """Characters that a field may have by default."""
@@ -22,12 +22,9 @@ FIELD_LIMIT = 1 << 20
 _LINE_FACTOR = 16
 """A line must be shorter than this many fields at their limit."""
 
-_LONGEST_LINE = 1 << 26
-"""Characters that no line may have, whatever the limit of fields."""
-
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
-_NUL_FIX = "remove it; if the file is UTF-16, add --encoding utf-16"
+_NUL_FIX = "remove it; if the file is UTF-16, add --encoding utf-16-le"
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Fault(NamedTuple):
 
 def line_limit(limit: int) -> int:
     """Characters that a line must not have where fields have at most `limit`; longer ones are not kept in memory."""
-    return min(_LINE_FACTOR * limit, _LONGEST_LINE)
+    return min(_LINE_FACTOR * limit, LONGEST_LINE)
 
 
 RowRecord = tuple[int | None, Sequence[Any], Fault | None]

@@ -39,6 +39,9 @@ MOST_NEARBY = 10_000
 LONGEST_SEARCH = 1 << 26
 """Bytes in which the end of a document is looked for."""
 
+LONGEST_LINE = 1 << 26
+"""Characters that no line may have."""
+
 _LINE_END = re.compile(rb"\n")
 _BLANK_LINE = re.compile(rb"(?<=\n)\r?\n")
 
@@ -285,8 +288,8 @@ def text_blocks(path: Path, encoding: str | None = None, extent: Extent | None =
             offset += len(data)
             try:
                 text = decoder.decode(data, not data)
-            except UnicodeDecodeError as error:
-                raise _not_text(error, offset - len(error.object) + error.start, path, encoding) from None
+            except UnicodeError as error:
+                raise _not_text(error, offset, path, encoding) from None
             if first:
                 text = text.removeprefix("\ufeff")
             first = first and not text
@@ -309,14 +312,17 @@ def _refuse_other_formats(head: bytes, path: Path, encoding: str | None) -> None
         raise DataError("the text is UTF-16, not UTF-8", where=display(path), fix=fix)
 
 
-def _not_text(error: UnicodeDecodeError, offset: int, path: Path, encoding: str | None) -> DataError:
-    """The error for the byte at `offset`. Its line is counted only here, since counting takes longer than decoding."""
+def _not_text(error: UnicodeError, offset: int, path: Path, encoding: str | None) -> DataError:
+    """The error for bytes before `offset`. Their line is counted only here: counting takes longer than decoding."""
+    fix = "convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is"
+    fix = "give its encoding, for example --encoding cp1252 or utf-16-le" if encoding else fix
+    if not isinstance(error, UnicodeDecodeError):  # UTF-16 and UTF-32 without a byte order mark
+        return DataError(f"not valid {encoding}: {error}", where=display(path), fix=fix)
+    offset += error.start - len(error.object)
     decoder = codecs.getincrementaldecoder(encoding or "utf-8")("ignore")
     line = 1 + sum(decoder.decode(before).count("\n") for before in _first_bytes(path, offset))
     byte = f"byte 0x{error.object[error.start]:02x}" if error.start < len(error.object) else "the end"
-    fix = "convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is"
     what = f"not valid {encoding or 'UTF-8'}: {byte} at offset {offset}"
-    fix = "give its encoding, for example --encoding cp1252" if encoding else fix
     return DataError(what, where=f"{display(path)}:{line}", fix=fix)
 
 
@@ -346,6 +352,15 @@ def text_stretches(path: Path, encoding: str | None, line_limit: int, extent: Ex
                 yield "".join(held)[:line_limit] + "\n"
     if not cut and (last := "".join([*held, half])):
         yield last
+
+
+def text_lines(path: Path, encoding: str | None = None) -> Iterator[str]:
+    """The lines of a text that are not blank, without their ends; the longest are truncated.
+
+    Raises as `text_blocks` does.
+    """
+    for text in text_stretches(path, encoding, LONGEST_LINE):
+        yield from (line.rstrip("\r\n") for line in split_lines(text) if line.strip())
 
 
 def split_lines(text: str) -> io.StringIO:

@@ -61,17 +61,12 @@ class RowFile(ABC):
         """The names of the columns as they are in the file; none in an empty file. Raises DataError."""
 
     @abstractmethod
-    def records(self, only: str | None = None) -> Iterator[RowRecord]:
-        """All rows in order, faulty ones too, with a value for each column of the header or for `only` one.
+    def records(self) -> Iterator[RowRecord]:
+        """All rows in order, faulty ones too, with a value for each column of the header; see `open_rows`.
 
-        Blank rows of delimited text and JSON lines are skipped. Where all columns are read, duplicate JSON keys, and
-        values of JSON and Parquet with a NUL or above the limit are faults.
-        Raises DataError when the file cannot be read or the column is missing, and ResourceError.
+        Blank rows of delimited text and JSON lines are skipped. Duplicate JSON keys, and values of JSON and Parquet
+        with a NUL or above the limit are faults. Raises DataError when the file cannot be read, and ResourceError.
         """
-
-    def columns(self, only: str | None) -> slice:
-        """Where the values of one column are in a row, or of all."""
-        return slice(None) if only is None else slice(self.header.index(only), self.header.index(only) + 1)
 
     @abstractmethod
     def describe(self) -> str:
@@ -97,9 +92,10 @@ def open_rows(
     encoding: str | None = None,
     hints: DialectHints = DialectHints(),  # noqa: B008  frozen
     extent: Extent | None = None,
-) -> RowFile:
+) -> "Delimited | JsonLines | Parquet":
     """The rows of a file whose format is that of one of ENDINGS; extent: of JSON lines, the part of it that is read.
 
+    Their `records` may be of `only` one column, without the faults of others, and raise DataError where it is missing.
     What is not known of the dialect is inferred: see `delimited.sniff`; for `encoding` see `files.text_blocks`.
     """
     match ending:
@@ -334,6 +330,13 @@ def matching_column(column: str, names: Sequence[str]) -> str | None:
     """The name among `names` that is a column's: equal to it, or else the only one with the same `bare_name`."""
     alike = [name for name in names if bare_name(name) == bare_name(column)]
     return column if column in names else alike[0] if len(alike) == 1 else None
+
+
+def known_column(column: str, names: Sequence[str], where: str, flag: str) -> str:
+    """`matching_column`. Raises DataError where there is none; see `missing_column`."""
+    if (name := matching_column(column, names)) is None:
+        raise missing_column(column, names, where, flag)
+    return name
 
 
 def missing_column(column: str, names: Sequence[str], where: str, flag: str) -> DataError:

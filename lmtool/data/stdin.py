@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lmtool.data.delimited import FIELD_LIMIT, line_limit
-from lmtool.data.files import display, infer_encoding, split_lines, text_stretches
+from lmtool.data.files import display, infer_encoding, text_lines
 from lmtool.data.rowfile import bare_name
 from lmtool.data.table import AS_INFERRED
 from lmtool.durable import scratch_in, writing
@@ -134,10 +133,7 @@ def _head(path: Path, encoding: str) -> str:
 def _lines(path: Path, encoding: str) -> Iterator[str]:
     """The lines that are not blank. Raises DataError when they are not of this encoding."""
     try:
-        for text in text_stretches(path, encoding, line_limit(FIELD_LIMIT)):
-            for line in split_lines(text):
-                if line.strip():
-                    yield line.rstrip("\r\n")
+        yield from text_lines(path, encoding)
     except DataError as error:
         where = error.where.replace(display(path), "standard input")
         raise DataError(error.what, where=where, fix=error.fix) from error

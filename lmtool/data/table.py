@@ -17,7 +17,6 @@ from lmtool.data.delimited import FIELD_LIMIT, DialectHints
 from lmtool.data.files import display, find_files, infer_encoding, shown, unpacked_name
 from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
-from lmtool.durable import writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 
@@ -205,26 +204,29 @@ def table_lines(
     """CSV of rows of a table with further values after them, line by line, the header first; of CoNLL columns the same,
     a sentence at a time.
 
-    Comma, LF, quotes where needed. An added name that is already in the table gets the suffix `_2`, `_3`, ... None is
-    an empty field; lists and objects are written as JSON. With `guard_formulas` a field that a spreadsheet would read
-    as a formula (it begins with = + - @ tab or CR, and is not a number) is prefixed with an apostrophe.
+    An added name that is already in the table gets the suffix `_2`, `_3`, ... guard_formulas: see `csv_line`.
     """
-
     if isinstance(table.file, Conll):
         yield from conll_lines((row.values, values) for row, values in rows)
         return
 
-    def line(values: Iterable[Value]) -> str:
-        cells = [_cell(value) for value in values]
-        if guard_formulas:
-            cells = [_guarded(cell) for cell in cells]
-        return ",".join(map(_quoted, cells)) + "\n" if cells != [""] else '""\n'
-
-    yield line([*table.file.header, *_free_names(table, added)])
+    yield csv_line([*table.file.header, *_free_names(table, added)], guard_formulas)
     for row, values in rows:
         if len(values) != len(added):
             raise ValueError(f"{len(values)} values for {len(added)} added columns")
-        yield line([*row.values, *values])
+        yield csv_line([*row.values, *values], guard_formulas)
+
+
+def csv_line(values: Iterable[Value], guard_formulas: bool = False) -> str:
+    """Values as a line of CSV: comma, LF, quotes where needed; None is an empty field, lists and objects are JSON.
+
+    With `guard_formulas` a field that a spreadsheet would read as a formula (it begins with = + - @ tab or CR, and is
+    not a number) is prefixed with an apostrophe.
+    """
+    cells = [_cell(value) for value in values]
+    if guard_formulas:
+        cells = [_guarded(cell) for cell in cells]
+    return ",".join(map(_quoted, cells)) + "\n" if cells != [""] else '""\n'
 
 
 def _free_names(table: Table, added: Sequence[str]) -> list[str]:
@@ -265,5 +267,4 @@ def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
             raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
         what, fix = "the file exists already", "choose another name, or remove it"
         raise UsageError(what, where=where, fix=fix, code="output_exists")
-    with writing(path), durable.staged(path) as new:
-        durable.write_new(new, map(str.encode, lines))
+    durable.write_output(path, map(str.encode, lines))

@@ -17,9 +17,9 @@ from lmtool.decoding.request import (
     Request,
     Strategy,
     TokenEvent,
-    among_formed,
     chosen,
     nothing_left,
+    with_constrained,
 )
 from lmtool.decoding.settings import Beam
 
@@ -112,7 +112,7 @@ class BeamSearch(Strategy):
             totals_LV = steered_LV[rows] + totals[:, None]
             best = self._best(totals_LV - self._settings.diversity * chosen_V)
             if not best and not group.finished:
-                raise nothing_left()
+                raise nothing_left(live)
             candidates = self._candidates(request, live, best, logprobs_LV[rows], totals_LV)
             kept = self._keep(search, group, candidates, cut)
             for row, hypothesis in kept:
@@ -137,7 +137,7 @@ class BeamSearch(Strategy):
         rows, ids = torch.tensor(best, device=logprobs_LV.device).T
         # excluded tokens have a total of -inf
         choices = chosen(logprobs_LV[rows], totals_LV[rows], ids, self.n_alternatives)
-        choices = among_formed(choices, logprobs_LV[rows], [live[row].form for row, _ in best], self._end_ids)
+        choices = with_constrained(choices, logprobs_LV[rows], [live[row].form for row, _ in best], self._end_ids)
         candidates = []
         for (row, token), choice, total in zip(best, choices, totals_LV[rows, ids].tolist(), strict=True):
             one = replace(live[row].plus(token), events=(*live[row].events, request.event(choice)), total=total)

@@ -7,6 +7,7 @@ Shapes: V vocabulary.
 """
 
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
@@ -91,8 +92,9 @@ class FormState:
         return child
 
     def prepare(self) -> None:
-        """Compute what may follow, which is kept."""
-        self.allowed_V  # noqa: B018 - a cached property
+        """Compute what may follow, which is kept. Raises UsageError where nothing does, not even the end."""
+        if not (self.allowed_V.any() or self.may_end):
+            raise self.form.wrong()
 
     @cached_property
     def forced(self) -> tuple[int, ...]:
@@ -100,7 +102,8 @@ class FormState:
         if not self._vocabulary.is_canonical or self.is_complete:
             return ()
         with self._lock:
-            return tuple(self._matcher.compute_ff_tokens()[:LONGEST_JUMP])
+            certain = self._matcher.compute_ff_tokens()[:LONGEST_JUMP]
+        return tuple(takewhile(lambda token: token < self._vocabulary.size, certain))
 
     @cached_property
     def allowed_V(self) -> NDArray[np.bool_]:
@@ -148,7 +151,7 @@ class FormState:
 
     @cached_property
     def further(self) -> tuple[int, ...] | None:
-        """The same, at least one."""
+        """The same, at least one; where none were found, `stuck` is where the search ended."""
         state, tokens = self, list[int]()
         classes_V = self._vocabulary.closes_V.astype(np.int64)
         used_K, used_V = np.zeros(CLASSES), np.zeros(len(classes_V))
@@ -160,6 +163,7 @@ class FormState:
             used_K[classes_V[token]] += classes_V[token] > 0
             after = state.plus(token)
             if after is state or len(tokens) == LONGEST_CLOSING:
+                self.stuck = state
                 return None
             tokens.append(token)
             state = after
@@ -196,7 +200,7 @@ class SpelledVocabulary:
     Words and WordPieces have two, with and without the space before them. Of other tokens the space at the very
     beginning may be dropped: it stands between the prompt and the answer.
 
-    size: number of tokens. pieces: all spellings, first one of each token, in order.
+    size: number of tokens. pieces: all spellings, first one of each token, in order; then the bytes that none spells.
     is_canonical: how the tokenizer writes a text is known.
     closes_V: the lower, the sooner a token closes what is open; the whole part is its class.
     """
@@ -215,8 +219,9 @@ class SpelledVocabulary:
             others = {i: piece[1:] for i, piece in enumerate(first) if piece[:1] == b" " != piece}
         self._owners = np.fromiter(others, dtype=np.int64, count=len(others))
         self._others = {token: self.size + n for n, token in enumerate(others)}
-        # llguidance tokenizes what is certain, which words alone cannot spell
-        spare = [bytes([byte]) for byte in range(256)] if self._are_words else []
+        # llguidance tokenizes what is certain, and errs where it cannot spell that
+        spelled = {*others.values(), *(piece for piece, one in zip(first, spellings, strict=True) if one)}
+        spare = [byte for byte in map(int.to_bytes, range(256)) if byte not in spelled]
         self.pieces = [*first, *others.values(), *spare, b"[end]"]
         self.closes_V = np.array([_rank(piece) for piece in first])
         # what llguidance asks of a tokenizer

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
@@ -39,6 +39,7 @@ class TextForm:
     kind: "choices" (source is a JSON list of texts), "regex" (which the whole text matches; the syntax of Rust's crate
         `regex`), "json-schema" (source is the schema, as JSON) or "grammar" (Lark's syntax, as llguidance reads it).
     complete: a text that would reach its maximum length is closed before.
+    file: that the source was read from, which errors name first; "" for none.
 
     Raises UsageError for a source that is not valid, and for what a schema has that cannot be enforced.
     """
@@ -46,9 +47,10 @@ class TextForm:
     kind: FormKind
     source: str
     complete: bool = False
+    file: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, *, complete: bool = False, **sources: Any) -> "TextForm | None":
+    def of(cls, *, complete: bool = False, file: str = "", **sources: Any) -> "TextForm | None":
         """The form that is given by one of choices (texts), regex, json_schema (a value, or its JSON) and grammar.
 
         None where all are None. Raises UsageError for several, and as `TextForm` does.
@@ -60,7 +62,7 @@ class TextForm:
             )
         for name, value in stated.items():
             source = value if isinstance(value, str) and name != "choices" else json.dumps(value, ensure_ascii=False)
-            return cls(cast(FormKind, name.replace("_", "-")), source, complete)
+            return cls(cast(FormKind, name.replace("_", "-")), source, complete, file)
         if complete:
             raise UsageError("there is no form to complete", fix="give choices, regex, json-schema or grammar")
         return None
@@ -107,14 +109,15 @@ class TextForm:
                 raise self.wrong(f"{path or 'the schema'} has {keyword!r}, which is not enforced")
         return LLMatcher.grammar_from_json_schema(value, overrides=cast(Any, _JSON_STYLE | {"lenient": False}))
 
-    def wrong(self, why: str) -> UsageError:
+    def wrong(self, why: str = "no token of this model goes on with it") -> UsageError:
         """The error of this form. why: in the words of llguidance or others, of which one line is kept."""
         if why.startswith("NoExtension"):
-            why = "no token of this model goes on with it"
+            why = "no text goes on with it"
         lines = [line.strip() for line in why.splitlines() if line.strip()]
         why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
         named = {"choices": "the choices", "regex": "the regular expression", "json-schema": "the JSON schema"}
-        what = f"{named.get(self.kind, 'the grammar')} cannot be used: {plain(why)[:160]}"
+        file = f"{plain(self.file)}: " if self.file else ""
+        what = f"{file}{named.get(self.kind, 'the grammar')} cannot be used: {plain(why)[:160]}"
         return UsageError(what, where=plain(self.source)[:80], fix="omit or replace that part")
 
 

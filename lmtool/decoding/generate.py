@@ -67,8 +67,8 @@ def generate(
     batch: RequestBatch = RunningBatch(runner) if draft is None else SpeculativeBatch(runner, draft)
     requests = requests_of(fitting, strategy, settings.seed, settings.max_new_tokens, options.n, options.first)
     at_once = max(1, options.max_rows // strategy.n_hypotheses) if draft is None else 1
-    formed = (replace(request, form=options.form) for request in requests)
-    return _run(model, batch, formed, at_once, options.stopped)
+    waiting = (replace(request, form=options.form) for request in requests)
+    return _run(model, batch, waiting, at_once, options.stopped)
 
 
 def _run(

@@ -11,16 +11,11 @@ from lmtool.errors import DataError, UsageError
 def gather_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
     """The prompts of the command line or of a file; a single empty one if neither is given.
 
-    Raises UsageError when there are both, and what `read_prompts` raises.
+    Of a file each line is one, also an empty one. Raises UsageError when there are both, and what `read_lines` raises.
     """
     if prompts and path is not None:
         raise UsageError("prompts are given both on the command line and in a file", fix="leave out one of them")
-    return read_prompts(path) if path is not None else list(prompts) or [""]
-
-
-def read_prompts(path: str) -> list[str]:
-    """The prompts of a file, as `read_lines`; an empty line is an empty prompt."""
-    return read_lines(path, "prompt file", "write one prompt a line")
+    return list(prompts) or [""] if path is None else read_lines(path, "prompt file", "write one prompt a line")
 
 
 def read_lines(path: str, name: str = "file", fix: str = "write something into it") -> list[str]:

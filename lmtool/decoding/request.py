@@ -8,7 +8,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal, Self
@@ -47,7 +47,7 @@ class Choice:
     rank: of the token in that distribution, from 1.
     removed: its total probability of tokens excluded by filters.
     alternatives: its most probable tokens, most probable first. All three None unless requested.
-    formed: the log-probability among the tokens that the form of the text allows; None without a form.
+    constrained: the log-probability among the tokens that the form of the text allows; None without a form.
     """
 
     token: int
@@ -55,7 +55,7 @@ class Choice:
     rank: int | None = None
     removed: float | None = None
     alternatives: tuple[Alternative, ...] | None = None
-    formed: float | None = None
+    constrained: float | None = None
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,11 @@ def check_finite(logits_BV: Tensor) -> None:
         raise NumericalError("the model's logits are not finite", fix="generate from an earlier checkpoint")
 
 
-def nothing_left() -> UsageError:
-    """The error of a step at which all tokens are excluded."""
+def nothing_left(hypotheses: Iterable[Hypothesis] = ()) -> UsageError:
+    """The error of texts that all tokens are excluded of: by the form of one alone, or by filters."""
+    for form in (one.form for one in hypotheses):
+        if form is not None and not form.allowed_V.any():
+            return form.form.wrong()
     return UsageError("the filters exclude every token", fix="loosen no-repeat-ngram, logit-bias or the form")
 
 
@@ -296,7 +299,7 @@ def chosen(logprobs_BV: Tensor, filtered_BV: Tensor, ids_B: Tensor, n_alternativ
     return [Choice(*row) for row in zip(*columns, strict=True)]
 
 
-def among_formed(
+def with_constrained(
     choices: Sequence[Choice], logprobs_BV: Tensor, forms: Sequence[FormState | None], end_ids: Collection[int]
 ) -> list[Choice]:
     """The choices, with their log-probability among the tokens that the form of each row allows, if it has one."""
@@ -304,8 +307,8 @@ def among_formed(
     for choice, logprobs_V, form in zip(choices, logprobs_BV, forms, strict=True):
         if form is not None:
             is_certain = bool(form.forced)
-            formed = 0.0 if is_certain else min(0.0, choice.logprob - _log_mass(logprobs_V, form, end_ids))
-            choice = replace(choice, formed=formed)
+            constrained = 0.0 if is_certain else min(0.0, choice.logprob - _log_mass(logprobs_V, form, end_ids))
+            choice = replace(choice, constrained=constrained)
         beside.append(choice)
     return beside
 

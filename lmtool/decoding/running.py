@@ -324,7 +324,7 @@ class RunningBatch(RequestBatch):
             return chosen(logprobs_TV, logprobs_TV, ids_T, request.strategy.n_alternatives)
         only_TV = torch.full_like(logprobs_TV, -torch.inf).scatter(1, ids_T[:, None], 0.0)  # the form excludes the rest
         choices = chosen(logprobs_TV, only_TV, ids_T, request.strategy.n_alternatives)
-        return [replace(choice, formed=0.0) for choice in choices]
+        return [replace(choice, constrained=0.0) for choice in choices]
 
     def _generate(self, logits_BV: Tensor, requests: Sequence[Request]) -> list[TokenEvent]:
         """One step of each request's strategy; of equal ones at once."""

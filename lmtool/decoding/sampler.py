@@ -4,6 +4,7 @@ Shapes: B rows, V vocabulary.
 """
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ from lmtool.decoding.request import (
     Request,
     Strategy,
     TokenEvent,
-    among_formed,
     chosen,
     nothing_left,
     uniform,
+    with_constrained,
 )
 from lmtool.decoding.settings import Sample, has_chance
 
@@ -49,8 +50,9 @@ class Sampler(Strategy):
         Raises NumericalError when they are not finite, and UsageError when the filters exclude all tokens.
         """
         filtered_BV = self._steered(logits_BV, hypotheses)
-        if (filtered_BV.amax(-1) == -torch.inf).any():
-            raise nothing_left()
+        empty_B = (filtered_BV.amax(-1) == -torch.inf).tolist()
+        if any(empty_B):
+            raise nothing_left(compress(hypotheses, empty_B))
         return filters.apply(filtered_BV, self._limits) if isinstance(self._limits, Sample) else filtered_BV
 
     def choose(self, filtered_BV: Tensor, uniforms: Sequence[float]) -> list[int]:
@@ -88,7 +90,7 @@ class Sampler(Strategy):
         forms = [request.hypotheses[0].form for request in requests]
         logprobs_BV = logits_BV.log_softmax(-1)
         choices = chosen(logprobs_BV, filtered_BV, ids_B, self.n_alternatives)
-        choices = among_formed(choices, logprobs_BV, forms, self._end_ids)
+        choices = with_constrained(choices, logprobs_BV, forms, self._end_ids)
         # what can fail comes before any request is changed
         longer = [request.hypotheses[0].plus(choice.token) for request, choice in zip(requests, choices, strict=True)]
         return [self.take(*each) for each in zip(requests, choices, longer, strict=True)]

@@ -34,7 +34,7 @@ class Completion:
     ranks: rank of each token in that distribution, from 1.
     removed: its total probability of tokens excluded by filters.
     alternatives: its most probable tokens in place of each. All None unless requested.
-    formed: log-probabilities among the tokens that the form allowed; None without a form.
+    constrained: log-probabilities among the tokens that the form allowed; None without a form.
     tree: all hypotheses of a beam search, for the best one, if details are requested; else None.
     score: for beam search, the score of the hypothesis; else None.
     steps: number of decoding steps, or of forward passes for mask-predict.
@@ -57,7 +57,7 @@ class Completion:
     ranks: tuple[int, ...] | None = None
     removed: tuple[float, ...] | None = None
     alternatives: tuple[tuple[Alternative, ...], ...] | None = None
-    formed: tuple[float, ...] | None = None
+    constrained: tuple[float, ...] | None = None
     score: float | None = None
     tree: tuple[BeamNode, ...] | None = None
     proposed: int = 0
@@ -158,6 +158,7 @@ def check_length(form: FormState, max_new_tokens: int) -> None:
     if not form.form.complete:
         return
     if form.closing is None:
+        form.stuck.prepare()
         raise UsageError("no end of this form was found, which `complete` needs", fix="omit --complete")
     if len(form.closing) > max_new_tokens:
         what = f"the shortest text found of this form has {len(form.closing)} tokens, more than {max_new_tokens}"
@@ -208,8 +209,8 @@ def _completed(
     columns = {"tokens": "token", "logprobs": "logprob"}
     if choices[0].rank is not None:
         columns |= {"ranks": "rank", "removed": "removed", "alternatives": "alternatives"}
-    if choices[0].formed is not None:
-        columns["formed"] = "formed"
+    if choices[0].constrained is not None:
+        columns["constrained"] = "constrained"
     others |= {name: tuple(getattr(choice, of_one) for choice in choices) for name, of_one in columns.items()}
     return Completion(prompt, last.sample, last.draw, text, steps=last.steps, **others)
 
@@ -285,7 +286,7 @@ def _borders(stop: str) -> Sequence[int]:
     return borders
 
 
-class _FormedText:
+class _ConstrainedText:
     """A decoder of tokens as a form spells them: without the space that stands between prompt and text."""
 
     def __init__(self, form: FormState) -> None:
@@ -326,7 +327,7 @@ class GeneratedText:
         cls, prompt_format: PromptFormat, prompt: Prompt, seed: int, stop: Sequence[str], form: FormState | None = None
     ) -> Self:
         """The empty text after a prompt."""
-        stream = _stream_after(prompt_format, prompt) if form is None else _FormedText(form)
+        stream = _stream_after(prompt_format, prompt) if form is None else _ConstrainedText(form)
         return cls(seed, stream, StopStrings(stop))
 
     def push(self, event: TokenEvent) -> str:

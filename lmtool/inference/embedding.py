@@ -20,10 +20,6 @@ from torch import Tensor
 
 from lmtool import durable
 from lmtool.batch import Batch, padded
-from lmtool.data.corpus import Chunk, open_corpus
-from lmtool.data.stdin import STDIN
-from lmtool.decoding.prompts import read_prompts
-from lmtool.durable import writing
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Items, evaluate
 from lmtool.inference.load import Loaded
@@ -78,39 +74,13 @@ class HiddenStates(NamedTuple):
     layers: tuple[Vectors, ...]
 
 
-def read_texts(sources: Sequence[str], column: str, texts: Sequence[str] = ()) -> Iterator[str]:
-    """The texts that are given, then the lines of standard input, which "-" names, then those of files.
-
-    Of .txt files the non-blank lines, of tables the rows. Standard input is read too when nothing else is named.
-    """
-    yield from texts
-    if STDIN in sources or not (sources or texts):
-        yield from (line for line in read_prompts(STDIN) if line.strip())
-    sources = [source for source in sources if source != STDIN]
-    if not sources:
-        return
-    yield from whole_texts(open_corpus(sources, column, "line").chunks())
-
-
-def whole_texts(chunks: Iterable[Chunk]) -> Iterator[str]:
-    """The texts of chunks, also of those that begin in one and end in another."""
-    begun = ""
-    for chunk in chunks:
-        for i, text in enumerate(chunk.texts):
-            begun += text
-            if chunk.ends or i < len(chunk.texts) - 1:
-                yield begun
-                begun = ""
-
-
 def save(path: Path, embedded: Iterable[Embedded]) -> None:
     """Write vectors to a new file, atomically. Raises ResourceError.
 
     .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, and words (N) unless pooled.
     """
-    with writing(path), durable.staged(path) as new:
-        lines = (f"{line}\n".encode() for line in as_lines(embedded))
-        durable.write_new(new, _arrays(embedded) if path.suffix == ".npz" else lines)
+    lines = (f"{line}\n".encode() for line in as_lines(embedded))
+    durable.write_output(path, _arrays(embedded) if path.suffix == ".npz" else lines)
 
 
 def as_lines(embedded: Iterable[Embedded]) -> Iterator[str]:

@@ -59,7 +59,7 @@ class _Recorded(FileModel, extra="ignore"):
 def record(generator: TextGenerator, completion: Completion, settings: Settings, options: Options) -> dict[str, Any]:
     """All that is needed to reproduce a completion, as JSON values."""
     loaded = generator.loaded
-    formed = {} if completion.formed is None else {"formed_logprobs": list(completion.formed)}
+    constrained = {} if completion.constrained is None else {"constrained_logprobs": list(completion.constrained)}
     details = {"ranks": completion.ranks, "removed": completion.removed} if options.details else {}
     drafted: dict[str, Any] = {}
     if generator.drafter is not None:
@@ -71,7 +71,7 @@ def record(generator: TextGenerator, completion: Completion, settings: Settings,
         "text": completion.text,
         "tokens": list(completion.tokens),
         "logprobs": list(completion.logprobs),
-        **formed,
+        **constrained,
         **details,
         "score": completion.score,
         "seed": completion.seed,

@@ -1,6 +1,6 @@
 """The table that is labelled: its rows and the labels that it has, and the table with all labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from lmtool import durable
 from lmtool.data.files import display, shown
 from lmtool.data.rowfile import matching_column
-from lmtool.data.table import Row, Skipped, Table, Value, open_table, table_lines
+from lmtool.data.table import Row, Skipped, Table, csv_line, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import choose_columns, named_label
@@ -67,14 +67,10 @@ class TableToLabel:
 
     def write(self, answers: Mapping[int, Labels]) -> None:
         """Write all columns and labels, of rows without an answer an empty field, atomically. Raises ResourceError."""
-        n = len(self.table.names)
-        at = self.table.names.index(self.label) if self.label in self.table.names else n
-
-        def labelled(i: int, row: Row) -> tuple[Row, Sequence[Value]]:
-            cell = (SEPARATOR.join(answers[i]) or SEPARATOR) if i in answers else ""
-            values = *row.values[:at], cell, *row.values[at + 1 :]
-            return row._replace(values=values[:n]), values[n:]
-
-        added = [self.label] if at == n else []
-        lines = table_lines(self.table, added, (labelled(i, row) for i, (row, _) in enumerate(self.rows)))
-        durable.write_file(self.output, (line.encode() for line in lines))
+        names, header = self.table.names, self.table.file.header
+        at = names.index(self.label) if self.label in names else len(names)
+        header = (*header[:at], self.label, *header[at + 1 :])
+        cells = ((SEPARATOR.join(answers[i]) or SEPARATOR) if i in answers else "" for i in range(len(self.rows)))
+        rows = zip((row.values for row, _ in self.rows), cells, strict=True)
+        lines = chain([header], ((*values[:at], cell, *values[at + 1 :]) for values, cell in rows))
+        durable.write_file(self.output, (csv_line(line).encode() for line in lines))

@@ -136,7 +136,8 @@ def quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 class _Int8:
     """int8 weights with a scale per output; with kernel support also int8 inputs with a scale per row.
 
-    Scales are per row and integer sums exact, so results do not depend on other rows of the batch.
+    Integer sums are exact, and scaled here: the kernels of one and of many rows of some processors round that each in
+    its own way. So results do not depend on other rows of the batch.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -147,6 +148,7 @@ class _Int8:
         self.by_onednn = weight.device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         if self.by_onednn:
             self.weight = torch.ops.onednn.qlinear_prepack(self.weight, [ROWS, weight.shape[1]])
+            self.scale_O, self.one_O = self.scale_O / LEVELS, torch.ones_like(self.scale_O)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = x.float()
@@ -156,10 +158,11 @@ class _Int8:
         largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).clamp_(min=1e-30)
         whole = torch.addcmul(MIDDLE, x, largest.reciprocal(), value=LEVELS).to(torch.uint8)
         product = torch.ops.onednn.qlinear_pointwise.default(
-            *(whole, 1 / LEVELS, LEVELS + 1, self.weight, self.scale_O, self.zero_O),
+            *(whole, 1.0, LEVELS + 1, self.weight, self.one_O, self.zero_O),
             *(None, 1.0, 0, torch.float32, "none", [], ""),
         )
-        return product * largest if bias is None else torch.addcmul(bias, product, largest)
+        scale = largest * self.scale_O
+        return product * scale if bias is None else torch.addcmul(bias, product, scale)
 
 
 def _has_vnni() -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -18,6 +19,9 @@ from lmtool.report.terminal import plot
 CURVES = 5
 """Validations of a run that are drawn, spread over its steps."""
 
+MOST_ROWS = 60
+"""Steps whose numbers are listed in a terminal."""
+
 MOST_KINDS = 8
 """Kinds of states of a run that are drawn."""
 
@@ -32,8 +36,8 @@ def _points(norms: Sequence[float | None]) -> list[Point]:
 class Curves(NamedTuple):
     """What is measured at each step, as lines and as numbers.
 
-    heading, caption: of the picture on a page. columns, rows: a number, a token, and what is measured there, None where
-    it is not finite.
+    heading, caption: of the picture on a page; the caption also stands below the numbers in a terminal.
+    columns, rows: a number, a token, and what is measured there, None where it is not finite.
     """
 
     title: str
@@ -52,8 +56,10 @@ def of_gradients(flow: GradientFlow) -> Curves:
         f"gradients of the loss of {flow.target!r}, {flow.gradient.loss:.4f} nats",
         "How far back gradients reach",
         LineChart(lines, x=X, y=Y, label="Gradient norm by steps back"),
-        "Norm of the gradient of the loss in the states that many steps before the prediction. Norms of exactly zero "
-        "are not drawn: a last layer is read at its own position alone.",
+        "Norm of the gradient of the loss in the states that many steps before the prediction: what a small change of "
+        "them would change. Where each step shrinks it by λ it falls as λ^k, a straight line here; the cells of an "
+        "LSTM shrink only as its forget gates say. Norms of zero are not drawn: a last layer is read at its own "
+        "position alone.",
         ["back", "token", *norms],
         [
             [k, repr(piece), *row]
@@ -72,8 +78,9 @@ def of_starts(starts: Contraction) -> Curves:
         "How fast the first state is forgotten",
         LineChart(lines, x="step", y="log10 of the distance", label="Distance of two states by step"),
         "Distance of the states from two starts, zeros and random numbers, after each token; and λ^t times the first "
-        "distance, where λ is the mean ratio. Beside it the largest singular value of the Jacobian of each step: "
-        "where it is below 1, the step brings all states near the first one closer.",
+        "distance, where λ is the geometric mean of the ratios from step to step. Below 1e-13 of the first distance it "
+        "is rounding. Beside it the largest singular value of the Jacobian of each step: where it is below 1, the step "
+        "brings all states near the first one closer; above 1 some direction is stretched, though most may shrink.",
         ["step", "token", "distance", "λ^t distance", "singular value"],
         [list(row) for row in zip(range(len(pieces)), pieces, distances, bounds, ["", *largest], strict=True)],
     )
@@ -88,9 +95,11 @@ def as_lines(curves: Curves, loaded: Loaded, width: int, *, ascii_only: bool = F
     first, second, *names = curves.columns
     wide = max(map(cell_len, [second, *(str(row[1]) for row in curves.rows)]))
     yield "  ".join([f"{first:>4}", set_cell_size(second, wide), *(f"{name:>14}" for name in names)])
-    for step, piece, *numbers in curves.rows:
+    # of a long text a part, evenly
+    for step, piece, *numbers in curves.rows[:: math.ceil(len(curves.rows) / MOST_ROWS)]:
         shown = (f"{one:.3e}" if isinstance(one, float) else "not finite" if one is None else one for one in numbers)
         yield "  ".join([f"{step:4}", set_cell_size(str(piece), wide), *(f"{text:>14}" for text in shown)])
+    yield from ("", *wrap(curves.caption, width))
 
 
 def as_page(curves: Curves, loaded: Loaded) -> str:

@@ -110,7 +110,11 @@ def _directory(reference: str) -> Path | None:
     path = Path(reference)
     if os.path.exists(path / INFO):
         return path
-    return next((directory for directory in known_runs() if directory.name == reference), None)
+    called = [directory for directory in known_runs() if directory.name == reference]
+    if len(called) > 1 and called[0].parent != runs_root():
+        where, fix = ", ".join(map(str, called[-3:])), "name one by its path"
+        raise CheckpointError(f"{len(called)} runs are called {reference!r:.80}", where=where, fix=fix)
+    return called[0] if called else None
 
 
 def _existing(checkpoint: Path) -> Path:

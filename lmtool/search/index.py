@@ -14,25 +14,26 @@ Shapes: N vectors, D vector width, Q queries, K neighbours.
 
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from math import isqrt
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
 from lmtool import durable
 from lmtool.compute.device import choose_compute
-from lmtool.data.corpus import open_corpus
-from lmtool.data.files import display
+from lmtool.data.files import shown
 from lmtool.data.survey import Report
-from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.inference.embedding import Vectors, embed, whole_texts
+from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
+from lmtool.inference.embedding import Vectors, embed
 from lmtool.inference.load import Loaded, load_packed
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
+from lmtool.search.entries import Entry, Hits
 from lmtool.search.nearest import Ints, nearest, unit
 from lmtool.tables.predict import TextClassifier, texts_of_a_row
 from lmtool.tables.tasks.metrics import positive
@@ -52,28 +53,16 @@ _TABLES = """CREATE TABLE model (run, checkpoint, width INTEGER);
 CREATE TABLE texts (vector INTEGER PRIMARY KEY, id UNIQUE, source, text);"""
 
 
-class Entry(NamedTuple):
-    """A text of an index. id: unique in it. source: the file that it is of.
-
-    score: of a text that was found, its cosine similarity, or what a cross-encoder makes of the query and the text.
-    """
-
-    id: str
-    source: str
-    text: str
-    score: float = 0.0
-
-
 class Index:
     """An index that is open for reading. What is added later, it does not see; what is removed, it no longer finds.
 
-    run: name of its model. loaded: that model, which reads queries. ranker: a model of pairs, which ranks texts anew.
-    vectors_ND: all, memory-mapped. row_N: those that are of a text.
+    run: name of its model. loaded: that model, without which no query is read. ranker: a model of pairs, which ranks
+    texts anew. vectors_ND: all, memory-mapped. row_N: those that are of a text.
     """
 
     def __init__(self, path: Path, loaded: Loaded | None = None, ranker: TextClassifier | None = None) -> None:
         """Raises DataError for an index that is missing or damaged, CheckpointError for one of another model."""
-        self.path, self.loaded, self.ranker = path, loaded, ranker
+        self.path, self.loaded, self.ranker = path, cast(Loaded, loaded), ranker
         with _connected(path) as db:
             ((self.run, checkpoint, width),) = db.execute("SELECT * FROM model")
             self.row_N: Ints = np.array([*db.execute("SELECT vector FROM texts ORDER BY vector")], np.int64).ravel()
@@ -84,12 +73,19 @@ class Index:
             raise CheckpointError(what, where=str(path), fix=f"its model is --run {self.run}")
 
     def search(self, queries: Sequence[str], k: int = 10) -> list[list[Entry]]:
-        """The k best texts for each query, the best first. Queries are truncated to the context."""
-        query_QD = text_vectors(cast(Loaded, self.loaded), queries)
-        if self.ranker is None:
-            return list(self.nearest(query_QD, k))
-        hits = zip(queries, self.nearest(query_QD, max(k, RERANKED)), strict=True)
-        return [ranked(self.ranker, query, entries)[:k] for query, entries in hits]
+        """The k best texts for each query, the best first. Queries are truncated to the context.
+
+        Raises UsageError for a query without tokens, DataError where there is none.
+        """
+        return [entries for _, entries in self.answers(queries, k)]
+
+    def answers(self, queries: Sequence[str], k: int = 10) -> Iterator[Hits]:
+        """The same, each with its query, one after the other: of many, only the vectors are in memory."""
+        embedded = embed(self.loaded, queries, -1, "own", truncate=True)
+        query_QD = np.concatenate([one.vectors for one in embedded])
+        n_nearest = k if self.ranker is None else max(k, RERANKED)
+        for query, entries in zip(queries, self.nearest(query_QD, n_nearest), strict=True):
+            yield query, entries if self.ranker is None else ranked(self.ranker, query, entries)[:k]
 
     def nearest(self, query_QD: Vectors, k: int) -> Iterator[list[Entry]]:
         """The k texts whose vectors are the most similar to that of each query, by cosine, the nearest first."""
@@ -97,7 +93,8 @@ class Index:
         if (lists := self.path / LISTS).exists() and find_spec("faiss"):
             import faiss
 
-            hits = zip(*faiss.read_index(str(lists), faiss.IO_FLAG_MMAP).search(unit(query_QD), k), strict=True)
+            with suppress(RuntimeError):  # it is damaged; the exact search needs none
+                hits = zip(*faiss.read_index(str(lists), faiss.IO_FLAG_MMAP).search(unit(query_QD), k), strict=True)
         sql = "SELECT id, source, text, ? FROM texts WHERE vector = ?"
         with _connected(self.path) as db:
             for score_K, row_K in hits:
@@ -126,7 +123,12 @@ def open_index(
     Raises the errors of indexes and models.
     """
     compute = choose_compute(device, "float32")
-    loaded = load_packed(run or Index(Path(path)).run, compute)
+    try:
+        loaded = load_packed(run or Index(Path(path)).run, compute)
+    except LmtoolError as error:
+        if run is None and error.code == "run_not_found":
+            error.fix = f"the index {path} is of it: name it where it is now, --run RUN, or make a new index"
+        raise
     return Index(Path(path), loaded, None if rerank is None else as_ranker(load_packed(rerank, compute)))
 
 
@@ -154,27 +156,15 @@ def ranked(ranker: TextClassifier, query: str, entries: Sequence[Entry]) -> list
 def text_vectors(loaded: Loaded, texts: Iterable[str]) -> Vectors:
     """The vectors of texts, pooled as the model was trained to and scaled to length 1 (N, D); zeros without tokens.
 
-    Raises UsageError where no text has a token, DataError where there is none.
+    Raises DataError where no text has a token.
     """
     every = [*texts]
     read = [i for i, text in enumerate(every) if loaded.tokenizer.encode(text)]
-    if every and not read:
-        raise UsageError("there is no text that has a token", fix="write another one")
     embedded = embed(loaded, (every[i] for i in read), -1, "own", truncate=True)
     found_ND = unit(np.concatenate([one.vectors for one in embedded]))
     vectors_ND = np.zeros((len(every), found_ND.shape[1]), found_ND.dtype)
     vectors_ND[read] = found_ND
     return vectors_ND
-
-
-def read_entries(sources: Sequence[str], column: str) -> list[Entry]:
-    """The lines of text files that are not blank, and the cells of a column of tables; a.txt:1 is the first of a.txt.
-
-    Raises the errors of files and tables.
-    """
-    corpus = open_corpus(sources, column, "line")
-    texts = ((display(path), whole_texts(corpus.of_extent(path, None))) for path in corpus.files)
-    return [Entry(f"{where}:{n}", where, text.strip()) for where, lines in texts for n, text in enumerate(lines, 1)]
 
 
 def add(path: Path, loaded: Loaded, entries: Sequence[Entry], report: Report) -> dict[str, int]:
@@ -184,19 +174,21 @@ def add(path: Path, loaded: Loaded, entries: Sequence[Entry], report: Report) ->
     Raises DataError for two texts of one id, and for a new index without a text; CheckpointError for an index of
     another model; UsageError for a folder that is none; ResourceError where it cannot be written.
     """
-    if len({entry.id for entry in entries}) < len(entries):
-        raise DataError("two texts have the same id: a file is named twice", fix="name each file once")
+    if several := [name for name, n in Counter(entry.id for entry in entries).items() if n > 1]:
+        fix = "name each file once, and a column whose values are all different: --id-column"
+        raise DataError(f"two texts have the same id: {shown(several[0])}", fix=fix)
     if not (path / TEXTS).exists():
         durable.refuse_used(path)
-        vectors_1D = text_vectors(loaded, (entry.text for entry in entries[:1]))
+        first = next(([entry.text] for entry in entries if loaded.tokenizer.encode(entry.text)), [])
+        vectors_1D = text_vectors(loaded, first)
         with durable.filling(path) as new, closing(sqlite3.connect(new / TEXTS)) as db, db:
             durable.write_new(new / VECTORS, vectors_1D.tobytes())
             db.executescript(_TABLES)
             model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash, vectors_1D.size
             db.execute("INSERT INTO model VALUES (?, ?, ?)", model)
     with _changing(path, loaded) as db:
-        old = dict(db.execute("SELECT id, text FROM texts"))
-        fresh = [entry for entry in entries if old.get(entry.id) != entry.text]
+        old = {name: rest for name, *rest in db.execute("SELECT id, source, text FROM texts")}
+        fresh = [entry for entry in entries if old.get(entry.id) != [entry.source, entry.text]]
         ((end,),) = db.execute("SELECT coalesce(max(vector) + 1, 0) FROM texts")
         for begin in range(0, len(fresh), STRIDE):
             stride = fresh[begin : begin + STRIDE]
@@ -244,6 +236,6 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{(path / TEXTS).absolute().as_uri()}?mode=rw", timeout=60, uri=True)) as db:
             yield db
-    except (sqlite3.Error, ValueError) as error:  # of vectors, one for a file that is too short
-        fix = "make it anew: lmtool search index FILES --run RUN -o INDEX"
+    except (sqlite3.Error, ValueError, FileNotFoundError, IsADirectoryError) as error:  # ValueError: too few vectors
+        fix = "make a new one: lmtool search index FILES --run RUN -o NEW"
         raise DataError(f"there is no index, or it is damaged: {error}", where=str(path), fix=fix) from error

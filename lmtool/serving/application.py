@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from lmtool.errors import LmtoolError, NumericalError, ResourceError
 from lmtool.printable import plain
 from lmtool.search.index import Index
+from lmtool.serving.answer import ClientAnswer
 from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
@@ -33,7 +34,7 @@ from lmtool.serving.protocol import (
     parse,
 )
 from lmtool.serving.scheduler import Progress
-from lmtool.serving.service import ClientAnswer, Service
+from lmtool.serving.service import Service
 
 MAX_BODY = 4 << 20
 """Maximum bytes of a body."""
@@ -146,7 +147,7 @@ class Application:
     async def _prepared(self, request: Request, call: Callable[..., Result], *arguments: Any) -> Result:
         """The result of what takes the longer, the longer the body is, and so is done beside the event loop."""
         executor = self._long if request.state.n_bytes > SHORT_BODY else None
-        if isinstance(arguments[0], TextBody) and arguments[0].is_formed:
+        if isinstance(arguments[0], TextBody) and arguments[0].has_form:
             executor = self._forms
         return await _while_connected(request, asyncio.get_running_loop().run_in_executor(executor, call, *arguments))
 

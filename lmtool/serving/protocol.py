@@ -112,7 +112,7 @@ class TextBody(Body):
         return None
 
     @property
-    def is_formed(self) -> bool:
+    def has_form(self) -> bool:
         """Whether the text has a form, which may take long to prepare."""
         return any(getattr(self, f"guided_{name}") is not None for name in ("choice", "regex", "json", "grammar"))
 
@@ -208,9 +208,9 @@ class ChatBody(TextBody):
     metadata: dict[str, str] | None = None
 
     @property
-    def is_formed(self) -> bool:
+    def has_form(self) -> bool:
         """As of any request; what calls of tools must be is a form, too."""
-        return super().is_formed or self.response_format is not None or bool(self.tools)
+        return super().has_form or self.response_format is not None or bool(self.tools)
 
     def _schema(self) -> dict[str, Any] | None:
         form = self.response_format

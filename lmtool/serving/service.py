@@ -3,9 +3,8 @@
 import asyncio
 import base64
 import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeVar, cast
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from lmtool.data.rowfile import matching_column
 from lmtool.decoding.constrained import beginning
 from lmtool.decoding.forms import TextForm
-from lmtool.decoding.request import Alternative, Choice
 from lmtool.decoding.settings import LogitBias, Sample
 from lmtool.decoding.text import check_length
 from lmtool.errors import CheckpointError, UsageError
@@ -25,6 +23,7 @@ from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
 from lmtool.inference.generator import TextGenerator
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
+from lmtool.serving.answer import ClientAnswer
 from lmtool.serving.errors import BadRequest
 from lmtool.serving.protocol import (
     LONGEST_FORM,
@@ -36,12 +35,12 @@ from lmtool.serving.protocol import (
     TextBody,
     listed,
 )
-from lmtool.serving.scheduler import GenerationRequest, Progress, Scheduler
+from lmtool.serving.scheduler import GenerationRequest, Scheduler
 from lmtool.tables.predict import Prediction, TextClassifier, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
-from lmtool.tokenization.tools import CallParser, ToolCall, read_tools
+from lmtool.tokenization.tools import read_tools
 
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
@@ -55,7 +54,6 @@ TOKENS_AT_ONCE = 2048
 LONGEST_TEXT = 8192
 """Maximum tokens of a text that is embedded, where the model's context is no limit."""
 
-_FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
 Tokenized = TypeVar("Tokenized", TextRow, "TextWindows")
 Result = TypeVar("Result")
 
@@ -99,7 +97,7 @@ class Service:
         if name is not None and name != self.name:
             raise BadRequest(404, f"the model served here is {self.name}", param="model", code="model_not_found")
 
-    def completion(self, body: CompletionBody) -> "ClientAnswer":
+    def completion(self, body: CompletionBody) -> ClientAnswer:
         """The answer to come, of completions. Raises BadRequest, and UsageError for a prompt that cannot be read."""
         self._check_generates()
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
@@ -118,9 +116,9 @@ class Service:
         most = 1 if echo_only else self._most(body.max_tokens, SHORT)
         n_alternatives, form = body.logprobs or 0, body.form()
         generation = self._generation(body, self.loaded.prompt_format, prompts, most, n_alternatives, form)
-        return ClientAnswer(self, body, replace(generation, wants_prompt=wants_prompt), echoed)
+        return ClientAnswer(self.name, self.fingerprint, body, replace(generation, wants_prompt=wants_prompt), echoed)
 
-    def conversation(self, body: ChatBody) -> "ClientAnswer":
+    def conversation(self, body: ChatBody) -> ClientAnswer:
         """The answer to come, of messages. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
         self._check_generates()
         if self.chat is None:
@@ -142,7 +140,8 @@ class Service:
         most = most if context is None else min(most, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
         n_alternatives, form = body.top_logprobs or 0, body.form() if calls is None else calls
-        return ClientAnswer(self, body, self._generation(body, prompt_format, prompts, most, n_alternatives, form))
+        generation = self._generation(body, prompt_format, prompts, most, n_alternatives, form)
+        return ClientAnswer(self.name, self.fingerprint, body, generation)
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
@@ -315,171 +314,3 @@ def _row(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[s
         raise BadRequest(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
     row = tuple(texts[name] for name in names if name is not None)
     return row if len(row) > 1 else row[0]
-
-
-class _Token(NamedTuple):
-    """Of a text. offset: characters of the text before it. formed: as in `Choice`."""
-
-    token: int
-    logprob: float | None
-    alternatives: Sequence[Alternative]
-    offset: int
-    formed: float | None = None
-
-
-@dataclass
-class _Choice:
-    """One text of an answer so far, of a stream what is not yet sent.
-
-    length: characters of all of it.
-    parser: finds the calls of tools in it. calls: all of them. n_sent: how many a stream has sent.
-    """
-
-    parser: CallParser | None
-    calls: list[ToolCall] = field(default_factory=list)
-    n_sent: int = 0
-    text: str = ""
-    tokens: list[_Token] = field(default_factory=list)
-    finish: str | None = None
-    length: int = 0
-    begun: bool = False
-
-
-class ClientAnswer:
-    """The answer to a request for text, as its tokens come: events of a stream, or all at the end.
-
-    generation: what is generated for it. wants_usage: a last event of a stream counts the tokens.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        body: CompletionBody | ChatBody,
-        generation: GenerationRequest,
-        echoed: tuple[str, ...] | None = None,
-    ) -> None:
-        """echoed: the texts of the prompts, where they are part of it."""
-        self.generation, self._echoed = generation, echoed
-        self._tokenizer = service.loaded.tokenizer
-        self.wants_usage = body.wants_usage
-        self._is_chat = isinstance(body, ChatBody)
-        self._is_echo = body.max_tokens == 0  # nothing but the prompt is told
-        self._wants_logprobs = bool(body.logprobs) if self._is_chat else body.logprobs is not None
-        self._head = {
-            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": service.name,
-            "system_fingerprint": service.fingerprint,
-            "seed": self.generation.settings.seed,
-        }
-        chat, indexes = generation.prompt_format.chat, range(len(generation.prompts) * generation.n)
-        self._choices = [_Choice(chat.parser(f"{self._head['id']} {index}") if chat else None) for index in indexes]
-        self._n_calls = 1 if isinstance(body, ChatBody) and body.parallel_tool_calls is False else MAX_TEXTS
-        self._n_generated = 0
-
-    def events(self, progress: Progress) -> Iterator[dict[str, Any]]:
-        """The events of one more token."""
-        choice = self._choices[progress.index]
-        is_first = not choice.begun
-        self.add(progress)
-        calls = [{"index": n, **call.record()} for n, call in enumerate(choice.calls)][choice.n_sent :]
-        if not (choice.text or choice.tokens or choice.finish or calls or is_first):
-            return
-        delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        delta |= {"content": choice.text, **({"tool_calls": calls} if calls else {})}
-        choice.n_sent = len(choice.calls)
-        event = self._choice(progress.index, {"delta": delta} if self._is_chat else {"text": choice.text})
-        choice.text, choice.tokens = "", []
-        yield self._object(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
-
-    def last(self) -> dict[str, Any]:
-        """The last event of a stream that counts tokens."""
-        return self._object(".chunk", choices=[], usage=self._usage())
-
-    def whole(self) -> bytes:
-        """The whole answer."""
-        return listed(self._object("", usage=self._usage()), "choices", map(self._whole, range(len(self._choices))))
-
-    def _whole(self, index: int) -> dict[str, Any]:
-        choice = self._choices[index]
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.calls:
-            message |= {"content": choice.text or None, "tool_calls": [call.record() for call in choice.calls]}
-        return self._choice(index, {"message": message} if self._is_chat else {"text": choice.text})
-
-    def _choice(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
-        choice = self._choices[index]
-        return {"index": index, **content, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
-
-    def _object(self, part: str, **more: Any) -> dict[str, Any]:
-        kind = f"chat.completion{part}" if self._is_chat else "text_completion"
-        return {**self._head, "object": kind, **more}
-
-    def _usage(self) -> dict[str, int]:
-        n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self.generation.prompts)
-        n_generated = self._n_generated
-        return {"prompt_tokens": n_read, "completion_tokens": n_generated, "total_tokens": n_read + n_generated}
-
-    def add(self, progress: Progress) -> None:
-        """Take one more token: its text, and what is told of it; with the first one also of those of the prompt."""
-        event, choice = progress.event, self._choices[progress.index]
-        prompt, echoed = progress.index // self.generation.n, ""
-        if not choice.begun:
-            echoed = "" if self._echoed is None else self._echoed[prompt]
-            if self.generation.wants_prompt:
-                choice.tokens = self._of_prompt(self.generation.prompts[prompt].tokens[0], progress.read)
-        text = "" if self._is_echo else progress.text
-        if choice.parser is not None:
-            text, calls = choice.parser.push(text, is_last=progress.completion is not None)
-            choice.calls = (choice.calls + calls)[: self._n_calls]
-        if self._is_chat and not choice.length and self.generation.settings.form is None:
-            text = text.lstrip()
-        if not self._is_echo:
-            self._n_generated += 1
-            if self._wants_logprobs and not (self._is_chat and event.finish == "end"):
-                offset = choice.length + len(echoed)
-                choice.tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset, event.formed))
-        choice.begun = True
-        choice.text += echoed + text
-        choice.length += len(echoed) + len(text)
-        if progress.completion is not None:
-            choice.finish = "length" if self._is_echo else _FINISH[progress.completion.finish_reason]
-            if choice.calls and choice.finish == "stop":
-                choice.finish = "tool_calls"
-
-    def _of_prompt(self, first: int, read: Sequence[Choice]) -> list[_Token]:
-        """The tokens of a prompt; the first one has no probability."""
-        decode = self._tokenizer.decode
-        tokens, offset = [_Token(first, None, (), 0)], len(decode([first]))
-        for one in read:
-            tokens.append(_Token(one.token, one.logprob, one.alternatives or (), offset))
-            offset += len(decode([one.token]))
-        return tokens
-
-    def _logprobs(self, tokens: Sequence[_Token]) -> dict[str, Any] | None:
-        """Log-probabilities as the API has them."""
-        if not self._wants_logprobs:
-            return None
-        if self._is_chat:
-            return {"content": [self._of_chat(one) for one in tokens], "refusal": None}
-        piece = self._tokenizer.piece
-        formed = (
-            {"formed_logprobs": [one.formed for one in tokens]} if any(one.formed is not None for one in tokens) else {}
-        )
-        best = [{piece(other.token): other.logprob for other in one.alternatives} or None for one in tokens]
-        return {
-            "tokens": [piece(one.token) for one in tokens],
-            "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": best,
-            "text_offset": [one.offset for one in tokens],
-            **formed,
-        }
-
-    def _of_chat(self, one: _Token) -> dict[str, Any]:
-        def named(token: int, logprob: float | None) -> dict[str, Any]:
-            written = self._tokenizer.decode([token]).encode()
-            return {"token": self._tokenizer.piece(token), "logprob": logprob, "bytes": list(written)}
-
-        others = [named(other.token, other.logprob) for other in one.alternatives]
-        formed = {} if one.formed is None else {"formed_logprob": one.formed}
-        return {**named(one.token, one.logprob), "top_logprobs": others, **formed}

@@ -9,7 +9,7 @@ from typing import Literal
 
 from lmtool.data.annotated import Conll, Squad
 from lmtool.data.files import display, shown
-from lmtool.data.rowfile import Delimited, bare_name, matching_column, missing_column
+from lmtool.data.rowfile import Delimited, bare_name, known_column, matching_column
 from lmtool.data.table import Skipped, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
@@ -204,9 +204,7 @@ def _in_table(table: Table, names: Data) -> Data:
     taken: set[str] = set()
 
     def spelled(name: str, flag: str) -> str:
-        column = matching_column(name, table.names)
-        if column is None:
-            raise missing_column(name, table.names, display(table.path), flag)
+        column = known_column(name, table.names, display(table.path), flag)
         if column in taken:
             raise UsageError(f"column {shown(column)} is named twice", fix="name each column once")
         taken.add(column)

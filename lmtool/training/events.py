@@ -76,6 +76,7 @@ class Plan(TrainingEvent):
     batch_units: number of `unit` in one step.
     counted: name of a target of the loss, the unit of the speed.
     held: bytes of weights, gradients and moments of one process; 0 for a model of counts.
+    warmup_steps: in which the learning rate rises.
     """
 
     parameters: int
@@ -88,6 +89,7 @@ class Plan(TrainingEvent):
     epochs: float
     device: str
     held: int
+    warmup_steps: int
 
 
 @dataclass(frozen=True)

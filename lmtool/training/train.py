@@ -220,6 +220,7 @@ class _TrainingSession:
             epochs=1.0 if counts or fits else steps * recipe.training.batch_size / self.examples.per_epoch,
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
+            warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
         )
 
     def loop(self, limits: TrainingLimits) -> Iterator[Event]:

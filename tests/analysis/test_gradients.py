@@ -104,6 +104,18 @@ def test_embeddings_of_a_transformer_by_finite_differences():
     assert found.norms["layer 2"][1:] == [0.0] * (len(TOKENS) - 2)
 
 
+def test_below_the_normal_numbers_a_gradient_is_zero():
+    """Where an Elman network has forgotten all, its curve ends, instead of a plateau of the smallest numbers."""
+    lm = model(kind="recurrent", cell="rnn", context=60).float()
+    with torch.no_grad():
+        lm.rnn.cells[0].kernel.weight_hh_l0.mul_(0.01)
+    (norms,) = gradient_norms(lm, TOKENS * 8).norms.values()
+    smallest = torch.finfo(torch.float32).tiny
+    assert norms[-1] == 0 < norms[5]
+    assert all(norm == 0 or norm >= smallest for norm in norms)
+    assert norms == sorted(norms, reverse=True)
+
+
 def test_the_model_is_left_as_it_was():
     lm = model(kind="recurrent", cell="lstm", n_layers=2).train()
     lm.embedding.weight.requires_grad_(False)

@@ -80,6 +80,17 @@ def test_files_hold_the_same_as_lines(lmtool, run, home):
     assert set(np.load(home / "b.npz")) == {"vectors", "texts"}
 
 
+def test_tables_are_read_by_the_options_of_others(lmtool, run, home, stdin):
+    (home / "rows.csv").write_bytes(f"n|a|b\n1|{TEXT}|\n2|{OTHER}|café\n3|x\n".encode("cp1252"))
+    columns = ("--text-column", "a", "--text-column", "B")
+    options = ("--encoding", "cp1252", "--delimiter", "|", *columns, "--truncate", "--whole", "-q")
+    lmtool.refuses(3, "embed", run, "rows.csv", *options, "-o", "a.jsonl", words=["rows.csv:4", "--skip-bad-rows"])
+    done = lmtool.succeeds("embed", run, "rows.csv", *options, "--skip-bad-rows")
+    assert "skipped 1 bad row" in done.err
+    stdin(f"{TEXT}\n{OTHER} café\n")
+    assert lmtool.succeeds("embed", run, "--truncate", "--whole").out == done.out
+
+
 def test_neighbours_do_not_change_a_text(lmtool, run, stdin):
     """In a batch with longer ones, and alone."""
     stdin(f"{TEXT}\n{OTHER}\nmap\n")

@@ -14,6 +14,17 @@ def test_a_curve(lmtool, run):
     assert "log10 of the gradient norm" in outcome.out
 
 
+def test_a_text_that_is_the_name_of_a_file_is_told(lmtool, run):
+    Path("story").write_text("The baker found a map.")
+    for command in (
+        ("gradients", "last", "story"),
+        ("attention", "last", "story"),
+        ("tokenize", "--tokenizer", "last", "--show", "story"),
+    ):
+        assert "story is taken for a text" in lmtool.succeeds(*command).err
+    assert "taken for" not in lmtool.succeeds("gradients", "last", TEXT).err
+
+
 def test_json_and_a_page(lmtool, run):
     outcome = lmtool.succeeds("gradients", "last", TEXT, "--token", "4", "--json", "-o", "page.html")
     record = json.loads(outcome.out)

@@ -55,7 +55,7 @@ def started(data=("text: 3 documents, 5,000 tokens",), asked=300, changes=()):
     return Started(Path("runs/one"), "tiny", recipe, SimpleNamespace(kind="bpe", vocab_size=300), data, changes)
 
 
-def plan(first_step=0, steps=10):
+def plan(first_step=0, steps=10, warmup_steps=0):
     return Plan(
         parameters=12345,
         learning=12345,
@@ -67,6 +67,7 @@ def plan(first_step=0, steps=10):
         epochs=1.25,
         device="cpu, float32",
         held=51_234,
+        warmup_steps=warmup_steps,
     )
 
 
@@ -204,6 +205,13 @@ def test_the_time_left_has_validations_in_it(stderr, monkeypatch):
             display.show(stepped(step, valid_loss=2.0 if step % 5 == 0 else None, seconds=1))
     # 90 steps, and 18 validations of 3 seconds
     assert stream.getvalue().splitlines()[-1].endswith(" 2:24 left")
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 99, 100, 4000])
+def test_a_warm_up_that_never_ends_is_told(stderr, warmup_steps):
+    stream = stderr()
+    tell([plan(steps=100, warmup_steps=warmup_steps)])
+    assert ("rises in all of the 100 steps" in stream.getvalue()) == (warmup_steps >= 100)
 
 
 def timed(**changes):

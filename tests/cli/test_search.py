@@ -1,7 +1,9 @@
 """`lmtool search`: indexes of files and tables, queries, ranking by a model of pairs, and what is refused."""
 
+import csv
 import io
 import json
+import shutil
 import sys
 
 import pytest
@@ -47,7 +49,33 @@ def test_a_file_and_a_table_are_indexed_and_found(lmtool, folder, index):
 def test_another_column_of_a_table(lmtool, folder):
     lmtool.succeeds("search", "index", "b.csv", "--run", "last", "--column", "key", "-o", "i", "-q")
     assert {hit["text"] for hit in searched(lmtool, "i", "a")[0]["hits"]} == {f"k{i}" for i in range(6)}
-    lmtool.refuses(3, "search", "index", "b.csv", "--column", "kee", "-o", "i", "-q", words=["--column key"])
+    lmtool.refuses(3, "search", "index", "b.csv", "--column", "kee", "-o", "i", "-q", words=["--text-column key"])
+
+
+def test_a_table_has_ids_and_several_columns_of_texts(lmtool, folder):
+    rows = "".join(f"{i}|été {i}|{line}\n" for i, line in enumerate(LINES[:4], 100))
+    (folder / "d.csv").write_bytes(f"nr|titre|texte\n{rows}".encode("cp1252"))
+    command = ("search", "index", "d.csv", "-o", "i", "-q", "--id-column", "NR", "--delimiter", "|")
+    columns = ("--text-column", "titre", "--text-column", "texte")
+    lmtool.refuses(3, *command, *columns, "--run", "last", words=["not valid UTF-8", "d.csv:2", "--encoding"])
+    lmtool.refuses(3, *command, *columns, "--run", "last", "--encoding", "utf-16", words=["not valid utf-16"])
+    lmtool.succeeds(*command, *columns, "--run", "last", "--encoding", "cp1252")
+    (found,) = searched(lmtool, "i", f"été 102 {LINES[2]}", "-k", "1")
+    assert found["hits"][0] | {"score": 1} == {
+        "id": "102", "source": "d.csv", "text": f"été 102 {LINES[2]}", "score": 1,
+    }  # fmt: skip
+    assert lmtool.succeeds("search", "i", f"été 102 {LINES[2]}", "-k", "1").out == f"1.0000  102  été 102 {LINES[2]}\n"
+    assert lmtool.succeeds("search", "index", "-o", "i", "--remove", "102").out == "i: 3 texts; 1 removed\n"
+    done = lmtool.succeeds(*command, *columns, "--encoding", "cp1252")
+    assert done.out == "i: 4 texts; 1 added, 0 replaced, 3 kept\n"
+    lmtool.refuses(3, *command, "--encoding", "cp1252", words=["no column 'text'", "--text-column"])
+    named = ("--encoding", "cp1252", *columns[:2], "--id-column")
+    lmtool.refuses(3, *command, *named, "name", words=["no column 'name'", "--id-column"])
+    (folder / "d.csv").write_bytes(f"nr|titre|texte\n{rows}7|a|\n7|b|\n|c|\n".encode("cp1252"))
+    lmtool.refuses(3, *command, *columns, "--encoding", "cp1252", words=["no id", "row 7", "--skip-bad-rows"])
+    said = lmtool.refuses(3, *command, *columns, "--encoding", "cp1252", "--skip-bad-rows")
+    assert said == ["warning: skipped 1 bad row: no id 1", *said[1:]]
+    assert "two texts have the same id: '7'" in said[1]
 
 
 def test_files_of_a_folder_have_their_own_numbers(lmtool, folder):
@@ -67,6 +95,49 @@ def test_queries_of_a_pipe(lmtool, folder, index, monkeypatch):
     assert lmtool.succeeds("search", index, LINES[0], "-k", "1").out == f"1.0000  a.txt:1  {LINES[0]}\n"
 
 
+def test_queries_of_files(lmtool, folder, index, monkeypatch):
+    (folder / "q.txt").write_text("\n".join([LINES[0], "", LINES[1]]), encoding="utf-8")
+    rows = "".join(f'{i};"{line}"\n' for i, line in enumerate([LINES[2], "", LINES[3]]))
+    (folder / "q.csv").write_text(f"nr;question\n{rows}", encoding="utf-8")
+    of_table = ("--query-file", "q.csv", "--text-column", "question")
+    found = searched(lmtool, index, "--query-file", "q.txt", *of_table, "-k", "1")
+    assert [one["query"] for one in found] == LINES[:4]
+    assert [one["hits"][0]["id"] for one in found] == [f"a.txt:{i}" for i in (1, 2, 3, 4)]
+    assert searched(lmtool, index, *LINES[:2], *of_table, "-k", "1") == found
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES[:4]).encode())))
+    assert searched(lmtool, index, "--query-file", "-", "-k", "1") == found
+    assert lmtool.succeeds("search", index, *of_table, "-k", "3", "-o", "hits.jsonl").out == "hits.jsonl\n"
+    lines = (folder / "hits.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == searched(lmtool, index, *of_table, "-k", "3")
+    lmtool.succeeds("search", index, *of_table, "-k", "3", "-o", "hits.csv")
+    with (folder / "hits.csv").open(newline="") as file:
+        hits = list(csv.DictReader(file))
+    flat = [(one["query"], rank, hit) for one in map(json.loads, lines) for rank, hit in enumerate(one["hits"], 1)]
+    assert [(hit["query"], int(hit["rank"]), hit["id"], float(hit["score"])) for hit in hits] == [
+        (query, rank, hit["id"], hit["score"]) for query, rank, hit in flat
+    ]
+
+
+def test_queries_that_are_refused(lmtool, folder, index):
+    for name, text in (("blank.txt", "\n \n"), ("empty.txt", ""), ("head.csv", "text\n"), ("other.csv", "a\nb\n")):
+        (folder / name).write_text(text)
+    for name, word in (
+        ("blank.txt", "no text"),
+        ("empty.txt", "no text"),
+        ("head.csv", "no rows"),
+        ("no.csv", "no.csv"),
+    ):
+        lmtool.refuses(3, "search", index, "--query-file", name, words=[word])
+    lmtool.refuses(3, "search", index, "--query-file", "other.csv", words=["no column 'text'", "--text-column"])
+    lmtool.refuses(2, "search", index, "", words=["text 1 has no tokens"])
+    lmtool.refuses(2, "search", index, LINES[0], "", "-o", "hits.csv", words=["text 2 has no tokens"])
+    lmtool.refuses(2, "search", index, "a", "-o", "hits.txt", words=[".jsonl nor .csv"])
+    lmtool.refuses(2, "search", index, "a", "-o", "a.txt", words=["neither"])
+    (folder / "hits.csv").write_text("mine")
+    lmtool.refuses(2, "search", index, "a", "-o", "hits.csv", words=["exists already"])
+    assert [path.name for path in folder.glob("*hits*")] == ["hits.csv"]
+
+
 def test_texts_are_removed(lmtool, folder, index):
     assert lmtool.succeeds("search", "index", "-o", index, "--remove", "a.txt:1").out == "i: 11 texts; 1 removed\n"
     assert LINES[0] not in lmtool.succeeds("search", index, LINES[0]).out
@@ -77,7 +148,8 @@ def test_texts_are_removed(lmtool, folder, index):
 
 def test_an_index_goes_where_its_run_went(lmtool, run, folder, index):
     run.rename(run.with_name("moved"))
-    lmtool.refuses(4, "search", index, "a", words=[run.name])
+    lmtool.refuses(4, "search", index, "a", words=[run.name, "the index i is of it", "--run RUN"])
+    lmtool.refuses(4, "search", "index", "b.csv", "-o", index, words=[run.name, "--run RUN"])
     assert searched(lmtool, index, LINES[0], "-k", "1", "--run", str(run.with_name("moved")))
 
 
@@ -124,8 +196,18 @@ def test_what_is_refused(lmtool, folder, index):
     lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", words=["-o"])
     lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", "-o", ".", "-q", words=["not empty"])
     lmtool.refuses(3, "search", "index", "none.txt", "--run", "last", "-o", "new", "-q", words=["none.txt"])
-    lmtool.refuses(3, "search", "index", "a.txt", "a.txt", "-o", index, "-q", words=["the same id", "named twice"])
+    lmtool.refuses(
+        3, "search", "index", "a.txt", "a.txt", "-o", index, "-q", words=["the same id", "name each file once"]
+    )
     lmtool.refuses(3, "search", "none", "a", words=["there is no index"])
+    shutil.copytree(index, "damaged")
+    (folder / "damaged" / "vectors.f32").unlink()
+    for command in (
+        ("damaged", "a"),
+        ("index", "a.txt", "-o", "damaged"),
+        ("index", "-o", "damaged", "--remove", "a.txt"),
+    ):
+        lmtool.refuses(3, "search", *command, words=["damaged", "make a new one", "-o NEW"])
     lmtool.refuses(2, "search", index, "a", "-k", "0", words=["-k"])
     (folder / "c.csv").write_text("text,label\none,a\ntwo\nthree,b\n")
     lmtool.refuses(3, "search", "index", "c.csv", "-o", index, "-q", words=["c.csv:3"])

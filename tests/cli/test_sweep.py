@@ -83,6 +83,15 @@ def test_each_combination_is_a_run_like_any_other(lmtool, home, corpus, inside):
     assert best.out.strip() == "runs/best"
 
 
+def test_a_sweep_says_what_its_differences_are_worth(lmtool, home, corpus, inside):
+    """The six steps of both are in the warm-up, so that the schedules are one."""
+    settings = ["-s", "schedule.warmup_steps=6", "-s", "schedule.kind=constant,linear"]
+    assert "all came out the same" in lmtool.succeeds("sweep", corpus, *SMALL, *settings, "-o", "runs/same").err
+    varied = ("sweep", corpus, *SMALL, "-s", "optimizer.lr=0.01,0.02")
+    assert "one seed each" in lmtool.succeeds(*varied, "-o", "runs/one").err
+    assert "one seed each" not in lmtool.succeeds(*varied, "--seeds", "2", "-o", "runs/two").err
+
+
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(lmtool, home, corpus, inside):
     words = ("sweep", corpus, *SMALL, "-s", "optimizer.lr=0.01,0.02", "-q", "-o")
     lmtool.succeeds(*words, "runs/whole")

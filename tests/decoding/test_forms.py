@@ -41,6 +41,9 @@ KINDS = {
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
     "word": WordTokenizer(kind="word", vocab_size=90),
 }
+PUBLISHED = {"sentencepiece": ("llama", hub.sentencepiece_json("llama", True)), "unigram": ("t5", hub.t5(True))}
+"""The second without bytes."""
+
 PERSON = {
     "type": "object",
     "properties": {
@@ -55,10 +58,11 @@ PERSON = {
 
 @cache
 def tokenizer_of(kind: str) -> Tokenizer:
-    if kind == "sentencepiece":
+    if kind in PUBLISHED:
+        model_type, write_files = PUBLISHED[kind]
         with tempfile.TemporaryDirectory() as folder:
-            hub.sentencepiece_json("llama", True)(Path(folder))
-            read = read_tokenizer(Path(folder), "llama")
+            write_files(Path(folder))
+            read = read_tokenizer(Path(folder), model_type)
             return Tokenizer(Inner.from_str(read.json), read.config)
     return Tokenizer.train(KINDS[kind], TEXTS * 4)
 
@@ -104,9 +108,9 @@ def test_each_strategy_keeps_the_form(form, how):
     for one in written(form, **how, prompts=("the", "a cat", "")):
         assert one.finish_reason == "stop"
         assert has_form(form, one.text)
-        assert one.formed is not None
-        assert len(one.formed) == len(one.tokens)
-        assert all(among >= alone - 1e-5 for among, alone in zip(one.formed, one.logprobs, strict=True))
+        assert one.constrained is not None
+        assert len(one.constrained) == len(one.tokens)
+        assert all(among >= alone - 1e-5 for among, alone in zip(one.constrained, one.logprobs, strict=True))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
@@ -225,7 +229,7 @@ def test_what_is_certain_is_read_at_once(monkeypatch):
         (one.text, one.tokens, one.finish_reason) for one in stepped
     ]
     assert jumped[0].logprobs == pytest.approx(stepped[0].logprobs, abs=1e-5)
-    assert jumped[0].formed == pytest.approx(stepped[0].formed, abs=1e-5)
+    assert jumped[0].constrained == pytest.approx(stepped[0].constrained, abs=1e-5)
     assert n_stepped == len(stepped[0].tokens)
     assert n_jumped <= 0.7 * n_stepped
 
@@ -246,12 +250,12 @@ def test_targets_of_sources_have_forms_too():
 
 
 def test_the_chance_of_a_choice_is_that_among_the_choices():
-    """`formed` of whole texts sums to 1 over all that may be sampled; by letters, whose texts have one spelling."""
+    """`constrained` of whole texts sums to 1 over all that may be sampled, by letters: each text has one spelling."""
     model, form = HistoryModel(tokenizer_of("char").vocab_size), TextForm("choices", '["aa", "ab", "b", "ca"]')
     found = {}
     for seed in range(60):
         (one,) = written(form, "char", model=model, strategy=Sample, seed=seed, temperature=4.0)
-        found[one.text] = sum(one.formed)
+        found[one.text] = sum(one.constrained)
     assert len(found) == 4
     assert sum(map(math.exp, found.values())) == pytest.approx(1, abs=1e-5)
 
@@ -401,9 +405,55 @@ def test_settings_with_a_form_are_kept_as_records():
     assert from_record(json.loads(json.dumps(to_record(chosen)))) == chosen
 
 
-def test_a_vocabulary_that_cannot_write_a_form_says_so():
+UNSPELLED = {
+    "at the beginning": ("choices", '["ᚠᚢ", "ᛗ"]'),
+    "after a text": ("choices", '["the ᚠ"]'),
+    "in the middle": ("regex", "the cat ᚠ[ab]"),
+    "by one of several": ("regex", "the cat (ᚠ|ᛗ)"),
+    "in a key": ("json-schema", '{"type": "object", "properties": {"ᚠ": {"type": "null"}}, "required": ["ᚠ"]}'),
+    "in a value": ("json-schema", '{"enum": ["ᚠ"]}'),
+    "in a grammar": ("grammar", 'start: ("a" | "b")~2 "ᚠ"'),
+}
+HOW = {"greedy": {}, "beam": {"strategy": Beam, "num_beams": 2}, "complete": {}}
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "wordpiece", "unigram"])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("where", UNSPELLED)
+def test_a_vocabulary_that_cannot_spell_a_form_says_so(kind, how, where):
+    """Its filters exclude nothing, and an end would be found with other tokens."""
+    form = TextForm(*UNSPELLED[where], complete=how == "complete")
     with pytest.raises(UsageError, match="no token of this model goes on with it"):
-        written(TextForm("choices", '["ж"]'), "char")
+        written(form, kind, **HOW[how])
+
+
+def test_filters_that_exclude_every_token_are_named_as_before():
+    bias = tuple(((token,), -math.inf) for token in tokenizer_of("char").encode("ab"))
+    with pytest.raises(UsageError, match="filters exclude every token"):
+        written(TextForm("regex", "[ab]"), "char", logit_bias=bias)
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "wordpiece"])
+@pytest.mark.parametrize(
+    ("pattern", "text"), [("é|è", "é"), ("日(本|木)", "日本"), ("(the|a) cat( ᚠ)?", "(the|a) cat")]
+)
+def test_of_what_may_follow_the_model_writes_what_it_can_spell(kind, pattern, text):
+    """Also where characters begin with the same bytes."""
+    for seed in range(3):
+        (one,) = written(TextForm("regex", pattern, complete=True), kind, strategy=Sample, seed=seed)
+        assert re.fullmatch(text, one.text)
+
+
+def test_a_form_that_no_text_has_is_told_apart():
+    with pytest.raises(UsageError, match="no text goes on with it"):
+        written(TextForm("regex", r"a[^\s\S]b"))
+
+
+def test_errors_name_the_file_of_a_form():
+    for kind, source in (("json-schema", '{"not": {}}'), ("grammar", "start: word")):
+        with pytest.raises(UsageError, match=r"^a\\x1b.lark: the "):
+            TextForm(kind, source, file="a\x1b.lark")
+    assert TextForm.of(regex="a", file="b") == TextForm("regex", "a")
 
 
 def test_samples_of_one_place_share_what_may_follow(monkeypatch):

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from lmtool.decoding.prompts import gather_prompts, read_prompts
+from lmtool.decoding.prompts import gather_prompts
 from lmtool.errors import DataError, UsageError
 from tests.errors import refuses
 
@@ -21,30 +21,30 @@ from tests.errors import refuses
 def test_each_line_is_a_prompt(tmp_path, monkeypatch, data, expected):
     file = tmp_path / "prompts.txt"
     file.write_bytes(data)
-    assert read_prompts(str(file)) == expected
+    assert gather_prompts([], str(file)) == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert read_prompts("-") == expected
+    assert gather_prompts([], "-") == expected
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\n")
     with refuses("file_not_found") as error:
-        read_prompts(str(tmp_path / "promts.txt"))
+        gather_prompts([], str(tmp_path / "promts.txt"))
     assert error.value.fix == f"did you mean {tmp_path / 'prompts.txt'}?"
     with pytest.raises(DataError, match="a folder"):
-        read_prompts(str(tmp_path))
+        gather_prompts([], str(tmp_path))
 
 
 def test_empty_files_are_refused(tmp_path):
     (tmp_path / "empty.txt").touch()
     with pytest.raises(DataError, match="empty"):
-        read_prompts(str(tmp_path / "empty.txt"))
+        gather_prompts([], str(tmp_path / "empty.txt"))
 
 
 def test_files_that_are_not_utf8_are_refused_with_the_byte(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9\n")
     with pytest.raises(DataError, match="at byte 7") as error:
-        read_prompts(str(tmp_path / "latin.txt"))
+        gather_prompts([], str(tmp_path / "latin.txt"))
     assert error.value.where.endswith("latin.txt:2")
 
 

@@ -121,14 +121,6 @@ def test_a_text_that_cannot_be_read_is_told(encoder: Loaded, monkeypatch: pytest
         list(embed(encoder, [], -1, "mean"))
 
 
-def test_standard_input_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of several would read a part of it, and wait for the others."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for sources in ([], ["-"]):
-        with pytest.raises(UsageError, match="for one process"):
-            list(embedding.read_texts(sources, "text"))
-
-
 def test_no_path_is_left_behind(encoder: Loaded, tmp_path: Path) -> None:
     """A file that cannot be completed is not created."""
     with pytest.raises(UsageError, match="text 2"):

@@ -16,13 +16,23 @@ LOADED = SimpleNamespace(model=SimpleNamespace(description="rnn"), run_path=Path
 
 def test_numbers_by_steps_back():
     lines = list(map(str, as_lines(of_gradients(FLOW), LOADED, 80)))
-    assert [line.split()[-2:] for line in lines[-3:]] == [
+    head = next(i for i, line in enumerate(lines) if line.startswith("back"))
+    rows = lines[head + 1 : head + 4]
+    assert [line.split()[-2:] for line in rows] == [
         ["1.000e+00", "2.000e+00"],
         ["1.000e-01", "0.000e+00"],
         ["not", "finite"],
     ]
-    assert [line.split()[0] for line in lines[-3:]] == ["0", "1", "2"]
-    assert "'b'" in lines[-3]
+    assert [line.split()[0] for line in rows] == ["0", "1", "2"]
+    assert "'b'" in rows[0]
+    assert " ".join(lines[head + 5 :]) == of_gradients(FLOW).caption
+
+
+def test_a_long_text_leaves_the_curve_on_the_screen():
+    n = 1000
+    flow = GradientFlow(["a"] * n, "b", GradientNorms(1.5, {"layer 1": [0.99**k for k in range(n)]}))
+    listed = [line.split() for line in map(str, as_lines(of_gradients(flow), LOADED, 80)) if "'a'" in line]
+    assert [int(first) for first, *_ in listed] == list(range(0, n, 17))
 
 
 def test_hostile_text_stays_text():

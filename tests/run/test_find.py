@@ -53,6 +53,16 @@ def test_a_run_elsewhere_is_remembered(make: MakeRun, tmp_path: Path) -> None:
     assert find(str(other.path)).run.name == "other"
 
 
+def test_a_name_of_two_runs_is_refused_unless_one_is_in_the_folder_of_runs(make: MakeRun, tmp_path: Path) -> None:
+    both = [make(folder=tmp_path / sweep / "lr=0.1") for sweep in ("one", "two")]
+    with pytest.raises(CheckpointError, match=r"2 runs are called 'lr=0\.1'") as refused:
+        find("lr=0.1")
+    assert all(str(run.path) in str(refused.value.where) for run in both)
+    assert find(str(both[0].path)).run.path.samefile(both[0].path)
+    inside = make(folder=tmp_path / "runs" / "lr=0.1")
+    assert find("lr=0.1").run.path.samefile(inside.path)
+
+
 def test_a_runs_folder_that_cannot_be_written_does_not_matter(
     make: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,10 @@ from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.search import index as module
-from lmtool.search.index import LISTS, TEXTS, VECTORS, Entry, Index, add, remove
+from lmtool.search import nearest
+from lmtool.search.index import LISTS, TEXTS, VECTORS, Entry, Index, add, open_index, remove
 from lmtool.search.nearest import unit
+from tests.errors import refuses
 from tests.reference import search as plain
 from tests.run.killing import in_child
 from tests.training.tiny import Work, no_report
@@ -121,7 +123,7 @@ def test_what_cannot_be_indexed_leaves_nothing(tmp_path, loaded):
     with pytest.raises(UsageError, match="not empty"):
         add(tmp_path / "full", loaded, entries(), no_report)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
-    with pytest.raises(DataError, match="two texts have the same id"):
+    with pytest.raises(DataError, match=r"two texts have the same id: 'a\.txt:1'"):
         add(tmp_path / "i", loaded, [*entries(), *entries()], no_report)
 
 
@@ -129,6 +131,9 @@ def test_what_cannot_be_indexed_leaves_nothing(tmp_path, loaded):
 def test_damage_is_told(tmp_path, loaded, name):
     add(tmp_path / "i", loaded, entries(), no_report)
     (tmp_path / "i" / name).write_bytes(b"x" * 50)
+    with pytest.raises(DataError, match="damaged"):
+        Index(tmp_path / "i")
+    (tmp_path / "i" / name).unlink()
     with pytest.raises(DataError, match="damaged"):
         Index(tmp_path / "i")
     with pytest.raises(DataError, match="there is no index"):
@@ -148,6 +153,8 @@ def test_beyond_many_texts_faiss_proposes(tmp_path, loaded, monkeypatch):
     remove(path, ["a.txt:1"])
     hits = found(path, loaded, LINES[0])
     assert hits
+    (path / LISTS).write_bytes(b"x" * 50)
+    assert len(found(path, loaded, LINES[0])) == 7, "the exact search needs no lists"
     assert "a.txt:1" not in [hit.id for hit in hits]
 
 
@@ -202,5 +209,56 @@ def test_a_text_without_tokens_has_a_vector_that_nothing_is_near(loaded):
     vectors = module.text_vectors(loaded, ["the map", "", "the map"])
     np.testing.assert_array_equal(vectors[0], vectors[2])
     assert not vectors[1].any()
-    with pytest.raises(UsageError, match="there is no text that has a token"):
+    with pytest.raises(DataError, match="there is no text"):
         module.text_vectors(loaded, ["", ""])
+
+
+def test_the_first_text_may_be_without_tokens(tmp_path, loaded):
+    add(tmp_path / "i", loaded, entries(["", *LINES]), no_report)
+    assert found(tmp_path / "i", loaded, LINES[0], 1)[0].text == LINES[0]
+    with pytest.raises(DataError, match="there is no text"):
+        add(tmp_path / "j", loaded, entries(["", ""]), no_report)
+    assert not (tmp_path / "j").exists()
+
+
+def test_queries_are_answered_one_by_one_as_together(tmp_path, loaded, monkeypatch):
+    add(tmp_path / "i", loaded, entries(), no_report)
+    index = Index(tmp_path / "i", loaded)
+    together = index.search(LINES, 3)
+    monkeypatch.setattr(nearest, "AT_ONCE", 1)
+    alone = dict(index.answers(LINES, 3))
+    assert [*alone] == LINES
+    for some, others in zip(alone.values(), together, strict=True):
+        assert [hit[:3] for hit in some] == [hit[:3] for hit in others]
+        assert [hit.score for hit in some] == pytest.approx([hit.score for hit in others], abs=1e-5)
+
+
+def test_a_query_without_tokens_is_refused(tmp_path, loaded):
+    add(tmp_path / "i", loaded, entries(), no_report)
+    index = Index(tmp_path / "i", loaded)
+    with pytest.raises(UsageError, match="text 2 has no tokens"):
+        index.search(["the cat", ""])
+    with pytest.raises(DataError, match="there is no text"):
+        index.search([])
+
+
+def test_a_text_that_is_in_another_file_now_is_of_that(tmp_path, loaded):
+    add(tmp_path / "i", loaded, [Entry("k", "old.csv", "the cat sat")], no_report)
+    counts = add(tmp_path / "i", loaded, [Entry("k", "new.csv", "the cat sat")], no_report)
+    assert counts == {"added": 0, "replaced": 1, "kept": 0}
+    assert remove(tmp_path / "i", ["new.csv"]) == {"removed": 1}
+
+
+def test_an_index_whose_run_is_gone_names_the_option(tmp_path, work):
+    work.pretrain("seed=6", name="gone")
+    run = work.run("gone")
+    add(tmp_path / "i", load_run(str(run), CPU), entries(), no_report)
+    run.rename(run.with_name("moved"))
+    with refuses("run_not_found") as error:
+        open_index(tmp_path / "i")
+    assert "--run RUN" in error.value.fix
+    assert str(tmp_path / "i") in error.value.fix
+    assert open_index(tmp_path / "i", str(run.with_name("moved"))).search([LINES[0]], 1)[0][0].text == LINES[0]
+    with refuses("run_not_found") as error:
+        open_index(tmp_path / "i", "nothing")
+    assert "index" not in error.value.fix

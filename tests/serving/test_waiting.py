@@ -14,7 +14,7 @@ import pytest
 
 from lmtool.decoding import generate
 from lmtool.decoding.forms import TextForm
-from lmtool.serving import protocol, service
+from lmtool.serving import answer, protocol, service
 from lmtool.serving.application import SHORT_BODY
 from lmtool.serving.protocol import MAX_VALUES
 from lmtool.serving.scheduler import Scheduler
@@ -28,6 +28,7 @@ WORK: list[tuple[Any, str]] = [
     (Tokenizer, "piece"),
     (generate, "random_key"),
     (protocol, "parse"),
+    (answer, "listed"),
     (service, "listed"),
     (service, "beginning"),
     (TextForm, "__post_init__"),

@@ -1,4 +1,4 @@
-"""Losses and gradients of sentence-transformers, with the same weights."""
+"""Losses and gradients of sentence-transformers, with the same weights; in float64, where rounding hides nothing."""
 
 import random
 from pathlib import Path
@@ -49,9 +49,9 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers(
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(test_importing, "CASES", {**test_importing.CASES, **BODIES})
     folder = sentence_transformers(tmp_path / "published")
-    peer = library.SentenceTransformer(str(folder), device="cpu").eval()
+    peer = library.SentenceTransformer(str(folder), device="cpu").eval().double()
     loaded = load_run(str(imported(str(folder))), CPU)
-    lm, recipe = loaded.model.requires_grad_(True), loaded.recipe
+    lm, recipe = loaded.model.requires_grad_(True).double(), loaded.recipe
     for name, (keys, n_texts, loss) in peers_losses(peer).items():
         spec = recipe.objective.with_values(keys)
         objective = build_objective(recipe.with_values({"objective": spec}), loaded.tokenizer)
@@ -66,7 +66,7 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers(
         peer.zero_grad()
         ours = objective.loss(lm, objective.collate(examples)).total / len(examples)
         columns = [peer.preprocess([row[k] for row in texts(n_texts)]) for k in range(n_texts)]
-        theirs = loss(columns, torch.tensor(SIMILARITIES))
+        theirs = loss(columns, torch.tensor(SIMILARITIES, dtype=torch.float64))
         ours.backward()
         theirs.backward()
         assert ours.item() == pytest.approx(theirs.item(), rel=1e-6, abs=1e-6), name

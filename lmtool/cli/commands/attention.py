@@ -5,7 +5,7 @@ from typing import Literal
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
-from lmtool.cli.output import check_new, describe, put, put_json
+from lmtool.cli.output import check_new, describe, put, put_json, warn_of_files
 
 
 def attention(
@@ -49,6 +49,7 @@ def attention(
 
     check_new(output, ".html")
     check_new(npz, ".npz")
+    warn_of_files(filter(None, [*(text or ()), source, target]))
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
     texts = text or []

@@ -69,7 +69,9 @@ def chat(
 
     if settings["max_new_tokens"] is None:
         settings["max_new_tokens"] = LONGEST_ANSWER
-    settings["form"] = form_in(settings)
+    settings["form"] = form = form_in(settings)
+    if tools is not None and form is not None:
+        raise UsageError(f"--tools contradicts --{form.kind}: a call has its own form", fix="give only one of them")
     strategy = choose("greedy" if greedy else "sample", **settings)
     generator = TextGenerator.open(run, device=device, precision=precision)
     conversation = Conversation(generator, strategy, stop=stop or ())

@@ -62,9 +62,7 @@ def check(
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
     whole = [] if fix is None else ["data.valid_fraction=0"]  # no rows are held out of the table that is fixed
     settings = settings_in(options, READING, *others, overrides=[*(overrides or []), *whole])
-    reports = []
-    if names:
-        reports.append(_look(names, settings, tokenizer, quiet))
+    reports = [_look(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
         from lmtool.checks.check import check_cache
 

@@ -1,18 +1,23 @@
 """`lmtool embed`: contextual embeddings of words, or embeddings of whole texts; `lmtool search`: texts by these."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
 from lmtool.cli.help import GroupWithDefault, argument, flag, group, option, register
-from lmtool.cli.output import check_new, describe, open_model, put, put_json
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import Column
+from lmtool.cli.settings import OF_TEXTS, as_data, sets, settings_in
 from lmtool.errors import UsageError
 
+if TYPE_CHECKING:
+    from lmtool.search.entries import Entry
 
+
+@sets(OF_TEXTS)
 def embed(
     run: RunName,
     text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}; - is standard input, the default."),
@@ -26,10 +31,11 @@ def embed(
         "FILE", "A new .npz or .jsonl file; JSON lines on stdout by default.", "--output", "-o"
     ),
     truncate: bool = flag("Truncate texts to the context.", "--truncate"),
-    column: Column = None,
+    *,
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,
+    **reading: Any,
 ) -> None:
     """Write a model's contextual embeddings of words, or its embeddings of whole texts.
 
@@ -48,7 +54,7 @@ def embed(
     check_new(output, ".npz", ".jsonl")
     loaded = open_model(run, device, precision)
     describe(loaded, quiet or output is None)
-    texts = embedding.read_texts(text or [], column or loaded.recipe.data.column, typed or [])
+    texts = (entry.text for entry in _read(text, typed, loaded.recipe.data.column, reading))
     embedded = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main():
         for line in embedding.as_lines(embedded):
@@ -59,15 +65,30 @@ def embed(
     put(output)
 
 
+def _read(files: list[str] | None, typed: list[str] | None, column: str, reading: dict[str, Any]) -> "Iterator[Entry]":
+    """The texts that are typed, then those of files, by default of standard input; bad rows that are skipped are told.
+
+    column: of tables, unless the options of reading name others.
+    """
+    from lmtool.search.entries import Entry, read_entries
+
+    yield from (Entry("", "", text) for text in typed or [])
+    sources = files or ([] if typed else ["-"])
+    data = as_data(settings_in(reading, OF_TEXTS, ("data.column", column, "")))
+    describe_skipped((yield from read_entries(sources, data, reading.get("id_column"))))
+
+
+@sets(OF_TEXTS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))})
 def index(
     texts: list[str] | None = argument("FILES|TABLE", f"{TEXT_HELP} Each line or row is a text."),
     run: str | None = option("RUN", f"The model: {RUN_HELP[0].lower()}{RUN_HELP[1:]}", shown="that of the index"),
     output: Path = option("INDEX", "The folder of the index, new or not.", "--output", "-o", default=...),
     remove: list[str] | None = option("ID|FILE", "Remove a text, or all texts of a file. May be repeated."),
-    column: Column = None,
+    *,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
+    **reading: Any,
 ) -> None:
     """Make an index of texts, add texts to it, or remove some: a vector for each, pooled as the model was trained to.
 
@@ -76,7 +97,7 @@ def index(
 
     Examples:
     lmtool search index notes/ --run last -o notes.index
-    lmtool search index news.csv --column headline -o notes.index
+    lmtool search index news.csv --text-column headline --text-column body --id-column url -o notes.index
     lmtool search index -o notes.index --remove notes/old.txt
     """
     from lmtool.search import index as indexing
@@ -84,9 +105,9 @@ def index(
     if bool(texts) is bool(remove):
         raise UsageError("nothing to index, or two things to do", fix="name files or a table, or else give --remove")
     if texts:
-        loaded = open_model(run or indexing.Index(output).run, device, "float32")
+        loaded = open_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
         describe(loaded, quiet)
-        entries = indexing.read_entries(texts, column or loaded.recipe.data.column)
+        entries = list(_read(texts, None, loaded.recipe.data.column, reading))
         with Display(shown=True, quiet=quiet) as display:
             counts = indexing.add(output, loaded, entries, display.report)
     else:
@@ -98,33 +119,47 @@ def index(
         put(f"{output}: {n_texts:,} texts; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
+@sets(OF_TEXTS)
 def query(
     index: Path = argument("INDEX", "The folder of an index.", ..., shown=True),
     queries: list[str] | None = argument("QUERY", "Queries; lines of standard input by default."),
+    query_file: list[str] | None = option("FILE", "Queries: lines of text, rows of a table; - is standard input."),
     k: int = option("N", "How many texts to show.", "-k", default=10, min=1),
     rerank: str | None = option("RUN", "A model of pairs of texts, which ranks the nearest 100 anew."),
     run: str | None = option("RUN", "The model of the index, where it has been moved."),
+    output: Path | None = option("FILE", "A new .jsonl or .csv file for what is found.", "--output", "-o"),
+    *,
     device: Device = "auto",
     as_json: Json = False,
+    **reading: Any,
 ) -> None:
     """Show the texts of an index that are nearest to a query, by cosine similarity. `query` may be left out.
 
     Examples:
     lmtool search query notes.index "how to bake bread"
     lmtool search query notes.index "how to bake bread" -k 3 --rerank pairs
+    lmtool search query notes.index --query-file questions.csv --text-column question -o answers.csv
     lmtool search query notes.index --json < questions.txt
     """
-    from lmtool.inference.embedding import read_texts
+    from lmtool import durable
+    from lmtool.search.entries import as_csv, as_json_lines
     from lmtool.search.index import open_index
 
+    check_new(output, ".jsonl", ".csv")
     opened = open_index(index, run, rerank=rerank, device=device)
-    texts = list(read_texts([], "", queries or []))
-    for text, entries in zip(texts, opened.search(texts, k), strict=True):
-        lines = [f"{one.score:.4f}  {one.id}  {' '.join(one.text.split())[:200]}" for one in entries]
-        if as_json:
-            put_json({"query": text, "hits": [entry._asdict() for entry in entries]})
-        else:
-            put(*([text] if len(texts) > 1 else []), *lines)
+    texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe.data.column, reading)]
+    answers = opened.answers(texts, k)
+    if output is not None:
+        lines = as_csv(answers) if output.suffix == ".csv" else as_json_lines(answers)
+        durable.write_output(output, map(str.encode, lines))
+        put(output)
+    elif as_json:
+        for line in as_json_lines(answers):
+            typer.echo(line, nl=False)
+    else:
+        for text, entries in answers:
+            shown = [f"{one.score:.4f}  {one.id}  {' '.join(one.text.split())[:200]}" for one in entries]
+            put(*([text] if len(texts) > 1 else []), *shown)
 
 
 HELP = "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made."

@@ -4,7 +4,7 @@ from functools import partial
 
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, show_picture
+from lmtool.cli.output import check_new, describe, show_picture, warn_of_files
 from lmtool.errors import UsageError
 
 
@@ -39,6 +39,7 @@ def gradients(
     check_new(output)
     if starts and token is not None:
         raise UsageError("--token names a loss, and two states have none", fix="omit --token, or --starts")
+    warn_of_files([text])
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
     value: dict[str, object]

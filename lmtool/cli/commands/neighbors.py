@@ -6,7 +6,7 @@ from typing import Any, Literal
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import check_new, describe, describe_skipped, put, put_json, put_result, show_picture
-from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
+from lmtool.cli.settings import COLUMN_HELP, READING, as_data, sets, settings_in
 from lmtool.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def neighbors(
     text: str | None = option("TEXT", "The word as it is meant in this text.", "--in"),
     among: list[str] | None = option("FILE", "With --in: files of texts, whose words may be neighbours."),
     layer: int | None = option("K", "With --in: 0 for the embeddings, 1 for the first layer.", shown="-1, the last"),
-    column: Column = None,
+    column: str | None = option("NAME", COLUMN_HELP, "--column", "--text-column"),
     method: Literal["pca", "tsne"] | None = option("", "Draw the word and its neighbours in the plane.", "--map"),
     output: HtmlFile = None,
     *,
@@ -45,9 +45,10 @@ def neighbors(
     """
     from lmtool.analysis import neighbors as analysis
     from lmtool.compute.device import choose_compute
-    from lmtool.inference import embedding
     from lmtool.inference.load import load_run
+    from lmtool.recipe.spec.text import Data
     from lmtool.report import neighbors as report
+    from lmtool.search.entries import read_entries
 
     if [word, analogy, similarity].count(None) != 2:
         raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
@@ -75,7 +76,7 @@ def neighbors(
         result = analysis.neighbors(loaded, word, k)
     else:
         assert word is not None
-        texts = embedding.read_texts(among or [], column or "text")
+        texts = (entry.text for entry in read_entries(among or [], Data(column=column or "text")))
         result = analysis.neighbors_in_context(loaded, word, text, texts, -1 if layer is None else layer, k)
     describe(result.loaded, quiet)
     if method is None and output is not None:

@@ -8,7 +8,7 @@ import typer
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
-from lmtool.cli.settings import READING, as_data, sets, settings_in
+from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in
 from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import ResourceError, UsageError
 
@@ -71,10 +71,7 @@ def serve(
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))
 
 
-OF_ROWS = ("text_columns", "label_column", "encoding", "delimiter", "skip_bad_rows")
-
-
-@sets({f"data.{key}": READING[f"data.{key}"] for key in OF_ROWS})
+@sets(OF_TEXTS | {"data.label_column": READING["data.label_column"]})
 def label(
     table: str = argument("TABLE", "The table: .csv, .tsv, .jsonl or .parquet. It stays as it is.", ...),
     labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),

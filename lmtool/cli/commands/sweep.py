@@ -51,7 +51,7 @@ def sweep(
     from lmtool.run.creation import unused_folder
     from lmtool.sweeping.grid import choices_of, name_of, read, usual_axes
     from lmtool.sweeping.halving import search
-    from lmtool.sweeping.results import tabulated
+    from lmtool.sweeping.results import tabulated, validated
     from lmtool.sweeping.sweep import Sweep, Typed, usual_slots
 
     began = time.monotonic()
@@ -117,5 +117,9 @@ def sweep(
     if not quiet and rows[0].runs:
         again = ["lmtool", verb, "-r", str(best)] if typed.source is None else typed.command(verb, rows[0].choice)
         tell(f"the best again: {shlex.join(again)}")
+        if len({validated(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
+            tell("warning: all came out the same: what was varied did not matter here, as after too few steps")
+        elif len(rows) > 1 and seeds == 1:
+            tell("one seed each: how much is chance, --seeds 3 tells")
     if this.failures:
         raise typer.Exit(next(code for _, code in this.failures.values()))

@@ -7,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
-from lmtool.cli.output import check_new, put_json
+from lmtool.cli.output import check_new, put_json, warn_of_files
 from lmtool.cli.progress import Display, count, entries
 from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
 from lmtool.errors import UsageError
@@ -84,6 +84,7 @@ def tokenize(
 
 def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:
     """Pieces and ids of a text; also as a page."""
+    warn_of_files([text])
     if html is not None:
         from lmtool.report.page import write_page
         from lmtool.report.tokenized import as_page

@@ -79,13 +79,8 @@ def measure_suite(
 
 def write_rows(path: Path, results: SuiteResults) -> None:
     """Write what is kept of all rows, each with the name of its task, to a new file."""
-    with durable.writing(path), durable.staged(path) as new:
-        durable.write_new(new, _named_rows(results))
-
-
-def _named_rows(results: SuiteResults) -> Iterator[bytes]:
-    for name, one in results.tasks.items():
-        yield from (json.dumps({"task": name, **row}).encode() + b"\n" for row in one.rows())
+    rows = ({"task": name, **row} for name, one in results.tasks.items() for row in one.rows())
+    durable.write_output(path, (json.dumps(row).encode() + b"\n" for row in rows))
 
 
 def texts_of(tasks: Sequence[Rendering]) -> Iterator[tuple[str, str]]:

@@ -35,8 +35,8 @@ def grammar(tmp_path):
 def test_each_option_keeps_its_form(lmtool, trained, schema, grammar):
     asked = ("generate", "The sailor", "--run", trained, "--max-new-tokens", "60", "--complete", "-q", "--no-echo")
     for seed in range(3):
-        said = lmtool.succeeds(*asked, "--choices", "a kettle,a map", "--seed", seed).out
-        assert said.strip() in ("a kettle", "a map")
+        said = lmtool.succeeds(*asked, "--choices", " a kettle, a map", "--seed", seed).out
+        assert said in ("a kettle\n", "a map\n")
         assert re.fullmatch(
             "[ab]{3}[0-9]+", lmtool.succeeds(*asked, "--regex", "[ab]{3}[0-9]+", "--seed", seed).out.strip()
         )
@@ -52,7 +52,7 @@ def test_records_have_both_probabilities_and_are_repeated(lmtool, trained, tmp_p
     record = json.loads(said)
     assert record["text"] in ("sold", "found")
     assert record["finish_reason"] == "stop"
-    assert all(a >= b - 1e-5 for a, b in zip(record["formed_logprobs"], record["logprobs"], strict=True))
+    assert all(a >= b - 1e-5 for a, b in zip(record["constrained_logprobs"], record["logprobs"], strict=True))
     kept = tmp_path / "records.jsonl"
     kept.write_text(said)
     assert lmtool.succeeds("generate", "--replay", kept).out.startswith("same")
@@ -97,6 +97,7 @@ REFUSED = [
     (("generate", "a", "--choices", "a", "--num-beams", "2", "--complete"), "beam search"),
     (("generate", "a", "--regex", "a{90}", "--complete", "--max-new-tokens", "9"), "shortest text"),
     (("generate", "--replay", "x.jsonl", "--choices", "a"), "replay"),
+    (("generate", "a", "--choices", "a, ,b"), "none of them empty"),
 ]
 
 
@@ -108,6 +109,42 @@ def test_what_contradicts_a_form_is_named(lmtool, trained, asked, what):
     assert said.code == 2
     assert what in said.err
     assert len(said.err.strip().splitlines()) <= 3
+
+
+@pytest.mark.parametrize("more", [(), ("--complete",), ("--num-beams", "2")], ids=["", "complete", "beam"])
+def test_what_no_token_spells_is_said(lmtool, ngram, files, tmp_path, more):  # noqa: F811
+    """The vocabulary is the words of its text, which have neither braces nor umlauts."""
+    (tmp_path / "list.json").write_text('{"type": "array"}')
+    (tmp_path / "two.lark").write_text('start: "good" " größer"')
+    for asked, file in (
+        (("--choices", "größer,höher"), ""),
+        (("--regex", "good verdict: [0-9]"), ""),
+        (("--json-schema", tmp_path / "list.json"), "list.json: "),
+        (("--grammar", tmp_path / "two.lark"), "two.lark: "),
+    ):
+        said = lmtool("generate", "good", "--run", ngram, *asked, *more)
+        assert said.code == 2
+        assert f"{file}the " in said.err
+        assert "no token of this model goes on with it" in said.err
+
+
+def test_files_of_forms_are_named(lmtool, trained, schema, grammar):
+    schema.write_text('{"uniqueItems": true}')
+    grammar.write_text("start: word")
+    for option, file, what in (("--json-schema", schema, "uniqueItems"), ("--grammar", grammar, "unknown name")):
+        said = lmtool("generate", "a", "--run", trained, option, file)
+        assert said.code == 2
+        assert said.err.splitlines()[0].removeprefix("error: ").startswith(f"{file}: the ")
+        assert what in said.err
+
+
+@pytest.mark.parametrize("form", ["--choices", "--regex", "--json-schema", "--grammar"])
+def test_tools_of_a_conversation_contradict_its_form(lmtool, trained, schema, grammar, tmp_path, form):
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]')
+    value = {"--json-schema": schema, "--grammar": grammar}.get(form, "a")
+    said = lmtool("chat", trained, "--tools", tools, form, value)
+    assert (said.code, f"--tools contradicts {form}" in said.err) == (2, True)
 
 
 def test_options_of_prompts_need_one(lmtool, trained, ngram, files, schema):  # noqa: F811

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from lmtool.decoding import constrained
 from lmtool.decoding.forms import TextForm
 from lmtool.decoding.settings import Sample
-from tests.serving.harness import Served
+from tests.serving.harness import Served, served
+from tests.training.tiny import Work
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -72,6 +73,7 @@ def test_any_object_is_json(client: openai.OpenAI, name: str) -> None:
 
 
 GUIDED: list[tuple[dict[str, Any], str]] = [
+    ({"guided_choice": [" Tom", " no"]}, " Tom| no"),
     ({"guided_choice": ["Tom saw it", "no"]}, "Tom saw it|no"),
     ({"guided_regex": "[ab]{3}c"}, "[ab]{3}c"),
     ({"guided_json": SCHEMA}, r'\{"who": "(Tom|Anna)", "balls": \d+\}'),
@@ -107,7 +109,7 @@ def test_probabilities_are_those_of_the_model(client: openai.OpenAI, name: str) 
     content = answer.logprobs.content or []
     assert "".join(one.token for one in content) == "no"
     assert sum(one.logprob for one in content) < -1  # the model is random: it would seldom say so
-    assert [(one.model_extra or {})["formed_logprob"] for one in content] == [0.0] * len(content)
+    assert [(one.model_extra or {})["constrained_logprob"] for one in content] == [0.0] * len(content)
 
 
 def test_many_forms_at_once_are_those_of_each_alone(server: Served, name: str) -> None:
@@ -147,6 +149,32 @@ def test_what_is_not_enforced_is_refused_by_name(server: Served, guided: Any, pa
     assert answer.status_code == 400
     assert what in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == (param or None)
+
+
+@pytest.fixture(scope="module")
+def letters(folder: Work) -> Iterator[Served]:
+    """A model of characters, among them no digits and braces."""
+    folder.pretrain(name="letters")
+    with served(str(folder.run("letters"))) as found:
+        yield found
+
+
+UNSPELLED: list[dict[str, Any]] = [
+    {"guided_choice": ["größer", "höher"]},
+    {"guided_regex": "the cat [0-9]+"},
+    {"guided_json": {"type": "object"}},
+    {"guided_grammar": 'start: "a cat" " {"', "guided_complete": True},
+]
+
+
+@pytest.mark.parametrize("guided", UNSPELLED, ids=[next(iter(guided)) for guided in UNSPELLED])
+def test_what_no_token_spells_is_said(letters: Served, guided: Any) -> None:
+    what, asked = "no token of this model goes on with it", {"prompt": "a cat", "max_tokens": 20, **guided}
+    with letters.http() as client:
+        answer = client.post("/v1/completions", json=asked)
+        assert answer.status_code == 400
+        assert what in answer.json()["error"]["message"]
+        assert what in client.post("/v1/completions", json={**asked, "stream": True}).text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Texts of files, the lines of a text and the rows of a table; and those that answer queries, as lines to write."""
+
+import json
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lmtool.data.corpus import LONGEST_CELL
+from lmtool.data.files import display, find_files, text_lines, unpacked_name
+from lmtool.data.hub import PREFIX
+from lmtool.data.rowfile import ENDINGS, known_column
+from lmtool.data.stdin import STDIN
+from lmtool.data.table import Skipped, csv_line, open_table, skip
+from lmtool.decoding.prompts import read_lines
+from lmtool.recipe.spec.text import Data
+from lmtool.tables.columns import choose_columns
+from lmtool.tables.labels import as_cell
+from lmtool.tables.reading import stream_texts
+
+
+class Entry(NamedTuple):
+    """A text of an index. id: unique in it. source: the file that it is of.
+
+    score: of a text that was found, its cosine similarity, or what a cross-encoder makes of the query and the text.
+    """
+
+    id: str
+    source: str
+    text: str
+    score: float = 0.0
+
+
+Hits = tuple[str, list[Entry]]
+"""A query, and what is found for it, the best first."""
+
+
+def read_entries(
+    sources: Iterable[str], reading: Data, id_column: str | None = None
+) -> Generator[Entry, None, Skipped]:
+    """The lines of text files, of standard input, which "-" names, and the rows of tables, but for blank ones.
+
+    The id of the first of a.txt is a.txt:1. reading: its columns of texts, or else its `column`, are joined by a space;
+    its encoding is of text files too. id_column: of the ids of rows. Returns the bad rows that were skipped.
+    Raises the errors of files and tables.
+    """
+    skipped = Skipped()
+    for source in sources:
+        for name in [source] if source == STDIN or source.startswith(PREFIX) else map(str, find_files(source)):
+            where, lines = display(Path(name)), text_lines(Path(name), reading.encoding)
+            if name == STDIN:
+                lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
+            is_table = name.startswith(PREFIX) or unpacked_name(Path(name)).endswith(ENDINGS)
+            rows = _rows(name, reading, id_column, skipped) if is_table else enumerate(lines, 1)
+            yield from (Entry(n if isinstance(n, str) else f"{where}:{n}", where, text) for n, text in rows)
+    return skipped
+
+
+def _rows(source: str, reading: Data, id_column: str | None, skipped: Skipped) -> Iterator[tuple[str | int, str]]:
+    """The id of each row of a table, its number where no column has ids, and its texts as one."""
+    table = open_table(source, reading, field_limit=LONGEST_CELL)
+    texts = reading.text_columns or (reading.column,)
+    columns = choose_columns(table, reading.with_values({"text_columns": texts}), labelled=False)
+    where = display(table.path)
+    ids = None if id_column is None else known_column(id_column, table.names, where, "--id-column")
+    counted = skipped if reading.skip_bad_rows else None
+    for row, item in stream_texts(table, columns, counted):
+        if text := " ".join(filter(str.strip, item.texts)):
+            name = row.number if ids is None else as_cell(row.values[table.names.index(ids)])
+            if name and not isinstance(name, tuple):
+                yield name, text
+            else:
+                skip(table.fault("no id", "the row has no id", row.number, row.line, ids, "fill it"), counted)
+
+
+def as_json_lines(answers: Iterable[Hits]) -> Iterator[str]:
+    """An object for each query."""
+    for query, entries in answers:
+        yield json.dumps({"query": query, "hits": [entry._asdict() for entry in entries]}) + "\n"
+
+
+def as_csv(answers: Iterable[Hits]) -> Iterator[str]:
+    """A header, and a row for each text that is found."""
+    yield csv_line(("query", "rank", *Entry._fields))
+    for query, entries in answers:
+        yield from (csv_line((query, rank, *entry)) for rank, entry in enumerate(entries, 1))

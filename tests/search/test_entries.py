@@ -1,0 +1,144 @@
+"""Texts of files and tables with their ids, and what is found, as lines to write."""
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec.text import Data
+from lmtool.search.entries import Entry, as_csv, as_json_lines, read_entries
+from tests.errors import refuses
+
+ROWS = [("k1", "Cats", "They purr."), ("k2", "", "No title."), ("k3", " ", ""), ("k4", "Été", 'A "quoted", thing')]
+BOTH = ["Cats They purr.", "No title.", 'Été A "quoted", thing']
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path, rows=ROWS, encoding="utf-8", delimiter=","):
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter).writerows([("Key", "title", "text"), *rows])
+    path.write_bytes(text.getvalue().encode(encoding))
+    return str(path.name)
+
+
+def entries(*sources, id_column=None, **reading):
+    return list(read_entries(sources, Data(**reading), id_column))
+
+
+def test_a_line_or_a_row_is_a_text_unless_it_is_blank(folder):
+    (folder / "a.txt").write_bytes(b"\r\none\r\n \n two \nthree")
+    write(folder / "b.csv")
+    assert entries("a.txt", "b.csv") == [
+        *(Entry(f"a.txt:{i}", "a.txt", text) for i, text in enumerate(["one", " two ", "three"], 1)),
+        *(Entry(f"b.csv:{i}", "b.csv", text) for i, text in ((1, "They purr."), (2, "No title."), (4, ROWS[3][2]))),
+    ], "the number of a row is that which all commands tell"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
+def test_columns_are_joined_and_ids_are_those_of_a_column(folder, name):
+    path, rows = folder / name, [dict(zip(("Key", "title", "text"), row, strict=True)) for row in ROWS]
+    if name == "a.jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        write(path, delimiter="\t" if name == "a.tsv" else ",")
+    read = entries(name, id_column="key", text_columns=("Title", "text"))
+    assert read == [Entry(key, name, text) for key, text in zip(("k1", "k2", "k4"), BOTH, strict=True)]
+
+
+def test_numbers_are_ids_as_they_are_written(folder):
+    (folder / "a.jsonl").write_text('{"id": 7, "text": "a"}\n{"id": 8.0, "text": "b"}\n{"id": "x", "text": null}\n')
+    assert [entry.id for entry in entries("a.jsonl", id_column="id")] == ["7", "8"]
+
+
+def test_encoding_and_delimiter_are_those_stated(folder):
+    write(folder / "a.csv", encoding="cp1252", delimiter="#")
+    (folder / "a.txt").write_bytes("Été\n".encode("cp1252"))
+    read = entries("a.csv", "a.txt", encoding="cp1252", delimiter="#", column="title")
+    assert [entry.text for entry in read] == ["Cats", "Été", "Été"]
+    for source in ("a.csv", "a.txt"):
+        with pytest.raises(DataError, match="not valid"):
+            entries(source, delimiter="#", column="title")
+        with pytest.raises(DataError, match=r"not valid utf-16") as error:
+            entries(source, encoding="utf-16", delimiter="#", column="title")
+        assert "--encoding" in error.value.fix
+        with pytest.raises(UsageError, match="no encoding"):
+            entries(source, encoding="latin-99", delimiter="#", column="title")
+
+
+@pytest.mark.parametrize("cell", ["", " "])
+def test_a_row_without_an_id_is_refused_or_skipped(folder, cell):
+    write(folder / "a.csv", [ROWS[0], (cell, "", ""), (cell, "b", "b"), ROWS[1]])
+    with pytest.raises(DataError, match="no id") as error:
+        entries("a.csv", id_column="Key")
+    assert error.value.where.startswith("a.csv:4")
+    skipped = []
+
+    def read():
+        skipped.append((yield from read_entries(["a.csv"], Data(skip_bad_rows=True), "Key")))
+
+    assert [entry.id for entry in read()] == ["k1", "k2"]
+    assert str(skipped[0]) == "skipped 1 bad row: no id 1"
+
+
+def test_wrong_columns_are_told_with_the_option_that_names_them(folder):
+    write(folder / "a.csv")
+    with pytest.raises(DataError, match="no column ''"):
+        entries("a.csv", id_column="")
+    for reading, flag in (
+        ({"text_columns": ("titel",)}, "--text-column title"),
+        ({"id_column": "kye"}, "--id-column Key"),
+    ):
+        with pytest.raises(DataError, match="no column") as error:
+            entries("a.csv", **reading)
+        assert error.value.fix == f"did you mean {flag}?"
+    with pytest.raises(UsageError, match="named twice"):
+        entries("a.csv", text_columns=("title", "TITLE"))
+    (folder / "a.jsonl").write_text('{"id": 7, "text": ["a"]}\n')
+    with pytest.raises(DataError, match="list, not text"):
+        entries("a.jsonl")
+
+
+def test_standard_input_is_lines(folder, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\ntwo\n")))
+    assert [entry.text for entry in entries("-")] == ["one", "two"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(DataError, match="the input is empty"):
+        entries("-")
+
+
+def test_standard_input_is_for_one_process(monkeypatch):
+    """Each of several would read a part of it, and wait for the others."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="for one process"):
+        entries("-")
+
+
+def test_a_missing_file_is_told(folder):
+    with refuses("file_not_found"):
+        entries("none.txt")
+
+
+def test_what_is_found_is_written_and_read_back():
+    found = [
+        Entry("k,1", "a.csv", 'a "b"\r\nc', 0.5),
+        Entry("k2", "a.csv", "été", 0.25),
+    ]
+    answers = [('say "hi", you', found), ("nothing", []), ("two", found[1:])]
+    rows = list(csv.DictReader(io.StringIO("".join(as_csv(answers)), newline="")))
+    wanted = [(query, str(rank), one) for query, hits in answers for rank, one in enumerate(hits, 1)]
+    assert [
+        (row.pop("query"), row.pop("rank"), Entry(**row)._replace(score=float(row["score"]))) for row in rows
+    ] == wanted
+    records = [json.loads(line) for line in as_json_lines(answers)]
+    assert [(one["query"], [Entry(**hit) for hit in one["hits"]]) for one in records] == answers
