@@ -396,7 +396,7 @@ def shots(bench: Bench) -> str:
             told = bench.run(f"{name}-eval", "eval", str(run), "--suite", str(suite), "--json", "--quiet")
             reached.append([json.loads(told)["tasks"][str(n)]["accuracy"] for n in SHOTS])
         rows.append([f"{layers} x {width}", parameters(run), *map(mean, zip(*reached, strict=True))])
-    return table(["layers x width", "parameters", *map(str, SHOTS)], rows)
+    return table(["layers x width", "parameters", "0 examples", *map(str, SHOTS[1:])], rows)
 
 
 def lesson(rng: random.Random, groups: Sequence[Sequence[str]]) -> str:
