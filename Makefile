@@ -13,7 +13,7 @@ VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 # Files with tests that start programs: each worker imports these alone, not all tests.
 SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 
-.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings fuzz mutants check data pictures notebooks course course-models grade bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data pictures notebooks course course-models grade bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -28,6 +28,8 @@ help:
 	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/trust.md'
 	@echo 'make test-crossings  runs with each pair of features at once, for half an hour or more; CROSSINGS="--seed 2" chooses'
 	@echo 'make mutants      the share of small faults that the fast tests find, for some hours; MUTANTS="--seed 2" chooses'
+	@echo 'make test-versions  fast tests with the lowest and the newest versions of the libraries, by uv; TORCH=FOLDER links PyTorch'
+	@echo 'make release      checks that a tagged version can be published, and builds it into dist/'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
@@ -77,6 +79,13 @@ test-faults: $(VENV)/.dev
 test-crossings: $(VENV)/.dev
 	$(BIN)/python -W ignore -m tests.crossings $(CROSSINGS)
 
+test-versions:
+	@command -v uv >/dev/null || { echo 'make test-versions needs uv: pip install uv'; exit 1; }
+	for resolution in lowest-direct highest; do scripts/versions $$resolution $(VERSION) || exit 1; done
+
+release: $(VENV)/.dev
+	scripts/release
+
 mutants: $(VENV)/.dev
 	$(BIN)/python scripts/mutants.py collect -n 2
 	$(BIN)/python scripts/mutants.py try $(MUTANTS)
@@ -123,4 +132,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.made
 	@touch $(VENV)/.runtime $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .versions build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

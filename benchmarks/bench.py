@@ -6,7 +6,6 @@ with the same folder shares the work between two processes: each takes the runs 
 
 import argparse
 import csv
-import fcntl
 import json
 import os
 import random
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 
 from lmtool.cli import app
 from lmtool.data import bundled
-from lmtool.durable import lock
+from lmtool.system import try_lock
 
 DATA = bundled.folder()
 SEEDS = 3
@@ -92,7 +91,7 @@ class Bench:
         kept = self.folder / f"{name}.json"
         if not kept.exists():
             with (self.folder / f"{name}.lock").open("w") as handle:
-                if not lock(handle.fileno(), fcntl.LOCK_EX):
+                if not try_lock(handle.fileno()):
                     raise Busy(name)
                 if not kept.exists():
                     self._run(kept, command, made)

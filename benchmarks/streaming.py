@@ -110,7 +110,7 @@ def read(folder: Path, n_blocks: int) -> None:
     from lmtool.compute.device import choose_compute
     from lmtool.compute.processes import World
     from lmtool.data.blocks import STREAMS
-    from lmtool.data.cached import cache_folder
+    from lmtool.durable import cache_folder
     from lmtool.objective import build_objective
     from lmtool.recipe.load import load
     from lmtool.training.data import read_text

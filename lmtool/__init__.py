@@ -19,6 +19,10 @@ if not any(name in os.environ for name in _WAITING):
     # spins of libgomp, milliseconds of the others; read when torch is imported: docs/decisions/014-bounded-spinning.md
     os.environ |= {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
 
+for _name in ("PYTORCH_ENABLE_MPS_FALLBACK", "HF_HUB_DISABLE_TELEMETRY"):
+    # operations that Apple's GPUs lack run on the CPU; nothing is counted elsewhere. Read when libraries are imported
+    os.environ.setdefault(_name, "1")
+
 _HOMES = {
     "load": "lmtool.api",
     "pretrain": "lmtool.api",

@@ -19,6 +19,11 @@ IGNORE = -100
 """Target value of positions without a loss."""
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating-point dtype of a device: float64, which Apple's GPUs (mps) lack."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @dataclass(frozen=True)
 class Batch:
     """One batch of rows, on one device.

@@ -5,17 +5,20 @@ processes, and errors of the operating system as those of lmtool.
 """
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
+from lmtool import system
 from lmtool.errors import CheckpointError, Code, LmtoolError, ResourceError, UsageError
+from lmtool.system import rename as rename
+from lmtool.system import sync_directory as sync_directory
 
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and directories."""
@@ -31,12 +34,19 @@ Chunks = bytes | memoryview | Iterable[bytes | memoryview]
 """Of a file: whole, or in pieces that are made while it is written."""
 
 
+def cache_folder() -> Path:
+    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
+    if folder := os.environ.get("LMTOOL_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmtool"
+
+
 def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     """A regular file, open for reading. limit: the most bytes that it may have.
 
     Raises OSError, also for others: a device may have no end, and a pipe no writer.
     """
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - returned
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | system.NO_WAIT))  # noqa: SIM115 - returned
     status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and (limit is None or status.st_size <= limit):
         return file
@@ -70,7 +80,7 @@ def replace(path: Path, content: Chunks) -> None:
     try:
         temporary.unlink(missing_ok=True)
         write_new(temporary, content)
-        temporary.replace(path)
+        rename(temporary, path)
         sync_directory(path.parent)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -89,7 +99,7 @@ def staged(path: Path) -> Iterator[Path]:
         yield new
         if new.is_dir():
             sync_directory(new)
-        new.replace(path)
+        rename(new, path)
         sync_directory(path.parent)
 
 
@@ -104,16 +114,12 @@ def scratch(parent: Path) -> Iterator[Path]:
             if not is_locked(mark):
                 _remove(mark.parent)
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    # others remove what is marked and not locked; without locks there is no mark to be taken for a killed process's
+    handle = system.open_locked(folder / _MARK)
     try:
-        # a file system without locks has no mark, so that nothing is taken for that of a killed process
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            os.rename(folder / "lock", folder / _MARK)  # only now: others remove what is marked and not locked
         yield folder
     finally:
-        _remove(folder)
-        os.close(handle)
+        system.close_and_remove(handle, partial(_remove, folder))
 
 
 @contextmanager
@@ -157,25 +163,7 @@ def is_locked(file: Path) -> bool:
     """Whether some process, this one included, holds the lock of a file. Raises OSError."""
     handle = os.open(file, os.O_RDONLY)
     try:
-        return not lock(handle, fcntl.LOCK_SH)
-    finally:
-        os.close(handle)
-
-
-def lock(handle: int, kind: int) -> bool:
-    """Lock an open file, unless another process has; whether it is locked now. kind: as `fcntl.flock` takes it."""
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def sync_directory(path: Path) -> None:
-    """Sync the entries of a directory to disk. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
+        return not system.try_lock(handle, shared=True)
     finally:
         os.close(handle)
 
@@ -187,7 +175,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        system.wait_for_lock(handle)
         yield
     finally:
         os.close(handle)

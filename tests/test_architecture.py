@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 # From the ground up; "" is lmtool/__init__.py. A module may import what lies below its level, and its own room.
 LEVELS = [
     {""},
-    {"errors", "printable"},
-    {"durable"},
+    {"errors", "printable", "system"},
+    {"durable", "extras"},
     {"checksum"},
     {"records"},
     {"recipe"},
@@ -39,9 +39,10 @@ LEVELS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 HEAVY = {"torch", "numpy", "datasets", "tokenizers", "tiktoken", "pyarrow", "pandas", "safetensors", "transformers"}
-LIGHT_ROOMS = {"", "errors", "durable", "checksum", "printable", "records", "recipe", "cli", "__main__"}
+LIGHT_ROOMS = {"", "errors", "system", "durable", "checksum", "printable", "records", "recipe", "cli", "__main__"}
 LIGHT_PACKAGES = {("lmtool", "cli"), ("lmtool", "recipe")}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+OF_ONE_PLATFORM = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "msvcrt", "winreg", "_winapi"}
 HOSTILE = {"tests/cli/test_hostile.py"}
 """Modules that make the files that nothing may open."""
 DRAWERS = {"util.py", "utils.py", "helpers.py", "misc.py"}
@@ -94,6 +95,8 @@ def faults(path: Path, source: str) -> list[str]:
             found.append(f"{where}: imports {library}; files hold safetensors and JSON only")
         if path.parts[0] != "lmtool":
             continue
+        if library in OF_ONE_PLATFORM and str(path) != "lmtool/system.py":
+            found.append(f"{where}: imports {library}, which not every platform has; lmtool/system.py asks which it is")
         room = room_of(".".join(path.with_suffix("").parts)).removesuffix("__init__")
         if library in HEAVY and room in LIGHT_ROOMS and (at_import or room == "recipe"):
             found.append(f"{where}: imports {library}, which the room '{room}' must not load when it is imported")
@@ -104,6 +107,9 @@ def faults(path: Path, source: str) -> list[str]:
             elif below >= LEVEL[room]:
                 found.append(f"{where}: imports {name}, which does not lie below the room '{room}'")
     for node in ast.walk(tree):
+        is_asked = isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.platform", "os.name")
+        if is_asked and path.parts[0] == "lmtool" and str(path) != "lmtool/system.py":
+            found.append(f"{path}:{node.lineno}: asks for the platform, as only lmtool/system.py does")
         if isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node) == "torch.load":
             found.append(f"{path}:{node.lineno}: torch.load may run code; use safetensors")
         if isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in {a.name for a in node.names}:
@@ -141,6 +147,8 @@ def test_the_source_keeps_the_rules():
         ("lmtool/run/save.py", "import torch\ntorch.load('x', weights_only=True)", 2),
         ("lmtool/run/save.py", "from torch import load", 1),
         ("benchmarks/training.py", "import numpy\n\nnumpy.load('x', allow_pickle=True)", 3),
+        ("lmtool/run/lock.py", "def late():\n    import fcntl", 2),
+        ("lmtool/run/lock.py", "import sys\n\nis_mac = sys.platform == 'darwin'", 3),
         ("lmtool/data/utils.py", "", 1),
     ],
 )

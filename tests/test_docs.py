@@ -97,6 +97,10 @@ def check_lmtool(arguments):
     while hasattr(command, "commands"):
         assert rest, "a command is missing"
         rest = getattr(command, "named", list)(rest)
+        flags = {name for parameter in command.params for name in parameter.opts}
+        rest = [*dropwhile(flags.__contains__, rest)]
+        if not rest:
+            return
         assert rest[0] in command.commands, f"there is no command {rest[0]}"
         command = command.commands[rest.pop(0)]
     command.make_context(command.name, rest)
@@ -129,7 +133,14 @@ def test_commands_exist(page):
 
 @pytest.mark.parametrize(
     "command",
-    ["lmtool pretrian x.txt", "lmtool eval last x.txt --strid 3", "lmtool eval", "lmtool runs", "make cofee"],
+    [
+        "lmtool pretrian x.txt",
+        "lmtool eval last x.txt --strid 3",
+        "lmtool eval",
+        "lmtool runs",
+        "lmtool --versio",
+        "make cofee",
+    ],
 )
 def test_a_wrong_command_is_found(command):
     with pytest.raises(Exception, match=r"no command|[Nn]o such|[Mm]issing"):

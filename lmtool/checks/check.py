@@ -9,13 +9,14 @@ from typing import Literal
 from lmtool.checks.runs import verify_run
 from lmtool.checks.text import find_in_text
 from lmtool.compute.device import CPU
-from lmtool.data.cached import cache_folder, verify_cache
+from lmtool.data.cached import verify_cache
 from lmtool.data.files import TABLES, find_files, suffix, unpacked_name
 from lmtool.data.hub import PREFIX
 from lmtool.data.prepare import fingerprint_of, open_parts
 from lmtool.data.store import MANIFEST, TokenStore
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
+from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.base import Base, read_recipe, read_tokenizer
 from lmtool.inference.load import trained_model

@@ -107,7 +107,7 @@ def main() -> None:
     prepare_streams()
     try:
         _refuse_unencodable(sys.argv[1:])
-        code = app(standalone_mode=False)
+        code = app(prog_name="lmtool", standalone_mode=False)
     except Exception as error:
         if debug and not isinstance(error, MISTYPED):
             raise

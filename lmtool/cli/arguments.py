@@ -15,7 +15,7 @@ TypedText = Annotated[list[str] | None, shared("TEXT", "A text itself. May be re
 RunName = Annotated[str, argument("RUN", RUN_HELP, ..., shown=True)]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], shared("", "Device to compute on.")]
 Precision = Annotated[
-    Literal["auto", "float32", "bfloat16", "bf16", "float16", "int8"],
+    Literal["auto", "float32", "bfloat16", "bf16", "float16", "int8", "int4"],
     shared("", "Data type of matrices and their products; bf16 is short for bfloat16."),
 ]
 Json = Annotated[bool, flag("Print JSON for other programs.", "--json", default=...)]

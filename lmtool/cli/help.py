@@ -20,9 +20,27 @@ def examples(*lines: str) -> str:
     return "  \n".join(("Examples:", *(f"`{line}`" for line in lines)))
 
 
+def run_names(begun: str) -> list[str]:
+    """The names of runs that begin so, which a shell completes."""
+    from lmtool.run.paths import known_runs
+
+    return [name for name in ("last", *sorted(path.name for path in known_runs())) if name.startswith(begun)]
+
+
+def recipe_names(begun: str) -> list[str]:
+    """The names of shipped recipes that begin so."""
+    from lmtool.recipe.load import shipped
+
+    return [name for name in sorted(shipped()) if name.startswith(begun)]
+
+
+_NAMES = {"RUN": run_names, "RECIPE": recipe_names}
+"""By what stands for a value in the help."""
+
+
 def argument(metavar: str, text: str, default: Any = None, shown: str | bool = False) -> Any:
     """A positional argument. metavar: its name in the help. default: `...` for none. shown: the default in words."""
-    return typer.Argument(default, metavar=metavar, help=text, show_default=shown)
+    return typer.Argument(default, metavar=metavar, help=text, show_default=shown, autocompletion=_NAMES.get(metavar))
 
 
 def option(
@@ -36,7 +54,7 @@ def option(
     panel: heading in the help.
     more: min and max.
     """
-    more["rich_help_panel"] = panel or None
+    more |= {"rich_help_panel": panel or None, "autocompletion": _NAMES.get(metavar)}
     return typer.Option(default, *names, metavar=metavar or None, help=text, show_default=shown, **more)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
+from lmtool import system
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
@@ -37,10 +38,10 @@ def prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="backslashreplace", **system.text_settings(stream.isatty()))
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
-        unbuffered = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
-        sys.stderr = _Messages(unbuffered, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+        raw = system.unbuffered(sys.stderr)
+        sys.stderr = _Messages(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 class _Messages(io.TextIOWrapper):

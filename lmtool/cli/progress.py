@@ -94,9 +94,9 @@ class Display:
                 self._say(*_timed(event))
             case events.Plan():
                 self._say(*_plan(event))
-                if event.steps <= event.warmup_steps > 0:
-                    rises = f"the learning rate rises in all of the {count(event.steps, 'step')}"
-                    self._say(f"{rises}: take less than {event.steps:,} for schedule.warmup_steps to see it fall")
+                if 10 <= event.steps <= event.warmup_steps:
+                    rises = f"the learning rate only rises in these {count(event.steps, 'step')}"
+                    self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
                 self._begin(event)
             case events.Stepped():
                 self._step(event.step, event.validation, event.is_best)

@@ -26,7 +26,7 @@ Column = Annotated[str | None, shared("NAME", COLUMN_HELP)]
 def recipe_name(default: str | None) -> Any:
     """The option that names a recipe."""
     text = "A shipped recipe (lmtool recipes ls) or a YAML file."
-    return option("NAME", text, "--recipe", "-r", default=default, shown=DEFAULT_RECIPE)
+    return option("RECIPE", text, "--recipe", "-r", default=default, shown=DEFAULT_RECIPE)
 
 
 def is_recipe(name: str) -> bool:

@@ -9,15 +9,17 @@ from typing import Literal
 
 import torch
 
+from lmtool.batch import widest
 from lmtool.compute.machine import keep_freed_memory, machine_memory, n_cores, threads_are_set
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.base import DeviceName, PrecisionName
 
-InferenceName = PrecisionName | Literal["bf16", "int8"]
-"""Precisions for inference: bf16 is short for bfloat16; int8 is weight quantization."""
+InferenceName = PrecisionName | Literal["bf16", "int8", "int4"]
+"""Precisions for inference: bf16 is short for bfloat16; int8 and int4 quantize weights."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float32}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES |= {"int8": torch.float32, "int4": torch.float32}
 
 
 def limit_threads() -> None:
@@ -64,7 +66,7 @@ class Compute:
     @property
     def sum_dtype(self) -> torch.dtype:
         """The widest floating-point dtype of the device."""
-        return torch.float32 if self.device.type == "mps" else torch.float64
+        return widest(self.device)
 
     @property
     def scales_gradients(self) -> bool:

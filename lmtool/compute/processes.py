@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from socket import socket, socketpair
 from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lmtool.batch import widest
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import plain
 
@@ -88,8 +90,7 @@ class World:
         """All-reduced sum of each value."""
         if self.size == 1:
             return list(values)
-        widest = torch.float32 if self.device.type == "mps" else torch.float64
-        tensor = torch.tensor(values, dtype=widest, device=self.device)
+        tensor = torch.tensor(values, dtype=widest(self.device), device=self.device)
         return [float(value) for value in _all_reduced(tensor).tolist()]
 
     def most(self, number: int) -> int:
@@ -294,17 +295,17 @@ def watch_signals() -> None:
     """
     if current_thread() is not main_thread():
         return
-    received, sent = os.pipe()
-    os.set_blocking(sent, False)
-    signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    received, sent = socketpair()  # Windows waits for no pipe
+    sent.setblocking(False)
+    signal.set_wakeup_fd(sent.detach(), warn_on_full_buffer=False)
     Thread(target=_watch, args=(received, os.getppid()), name="signals", daemon=True).start()
 
 
-def _watch(pipe: int, parent: int) -> None:
+def _watch(waking: socket, parent: int) -> None:
     n_received, patience = 0, POLL_SECONDS
     while True:
-        if select.select([pipe], [], [], patience)[0]:
-            for number in os.read(pipe, 64):
+        if select.select([waking], [], [], patience)[0]:
+            for number in waking.recv(64):
                 n_received += number in STOPPING
                 if n_received > 1:
                     if os.isatty(2):

@@ -1,15 +1,13 @@
 """The blocks of a streamed text as token stores: tokenized beside training, some ahead of it, and removed behind it."""
 
-import os
 import shutil
-import sys
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 
-from lmtool import durable
+from lmtool import durable, system
 from lmtool.data.corpus import coalesce
 from lmtool.data.prepare import encode
 from lmtool.data.split import Part
@@ -57,7 +55,7 @@ class BlockStores:
         self._stores = {0: first}
         self._starts = dict([begin])
         self._is_closed = False
-        self._thread = ThreadPoolExecutor(1, "tokenize-stream", _yield_to_training) if makes else None
+        self._thread = ThreadPoolExecutor(1, "tokenize-stream", system.lower_priority, (NICE,)) if makes else None
         self._making = Lock()
         self._made: dict[int, Future[BlockStart]] = {}
         """Where the next block begins, once a block is made."""
@@ -131,8 +129,3 @@ class BlockStores:
                 writer.append(chunk)
                 is_empty = False
             return None if is_empty or self._is_closed else writer.finish()
-
-
-def _yield_to_training() -> None:
-    if sys.platform == "linux":  # where a thread has a priority of its own, which the threads it starts inherit
-        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))

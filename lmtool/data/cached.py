@@ -5,7 +5,6 @@ tokens/KEY/                                 a token store, which has checksums o
 """
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TypeVar
 from lmtool import durable
 from lmtool.checksum import with_xxh3, without_xxh3
 from lmtool.data.store import LARGEST, TokenStore
-from lmtool.durable import locked, write_file, writing
+from lmtool.durable import cache_folder, locked, rename, write_file, writing
 from lmtool.errors import DataError
 
 T = TypeVar("T")
@@ -23,13 +22,6 @@ SURVEYS, TOKENIZERS, TOKENS = "surveys", "tokenizers", "tokens"
 
 _ENTRY = ".entry"
 _LOG = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
-    if folder := os.environ.get("LMTOOL_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmtool"
 
 
 def cached(folder: str, key: str, what: str, make: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
@@ -61,7 +53,7 @@ def discard(path: Path) -> None:
     doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
     with writing(path):
         shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(path, doomed)
+        rename(path, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 

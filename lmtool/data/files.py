@@ -17,6 +17,7 @@ from typing import IO, NamedTuple, cast
 
 from lmtool.data import bundled
 from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
+from lmtool.extras import library
 from lmtool.recipe.grammar import either
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
@@ -194,8 +195,7 @@ def open_bytes(path: Path) -> IO[bytes]:
         case ".gz":
             return cast(IO[bytes], gzip.open(path))
         case ".zst":
-            import pyarrow
-
+            pyarrow = library("pyarrow", "Zstandard files are read by", "data")
             return cast(IO[bytes], pyarrow.CompressedInputStream(str(path), "zstd"))
     return open(path, "rb")
 

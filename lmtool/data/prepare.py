@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import n_cores
-from lmtool.data.cached import TOKENIZERS, TOKENS, cache_folder, cached, discard, tell
+from lmtool.data.cached import TOKENIZERS, TOKENS, cached, discard, tell
 from lmtool.data.corpus import Chunk, safe_cut
 from lmtool.data.files import display
 from lmtool.data.split import Everything, Part, choose_documents, cut_characters
 from lmtool.data.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore, discard_progress
 from lmtool.data.streaming import StreamedText, TextHead, streams
 from lmtool.data.survey import Report, SurveyedText, cache_key, divide, read_corpus, silent, size
-from lmtool.durable import locked, writing
+from lmtool.durable import cache_folder, locked, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer

@@ -28,6 +28,7 @@ from lmtool.data.files import (
     text_stretches,
 )
 from lmtool.errors import DataError
+from lmtool.extras import library
 from lmtool.tokenization.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -304,16 +305,15 @@ class Parquet(RowFile):
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        import pyarrow
-        import pyarrow.parquet
-
+        pyarrow = library("pyarrow", "Parquet files are read by", "data")
+        parquet = library("pyarrow.parquet", "Parquet files are read by", "data")
         with reading(self.path), tempfile.TemporaryFile() as unpacked, open_bytes(self.path) as packed:
             file: Any = packed
             if packing(self.path):
                 shutil.copyfileobj(packed, unpacked)
                 file = unpacked
             try:
-                yield pyarrow.parquet.ParquetFile(file)
+                yield parquet.ParquetFile(file)
             except UnicodeDecodeError as error:
                 fix = "write the file anew, with text in UTF-8"
                 raise DataError("a text is not valid UTF-8", where=display(self.path), fix=fix) from error

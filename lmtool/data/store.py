@@ -384,7 +384,7 @@ class StoreWriter:
         )
         write_file(self._folder / MANIFEST, manifest.sealed())
         with writing(self._path):
-            os.rename(self._folder, self._path)
+            durable.rename(self._folder, self._path)
             durable.sync_directory(self._path.parent)
         discard_progress(self._path)
         return TokenStore(self._path)

@@ -127,15 +127,16 @@ class ModelRunner:
         Both are valid until the next step, and the state that was given is not valid any more; see `Steps`.
         """
         tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
-        step = self._steps.of(state)
-        if step is not None:
-            return step(tokens_B1, state)
+        if (stepped := self._steps(tokens_B1, state)) is not None:
+            return stepped
         hidden_B1D, state = self._model.advance(tokens_B1, state.growing())
         return hidden_B1D[:, -1], state
 
     @torch.inference_mode()
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """Next-token logits (B, V)."""
+        if len(hidden_BD) == 1:
+            _ = self._steps.native  # before the first of one row, so that all of these are computed alike
         # In bfloat16 many logits would tie, and rounding would choose among them.
         with torch.autocast(self.device.type, enabled=False):
             logits_BV = self._model.logits(hidden_BD).float()

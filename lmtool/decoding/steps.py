@@ -1,21 +1,29 @@
-"""Decoding steps of few rows, which a GPU replays: their kernels take less time than their launches.
+"""Decoding steps of few rows, which a GPU replays, as their kernels take less time than their launches, and of one row,
+which kernels in C compute on a CPU.
 
 Shapes: B rows, D model width.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from lmtool.compute.agreement import agree, away
+from lmtool.decoding.rowstep import NativeLayers, RowStep
 from lmtool.model.fixed import FixedState, Shape
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
 from lmtool.model.layers.attention import CrossAttention, SelfAttention, mixers_of
 from lmtool.model.layers.parts import FeedForward
+from lmtool.model.packed import is_packed, rounds_inputs
 from lmtool.model.transformer import TransformerModel
+
+_LOG = logging.getLogger(__name__)
 
 DEVICES = ("cuda",)
 MOST_ROWS = 8
@@ -28,9 +36,10 @@ MOST_GRAPHS = 8
 
 
 class Steps:
-    """The captured steps of a model, by the shape of the state.
+    """The fast steps of a model, by the shape of the state.
 
-    Of Transformers on one GPU, for rows with cache lines of their own; there is none for others.
+    Of Transformers, for rows with cache lines of their own: captured on one GPU, by kernels on a CPU for one row. There
+    is none for others.
     """
 
     def __init__(self, model: LanguageModel, device: torch.device) -> None:
@@ -42,11 +51,40 @@ class Steps:
             and all(type(mixer) in (SelfAttention, CrossAttention, FeedForward) for mixer in mixers_of(model))
             and not (dist.is_available() and dist.is_initialized())
         )
+        self._is_native = device.type == "cpu"
         self._seen: Counter[Shape] = Counter()
         self._captured: dict[Shape, CapturedStep] = {}
 
+    @cached_property
+    def native(self) -> NativeLayers | None:
+        """The layers, and from now on the head, as kernels compute them for one row; None where they do not."""
+        return NativeLayers.of(self._model) if self._is_native and is_packed(self._model) else None
+
+    def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState] | None:
+        """Hidden states (B, D), and the new state, as of `CapturedStep`; None where no fast step serves.
+
+        The first step of a shape is compared with that of the model, which is taken where they differ, with a warning,
+        and from then on.
+        """
+        step = self.of(state)
+        if step is None or step.is_checked:
+            return None if step is None else step(tokens_B1, state)
+        hidden_B1D, plain = self._model.advance(tokens_B1, state.growing())
+        wanted_BD = hidden_B1D[:, -1]
+        found_BD, after = step(tokens_B1, state)
+        rounds = torch.is_autocast_enabled(tokens_B1.device.type) or rounds_inputs(self._model)
+        if agree(found_BD, wanted_BD, in_float32=not rounds):
+            step.is_checked = True
+            return found_BD, after
+        percent = 100 * away(found_BD, wanted_BD)
+        _LOG.warning("warning: the fast step here differs from the model's by %.0f %%, and is not taken", percent)
+        self._serves = self._is_native = False
+        return wanted_BD, plain
+
     def of(self, state: DecodeState) -> "CapturedStep | None":
         """The step of states of this shape; None where it is not captured."""
+        if self._is_native and state.n_rows == 1 and self.native is not None:
+            return self._of_one_row(state, self.native)
         if not self._serves or state.branches is not None or state.n_rows > MOST_ROWS:
             return None
         shape = Shape.of(state)
@@ -58,12 +96,29 @@ class Steps:
                 self._serves = False
         return self._captured.get(shape) if self._serves else None
 
+    def _of_one_row(self, state: DecodeState, layers: NativeLayers) -> "CapturedStep | None":
+        if state.branches is not None or (state.padding_B is not None and state.padding_B.any()):
+            return None
+        shape = Shape.of(state)
+        if shape not in self._captured:
+            growing = state.growing()
+            fixed = FixedState.like(growing.of_type(torch.float32), shape)
+            fixed = replace(fixed, grows_as=growing.dtype)
+            self._captured[shape] = CapturedStep(self._model, fixed, RowStep(layers, fixed))
+        return self._captured[shape]
+
 
 class CapturedStep:
-    """One token of each row, with a state and a captured graph of its own."""
+    """One token of each row, with a state and a captured graph of its own.
 
-    def __init__(self, model: LanguageModel, state: FixedState) -> None:
-        self._model, self._state = model, state
+    row: computes it instead, for one row on a CPU.
+    is_checked: it has been compared with the step of the model.
+    """
+
+    is_checked: bool = False
+
+    def __init__(self, model: LanguageModel, state: FixedState, row: RowStep | None = None) -> None:
+        self._model, self._state, self._row = model, state, row
         self._tokens_B1 = torch.zeros(state.n_rows, 1, dtype=torch.int64, device=state.newest_1.device)
         self._run = captured(self._advance, state.newest_1.device)
 
@@ -73,9 +128,15 @@ class CapturedStep:
         A state that this step returned is changed in place; only the last one may be given again.
         """
         if not isinstance(state, FixedState) or state.newest_1 is not self._state.newest_1:
-            self._state.load(state.growing())
+            state = state.growing()
+            self._state.load(state)
+            if self._row is not None:
+                self._row.read_source(state)
+        after = replace(self._state, length=state.length + 1)
+        if self._row is not None:
+            return self._row(tokens_B1), after
         self._tokens_B1.copy_(tokens_B1)
-        return self._run(), replace(self._state, length=state.length + 1)
+        return self._run(), after
 
     def _advance(self) -> Tensor:
         kind = self._tokens_B1.device.type

@@ -17,6 +17,7 @@ from lmtool.run.checkpoint import Checkpoint, verify
 from lmtool.run.directory import CHECKPOINTS, RECIPE, Run
 from lmtool.run.files import OtherRun, saved_state
 from lmtool.run.find import Found
+from lmtool.run.paths import explained
 from lmtool.tokenization.tokenizer import Tokenizer
 
 
@@ -147,4 +148,5 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
         return Recipe.model_validate(saved_state(checkpoint).recipe)
     except ValidationError as error:
         what = "state.json holds no recipe of this version of lmtool"
-        raise CheckpointError(what, where=str(checkpoint.path), fix="train anew") from error
+        unread = CheckpointError(what, where=str(checkpoint.path), fix="train anew")
+        raise explained(checkpoint.path.parents[1], unread) from error

@@ -182,7 +182,7 @@ def build_for_training(
     lm = build_model(recipe, tokenizer, compute, initialization.features, shards)
     set_statistics(lm)
     notice = None if initialization.base is None else _load_body(lm, initialization.base, initialization.same_labels)
-    _tune(lm, recipe)
+    _tune(lm, recipe, trains=True)
     if initialization.vectors is not None:
         initialization.vectors.copy_to(lm)
     return lm, notice
@@ -226,12 +226,14 @@ def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
 
 
 def load_packed(reference: str, compute: Compute | None = None) -> Loaded:
-    """The same with its matrices packed for the device: for inference only, its weights are no longer accessible.
+    """The same with its matrices packed for the device, and adapters merged into them: for inference only, its weights
+    are no longer accessible.
 
     Those that processes share are not packed.
     """
     loaded = load_run(reference, compute)
     if loaded.sharding is None:
+        lora.merge(loaded.model)
         pack(loaded.model, loaded.compute.precision, loaded.device)
     return loaded
 
@@ -245,7 +247,7 @@ def trained_model(base: Base, compute: Compute) -> LanguageModel:
     lm = build_model(recipe, base.tokenizer, compute, features_of(base.run, recipe, compute))
     if recipe.tuning.lora is not None:
         _load_body(lm, base_of(base.run), same_labels=False)
-    _tune(lm, recipe)
+    _tune(lm, recipe, trains=False)
     load_weights(lm, base.checkpoint)
     return lm
 
@@ -320,14 +322,14 @@ def _refuse_not_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> Non
         raise NumericalError(what, where=str(checkpoint.path), fix=fix)
 
 
-def _tune(lm: LanguageModel, recipe: Recipe) -> None:
+def _tune(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
     """Freeze, in place, the weights of a model that the recipe does not train; add adapters if the recipe has any."""
     body = lm.body if isinstance(lm, HeadedModel) else lm
     if isinstance(recipe.model, VectorsSpec) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(hash_key(recipe.seed, "adapters"))
-        lora.adapt(body, recipe.tuning.lora)
+        lora.adapt(body, recipe.tuning.lora, trains=trains)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
     elif recipe.tuning.freeze == "embeddings":

@@ -42,7 +42,7 @@ def parse_hub(reference: str) -> tuple[str, str | None]:
 
 def imports_folder() -> Path:
     """The folder of the cache with the runs of published models."""
-    from lmtool.data.cached import cache_folder
+    from lmtool.durable import cache_folder
 
     return cache_folder() / "imports"
 

@@ -1,14 +1,13 @@
 """Answers on the disk, a line of JSON each: what is written survives the process, and a torn last line is dropped."""
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtool import durable, records
+from lmtool import durable, records, system
 from lmtool.errors import DataError, UsageError
 
 
@@ -24,7 +23,7 @@ class Journal:
         with durable.writing(path):
             self._file = path.open("a+b", buffering=0)
         try:
-            if not durable.lock(self._file.fileno(), fcntl.LOCK_EX):
+            if not system.try_lock(self._file.fileno()):
                 raise UsageError("another process labels this table", where=str(path), fix="use its page, or end it")
             self._file.seek(0)
             content = self._file.read()

@@ -37,6 +37,11 @@ class FixedKeyValue(KeyValue):
         return self
 
 
+def n_source_of(state: DecodeState) -> int:
+    """Positions of the source, with its padding."""
+    return max((layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, Memory)), default=0)
+
+
 class Shape(NamedTuple):
     """Of the tensors of a fixed state. n_source: 0 without a source."""
 
@@ -48,8 +53,7 @@ class Shape(NamedTuple):
     def of(cls, state: DecodeState) -> "Shape":
         """With a slot for the next token."""
         n_slots = max(LEAST_SLOTS, 1 << (state.length + 1).bit_length())
-        n_source = max((layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, Memory)), default=0)
-        return cls(state.n_rows, n_slots, -(-n_source // SOURCE_STEP) * SOURCE_STEP)
+        return cls(state.n_rows, n_slots, -(-n_source_of(state) // SOURCE_STEP) * SOURCE_STEP)
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,12 @@ class FixedState(DecodeState):
 
     So it is no value: advancing it, by one token at a time, changes it. Slots that hold no position are masked, and
     positions are read from a tensor, not from `length`.
+
+    newest_1: the newest position, which changes in place. grows_as: the type of the state that grows out of it.
     """
 
     newest_1: Tensor = field(kw_only=True)
+    grows_as: torch.dtype | None = field(default=None, kw_only=True)
 
     @classmethod
     def like(cls, state: DecodeState, shape: Shape) -> Self:
@@ -108,7 +115,8 @@ class FixedState(DecodeState):
         )
         layers = tuple(KeyValue(*layer) if isinstance(layer, KeyValue) else layer for layer in layers)
         keep_BS = None if self.source_keep_BS is None else self.source_keep_BS.clone()
-        return DecodeState(self.length, self.padding_B.clone(), layers, keep_BS).trimmed()
+        growing = DecodeState(self.length, self.padding_B.clone(), layers, keep_BS).trimmed()
+        return growing if self.grows_as is None else growing.of_type(self.grows_as)
 
     def pick(self, rows: Sequence[int], apart: bool = False) -> DecodeState:  # type: ignore[override]  # a value
         return self.growing().pick(rows, apart)

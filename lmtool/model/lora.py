@@ -13,6 +13,7 @@ from lmtool.errors import UsageError
 from lmtool.model.heads import HeadedModel
 from lmtool.model.layers.attention import JoinedLinear, linears_of, mixers_of, widths_of
 from lmtool.model.layers.dropout import drop
+from lmtool.model.packed import dense_of, freeze_quantized
 from lmtool.recipe.spec.training import Lora
 
 
@@ -43,7 +44,7 @@ class AdaptedLinear(JoinedLinear):
 
     def merged_weight(self) -> Tensor:
         """W + (alpha / rank) B A."""
-        return self.weight + self.scale * self._joined(self.down_RI, 0)
+        return dense_of(self.weight) + self.scale * self._joined(self.down_RI, 0)
 
     def blocks(self, up_OR: Tensor) -> Tensor:
         """B of all parts in one matrix (O, R of each): W changes by (alpha / rank) times its product with `down_RI`.
@@ -69,9 +70,10 @@ class AdaptedLinear(JoinedLinear):
         return torch.cat(parts, dim)
 
 
-def adapt(model: nn.Module, spec: Lora) -> None:
+def adapt(model: nn.Module, spec: Lora, *, trains: bool = True) -> None:
     """Add adapters to a model, in place, and freeze all its other weights.
 
+    trains: keep them quantized, if they are; else only their values are those.
     Raises UsageError when no matrix is of the targeted kinds.
     """
     model.requires_grad_(False)
@@ -84,6 +86,8 @@ def adapt(model: nn.Module, spec: Lora) -> None:
         what = f"the model has no matrices of the kind {' or '.join(spec.targets)}"
         fix = "set it to [feed-forward]" if linears_of(model) else "train without adapters"
         raise UsageError(what, where="tuning.lora.targets", fix=fix)
+    if spec.quantize != "none":
+        freeze_quantized(model, spec.quantize, in_place=not trains)
 
 
 def merge(model: nn.Module) -> None:

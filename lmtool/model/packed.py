@@ -3,20 +3,18 @@
 Shapes: I input width, O output width, R rows of a product.
 """
 
-from collections.abc import Callable
+from abc import abstractmethod
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lmtool.compute.device import multiplies_bfloat16
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
-
-Product = Callable[[Tensor, Tensor | None], Tensor]
-"""W x + b of inputs (..., I), with bias (O,) or none."""
-
+from lmtool.model.layouts import GROUP, Grouped, NativeMatrix, Product, grouped, quantized
 
 ROWS = 16
 """Number of input rows that the layout is optimised for; any number works."""
@@ -68,93 +66,184 @@ def _shape_of(weight: Tensor) -> Tensor:
 
 
 def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
-    if precision == "int8":
-        return _Int8(weight)
+    if precision in ("int8", "int4"):
+        precision = precision if weight.shape[1] % GROUP == 0 else "int8"
+        if NativeMatrix.serves(weight, precision):
+            return NativeMatrix(weight, precision)
+        is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        return _Int8ByOneDnn(weight) if precision == "int8" and is_avx else rounded(weight, precision)
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
     if device.type != "cpu" or dtype == torch.float16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return _plain(weight.to(dtype))
+        return _Plain(weight.to(dtype))
     is_widened = dtype == torch.bfloat16 and not multiplies_bfloat16(device)
-    return _widened(weight.to(dtype)) if is_widened else _by_onednn(weight.to(dtype))
+    return _Widened(weight.to(dtype)) if is_widened else _ByOneDnn(weight.to(dtype))
 
 
 def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
-    if precision in ("float32", "int8"):
-        return _product(weight, precision, device)
+    if precision in ("float32", "int8", "int4"):
+        return _product(weight, "float32" if precision == "float32" else "int8", device)
     by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
     if device.type == "cpu" and by_fbgemm and hasattr(torch.ops.quantized, "linear_prepack_fp16"):
-        return _in_half(weight)
+        return _InHalf(weight)
     return _product(weight, "float32", device)
 
 
-def _plain(weight: Tensor) -> Product:
+class _Plain(Product):
     """A product in the weight's dtype."""
-    dtype = weight.dtype
-    return lambda x, bias: F.linear(x.to(dtype), weight, None if bias is None else bias.to(dtype))
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = self.weight.dtype
+        return F.linear(x.to(dtype), self.weight, None if bias is None else bias.to(dtype))
+
+    def dense(self) -> Tensor:
+        return self.weight
 
 
-def _widened(weight: Tensor) -> Product:
+class _Widened(_Plain):
     """A product of values in the weight's dtype, computed in float32 and rounded to that dtype."""
 
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        bias = None if bias is None else bias.to(weight.dtype).float()
-        return F.linear(x.to(weight.dtype).float(), weight.float(), bias).to(weight.dtype)
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = self.weight.dtype
+        bias = None if bias is None else bias.to(dtype).float()
+        return F.linear(x.to(dtype).float(), self.weight.float(), bias).to(dtype)
 
-    return product
 
-
-def _by_onednn(weight: Tensor) -> Product:
+class _ByOneDnn(Product):
     """A product in the weight's dtype by oneDNN, with a weight in its blocked layout."""
-    dtype = weight.dtype
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-    # the overload by name, as resolving it takes as long as a small product
-    multiply = torch.ops.mkldnn._linear_pointwise.default
 
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        bias = None if bias is None else bias.to(dtype)
-        return cast(Tensor, multiply(x.to(dtype), packed, bias, "none", [], ""))
+    def __init__(self, weight: Tensor) -> None:
+        self.dtype = weight.dtype
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+        # the overload by name, as resolving it takes as long as a small product
+        self.multiply = torch.ops.mkldnn._linear_pointwise.default
 
-    return product
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        bias = None if bias is None else bias.to(self.dtype)
+        return cast(Tensor, self.multiply(x.to(self.dtype), self.packed, bias, "none", [], ""))
+
+    def dense(self) -> Tensor:
+        return cast(Tensor, self.packed.to_dense())
 
 
-def _in_half(weight: Tensor) -> Product:
+class _InHalf(Product):
     """A float16 weight with float32 inputs, accumulation and outputs."""
-    packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), None)
 
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), packed)
+    def __init__(self, weight: Tensor) -> None:
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), None)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
         return product if bias is None else product + bias
 
-    return product
+    def dense(self) -> Tensor:
+        return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(self.packed)[0]).half()
 
 
-def quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 values from -127 to 127 and a scale per row (absmax)."""
-    scale_O1 = weight_OI.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight_OI.dtype).tiny) / 127
-    return (weight_OI / scale_O1).round(), scale_O1
+class _Rounded(Product):
+    """Quantized weights that are made float32 for each product."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x.float(), self.dense(), bias)
+
+    @abstractmethod
+    def dense(self) -> Tensor: ...
 
 
-class _Int8:
-    """int8 weights with a scale per output; with kernel support also int8 inputs with a scale per row.
+class _Int8(_Rounded):
+    def __init__(self, weight: Tensor) -> None:
+        whole_OI, self.scale_O1 = quantized(weight.float())
+        self.whole_OI = whole_OI.to(torch.int8)
+
+    def dense(self) -> Tensor:
+        return self.whole_OI * self.scale_O1
+
+
+class _Int4(_Rounded):
+    def __init__(self, weight: Tensor) -> None:
+        codes_OGI, *self.ends = grouped(weight)
+        low, high = codes_OGI.chunk(2, -1)
+        self.both = low | high << 4
+
+    def dense(self) -> Tensor:
+        return Grouped(torch.cat((self.both & 15, self.both >> 4), -1), *self.ends).dense()
+
+
+def rounded(weight: Tensor, precision: str) -> _Rounded:
+    """A matrix in int4 where it has whole groups of inputs, or else in int8."""
+    return _Int4(weight) if precision == "int4" and weight.shape[1] % GROUP == 0 else _Int8(weight)
+
+
+class _Frozen(Product):
+    """Quantized weights, for gradients to pass: they are made float32 in both passes, and kept in none."""
+
+    def __init__(self, weights: _Rounded) -> None:
+        self.weights = weights
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        product: Tensor = _FrozenProduct.apply(x, self.weights)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return product if bias is None else product + bias
+
+    def dense(self) -> Tensor:
+        return self.weights.dense()
+
+
+class _FrozenProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: _Rounded) -> Tensor:
+        ctx.weights, ctx.dtype = weights, x.dtype
+        return F.linear(x, weights.dense().to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return (grad @ ctx.weights.dense().to(grad.dtype)).to(ctx.dtype), None
+
+
+def freeze_quantized(model: nn.Module, precision: str, *, in_place: bool) -> None:
+    """Round the matrices of the layers to int8 or int4: in place, or as frozen ones that are kept so for training."""
+    for linear in linears_of(model):
+        weights = rounded(linear.weight.detach(), precision)
+        if in_place:
+            linear.weight.data.copy_(weights.dense())
+        else:
+            linear.weight = PackedMatrix(_shape_of(linear.weight.detach()), _Frozen(weights))
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Whether its matrices are packed, so that its weights stay."""
+    return any(isinstance(p, PackedMatrix) for p in model.parameters())
+
+
+def rounds_inputs(model: nn.Module) -> bool:
+    """Whether products of a model quantize their inputs."""
+    return any(isinstance(p, PackedMatrix) and p.product.rounds_inputs for p in model.parameters())
+
+
+def dense_of(weight: Tensor) -> Tensor:
+    """The values of a weight, packed or not."""
+    return cast(Tensor, weight.product.dense()) if isinstance(weight, PackedMatrix) else weight
+
+
+class _Int8ByOneDnn(Product):
+    """int8 weights with a scale per output, and int8 inputs with a scale per row.
 
     Integer sums are exact, and scaled here: the kernels of one and of many rows of some processors round that each in
     its own way. So results do not depend on other rows of the batch.
     """
 
+    rounds_inputs = True
+
     def __init__(self, weight: Tensor) -> None:
         whole_OI, scale_O1 = quantized(weight.float())
-        self.weight = whole_OI.to(torch.int8)
-        self.scale_O = scale_O1[:, 0]
-        self.zero_O = torch.zeros_like(self.scale_O, dtype=torch.int64)
-        self.by_onednn = weight.device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-        if self.by_onednn:
-            self.weight = torch.ops.onednn.qlinear_prepack(self.weight, [ROWS, weight.shape[1]])
-            self.scale_O, self.one_O = self.scale_O / LEVELS, torch.ones_like(self.scale_O)
+        self.weight = torch.ops.onednn.qlinear_prepack(whole_OI.to(torch.int8), [ROWS, weight.shape[1]])
+        self.scale_O = scale_O1[:, 0] / LEVELS
+        self.zero_O, self.one_O = torch.zeros_like(self.scale_O, dtype=torch.int64), torch.ones_like(self.scale_O)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         x = x.float()
-        if not self.by_onednn:
-            product = F.linear(x, self.weight.to(x.dtype)) * self.scale_O
-            return product if bias is None else product + bias
         largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).clamp_(min=1e-30)
         whole = torch.addcmul(MIDDLE, x, largest.reciprocal(), value=LEVELS).to(torch.uint8)
         product = torch.ops.onednn.qlinear_pointwise.default(

@@ -71,6 +71,9 @@ class Held(NamedTuple):
         return self.weights + self.gradients + self.moments
 
 
+QUANTIZED = {"none": 4, "int8": 1, "int4": 0.625}
+"""Bytes of a weight below adapters."""
+
 BEYOND = Size(0, 2**60)
 """Cap for larger sizes: a single tensor has more bytes than torch can count."""
 
@@ -136,7 +139,9 @@ def held_in_training(recipe: Recipe, rows: int) -> Held:
     moments = recipe.optimizer.moments(trained.matrices, trained.rest - in_table) + entries
     learning = trained.parameters - in_table
     spared = 4 * (dense - learning)
-    return Held(size.parameters, 4 * size.parameters, 4 * learning, 4 * moments, 4 * in_table, spared)
+    bytes_of_matrix = QUANTIZED[tuning.lora.quantize] if tuning.lora is not None else 4
+    weights = 4 * size.rest + int(bytes_of_matrix * size.matrices)
+    return Held(size.parameters, weights, 4 * learning, 4 * moments, 4 * in_table, spared)
 
 
 def training_bytes(recipe: Recipe, n_shards: int = 1) -> int:

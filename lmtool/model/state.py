@@ -273,6 +273,15 @@ class DecodeState:
                 layer._room.used = layer.k_BNSH.shape[2]
         return self
 
+    def of_type(self, dtype: torch.dtype) -> Self:
+        """The same with keys and values in another type."""
+        return replace(self, layers=self._changed(lambda t: t.to(dtype), lambda t: t.to(dtype)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of keys and values, if there are any."""
+        return next(layer.k_BNSH.dtype for layer in self.layers if isinstance(layer, KeysAndValues))
+
     def growing(self) -> "DecodeState":
         """The same state as a value, which takes any number of tokens; see `FixedState`."""
         return self

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE, Batch, padded
+from lmtool.batch import IGNORE, Batch, padded, widest
 from lmtool.model import LanguageModel, Output
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary, rng_of
@@ -160,7 +160,7 @@ class MaskedObjective(Objective):
     def measure(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed pseudo-log-likelihood: each target is masked on its own (Salazar et al. 2020)."""
         wanted_BT = batch.known_targets_BT
-        total = torch.zeros((), dtype=torch.float64, device=batch.tokens_BT.device)
+        total = torch.zeros((), dtype=widest(batch.tokens_BT.device), device=batch.tokens_BT.device)
         for t in range(batch.tokens_BT.shape[1]):
             rows_B = (wanted_BT[:, t] != IGNORE).nonzero()[:, 0]
             if not len(rows_B):

@@ -279,12 +279,13 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
         is_part = tuning.lora is not None or tuning.freeze == "body"
         values["optimizer.lr"] = rate = _rate(recipe.model, published, is_part)
         values["schedule.warmup_steps"] = math.ceil(steps / 10)
-        if isinstance(recipe.objective, Classification):
+        if isinstance(recipe.objective, Classification | Embedding):
             # a head is fitted for each validation; and few rows, or those that are learnt, choose by chance
             is_chosen = chosen.data.valid or training.minutes or n_rows - n_train >= LEAST_HELD
-            if recipe.objective.contrastive or not is_chosen:
+            is_contrastive = getattr(recipe.objective, "contrastive", False)
+            if is_contrastive or not is_chosen:
                 values |= {"evaluation.every": steps, "checkpoint.every": steps, "evaluation.patience": None}
-            if recipe.objective.contrastive:
+            if is_contrastive:
                 values["optimizer.lr"] = CONTRASTIVE_RATE * rate
         if training.minutes is not None:
             # before the rate decays the number of steps can follow the speed

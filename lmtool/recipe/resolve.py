@@ -52,7 +52,7 @@ def resolve(
     match facts:
         case TableShape() if parent is not None:
             return fine_tuned(parent, facts, settings)
-        case TableShape() if recipe is None:
+        case TableShape() if recipe in (None, LINEAR):
             usual = ["data.valid_fraction=0"] if facts.n_rows < FEW else []
             return _loaded(LINEAR, settings, [*usual, *(() if facts.has_words else CHARACTERS)])
     if parent is not None:

@@ -57,9 +57,9 @@ def of_gradients(flow: GradientFlow) -> Curves:
         "How far back gradients reach",
         LineChart(lines, x=X, y=Y, label="Gradient norm by steps back"),
         "Norm of the gradient of the loss in the states that many steps before the prediction: what a small change of "
-        "them would change. Where each step shrinks it by λ it falls as λ^k, a straight line here; the cells of an "
-        "LSTM shrink only as its forget gates say. Norms of zero are not drawn: a last layer is read at its own "
-        "position alone.",
+        "them would change. In a recurrent network whose every step shrinks it by λ it falls as λ^k, a straight line "
+        "here; the cells of an LSTM shrink only as its forget gates say. Norms of zero are not drawn: a last layer is "
+        "read at its own position alone.",
         ["back", "token", *norms],
         [
             [k, repr(piece), *row]

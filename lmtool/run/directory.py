@@ -22,7 +22,7 @@ from lmtool.run.checkpoint import MANIFEST, SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.files import LARGEST_ROWS, LastValidation, RunInfo, Session, Validated, now, read_any
 from lmtool.run.lock import RunLock, is_held
 from lmtool.run.log import Log, LogMarks
-from lmtool.run.paths import INFO, remember
+from lmtool.run.paths import INFO, explained, remember
 
 if TYPE_CHECKING:
     from lmtool.run.lines import KnownLines
@@ -416,4 +416,6 @@ def _read_info(path: Path) -> RunInfo:
     try:
         return files.read(RunInfo, path / INFO, "name another run (lmtool runs ls)")
     except CheckpointError as error:
+        if (other := explained(path, error)) is not error:
+            raise other from error
         raise CheckpointError(f"this is not a complete run: {error.what}", where=error.where, fix=error.fix) from error

@@ -15,6 +15,7 @@ from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError
 from lmtool.records import FileModel, SealedModel
 from lmtool.run.checkpoint import STATE, Checkpoint
+from lmtool.run.paths import explained
 
 FORMAT = 1
 
@@ -218,7 +219,8 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
     except ValueError as error:
         what = f"{STATE} is not one of this version of lmtool: {error}"
         fix = "name another checkpoint of the run, or train anew"
-        raise CheckpointError(what, where=str(checkpoint.path / STATE), fix=fix) from error
+        unread = CheckpointError(what, where=str(checkpoint.path / STATE), fix=fix)
+        raise explained(checkpoint.path.parents[1], unread) from error
 
 
 class HeldRows(FileModel):
@@ -381,6 +383,6 @@ def describe_environment(device: str) -> dict[str, object]:
 
 def _processor() -> str:
     with suppress(OSError):
-        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE):
             return match[1].strip()
     return platform.processor() or platform.machine()

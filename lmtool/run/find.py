@@ -48,7 +48,7 @@ def find(reference: str) -> Found:
     if run is not None:
         return Found(run, None)
     for pattern in (_AT_STEP, _STEP_FOLDER):
-        if (match := pattern.fullmatch(reference)) and (run := _run(match[1])) is not None:
+        if (match := pattern.fullmatch(reference.replace(os.sep, "/"))) and (run := _run(match[1])) is not None:
             return Found(run, _existing(run.path / CHECKPOINTS / checkpoints.step_name(int(match[2]))))
     resolved = Path(os.path.realpath(reference))
     if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / INFO):

@@ -1,12 +1,11 @@
 """One writer for each run directory, held by a lock that the kernel frees when the process dies."""
 
-import fcntl
 import os
 import time
 import weakref
 from pathlib import Path
 
-from lmtool import durable
+from lmtool import durable, system
 from lmtool.errors import CheckpointError
 
 LOCK_FILE = ".lock"
@@ -26,15 +25,15 @@ class RunLock:
         with durable.refusing("cannot write to the run directory", folder, fix):
             self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         deadline = time.monotonic() + _GLANCE_SECONDS
-        while not durable.lock(self._handle, fcntl.LOCK_EX):
+        while not system.try_lock(self._handle):
             if time.monotonic() > deadline:
-                holder = os.pread(self._handle, 32, 0).decode("ascii", "replace").strip()
+                holder = os.read(self._handle, 32).decode("ascii", "replace").strip()
                 os.close(self._handle)
                 what = f"another process is using this run: pid {holder or 'unknown'}"
                 raise CheckpointError(what, where=str(folder), fix="wait until it ends, or stop it", code="run_in_use")
             time.sleep(0.02)
         os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        os.write(self._handle, f"{os.getpid()}\n".encode())
         _held.add(self)
 
     def release(self) -> None:
@@ -62,4 +61,4 @@ def _let_go_in_child() -> None:
         lock.release()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+system.after_fork(_let_go_in_child)

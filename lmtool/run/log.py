@@ -153,7 +153,7 @@ class Log:
     def sync(self) -> None:
         """Sync appended records to disk. Raises OSError."""
         if self.path.exists():
-            with self.path.open("rb") as file:
+            with self.path.open("rb+") as file:
                 os.fsync(file.fileno())
 
     def _lines(self) -> Iterator[tuple[int, bytes, Record | None, str]]:

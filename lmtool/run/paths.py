@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
-from lmtool import durable
+from lmtool import __version__, durable, records
+from lmtool.errors import CheckpointError
 
 INFO = "run.json"
 """A folder is a run if and only if it has this file."""
@@ -42,6 +44,19 @@ def remember(path: Path) -> None:
     except OSError:
         # Not essential: the run can always be named by its path.
         return
+
+
+def explained(run: Path, error: CheckpointError) -> CheckpointError:
+    """An error in reading the files of a run; if another version of lmtool wrote them, it says which one to use."""
+    try:
+        version = records.parse(durable.read(run / INFO))["sessions"][-1]["environment"]["lmtool"]
+        other = version if re.fullmatch(r"\d[\w.+-]{,30}", version, re.ASCII) and version != __version__ else None
+    except (OSError, ValueError, LookupError, TypeError):
+        other = None
+    if other is None:
+        return error
+    what = f"lmtool {__version__} cannot read this run of lmtool {other}: {error.what.replace(' is damaged', '')}"
+    return CheckpointError(what, where=error.where, fix=f"read it with that version: pip install 'lmtool=={other}'")
 
 
 def _elsewhere() -> list[Path]:

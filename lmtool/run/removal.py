@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from lmtool import system
 from lmtool.durable import refusing, remove
 from lmtool.errors import CheckpointError, LmtoolError, UsageError
 from lmtool.recipe.load import load_of_run
@@ -71,6 +72,8 @@ def remove_run(folder: Path) -> int:
             inside = {entry.name: Path(entry.path) for entry in os.scandir(real)}
             removed = set(inside) if whole else inside.keys() & {*FILES, LOCK_FILE}
             for name in sorted(removed, key=lambda name: (name == LOCK_FILE, name == INFO)):
+                if name == LOCK_FILE and system.WINDOWS:
+                    lock.release()  # an open file cannot be removed
                 remove(inside[name])
             if removed == inside.keys():
                 real.rmdir()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtool import durable, records
+from lmtool import durable, records, system
 from lmtool.checksum import sha256
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
@@ -114,7 +114,8 @@ def drop_optimizers(folder: Path) -> None:
     """
     for _, path in checkpoints.listed(folder):
         for file in checkpoints.optimizer_files(path):
-            file.unlink()
+            with system.sparing_open_files():
+                file.unlink()
         durable.sync_directory(path)
 
 
@@ -125,7 +126,7 @@ def set_aside(path: Path) -> None:
     number = 1
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1
-    path.rename(aside)
+    durable.rename(path, aside)
     durable.sync_directory(path.parent)
 
 
@@ -143,7 +144,7 @@ def _write(path: Path, temporary: Path, snapshot: Snapshot, state: bytes, peers:
         manifest = checkpoints.encode_manifest(snapshot.step, snapshot.best_step, files)
         durable.write_new(temporary / MANIFEST, manifest)
         durable.sync_directory(temporary)
-        temporary.rename(path)
+        durable.rename(temporary, path)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -201,5 +202,6 @@ def prune(folder: Path, spared: Collection[int | None], keep_last: int, supersed
         if step not in last and step not in spared:
             # Renamed first, atomically: a kill in the middle leaves no partial checkpoint.
             doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+            with system.sparing_open_files():
+                durable.rename(path, doomed)
+                shutil.rmtree(doomed)

@@ -238,4 +238,5 @@ def _connected(path: Path) -> Iterator[sqlite3.Connection]:
             yield db
     except (sqlite3.Error, ValueError, FileNotFoundError, IsADirectoryError) as error:  # ValueError: too few vectors
         fix = "make a new one: lmtool search index FILES --run RUN -o NEW"
-        raise DataError(f"there is no index, or it is damaged: {error}", where=str(path), fix=fix) from error
+        what = f"the index is damaged: {error}" if path.is_dir() else "there is no index"
+        raise DataError(what, where=str(path), fix=fix) from error

@@ -15,6 +15,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lmtool import system
 from lmtool.durable import refusing
 from lmtool.errors import ResourceError
 from lmtool.inference.generator import TextGenerator
@@ -162,8 +163,7 @@ async def _serve(
     guard: Guard, worker: Worker, listener: socket.socket, serving: Serving, tell: Callable[[str], None]
 ) -> int:
     received: asyncio.Queue[int] = asyncio.Queue()
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signal_number, received.put_nowait, int(signal_number))
+    system.on_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
     async with answering(guard, worker, listener):
         host, port = listener.getsockname()[:2]
         tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{serving.suffix}")

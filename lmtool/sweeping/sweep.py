@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import os
 import runpy
 import shlex
@@ -13,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
-from lmtool import durable
+from lmtool import durable, system
 from lmtool.compute.machine import n_cores, threads_are_set
 from lmtool.data.files import find_files
 from lmtool.data.hub import PREFIX
@@ -128,7 +127,7 @@ class Sweep:
                 self.failures[name] = f"ended by signal {-code}, maybe for lack of memory", 5
             elif code > 0 and code not in (130, 143):
                 # the first line of the error
-                lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+                lines = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
                 self.failures[name] = next(line for line in [*reversed(lines), "unknown"] if line[:1] != " "), code
             self._took[name] = seconds, self.reached(name) - before[name]
             self.ended(name)
@@ -199,18 +198,17 @@ class Sweep:
     def _processes(
         self, names: Sequence[str], until: float, stop: Callable[[], bool]
     ) -> Iterator[tuple[str, int, float]]:
-        """Names, exit codes and seconds of processes, as they end. They are forked from one that has imported all."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        """Names, exit codes and seconds of processes, as they end."""
+        start = system.process_class(PRELOADED)
         waiting, free, is_told = deque(names), list(range(self.slots)), False
-        running: dict[int, tuple[str, int, ForkServerProcess, float]] = {}
+        running: dict[int, tuple[str, int, BaseProcess, float]] = {}
         while running or (waiting and not stop()):
             while waiting and free and not stop():
                 name, slot = waiting.popleft(), free.pop()
                 how = ["-o", str(self.folder / name), "--start-or-resume", "--quiet", "--until", str(until)]
                 threads, device = max(1, n_cores() // self.slots), slot % max(1, torch.cuda.device_count())
                 args = [*self.commands[name], *how], str(self.folder / f"{name}.log"), threads, device
-                process = context.Process(target=_run, args=args, daemon=True)
+                process = start(target=_run, args=args, daemon=True)
                 process.start()
                 running[process.sentinel] = name, slot, process, time.monotonic()
             if stop() and not is_told:
@@ -226,7 +224,7 @@ class Sweep:
 
 def _run(command: list[str], log: str, threads: int, device: int) -> None:
     """What a process does: the command, in a group of its own, so that only the process that started it stops it."""
-    os.setpgrp()
+    system.leave_group()
     with open(log, "ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

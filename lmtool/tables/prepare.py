@@ -69,7 +69,8 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     """
     if not data.tasks:
         if not data.train:
-            raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
+            fix = "name one: lmtool finetune TABLE; reviews come with lmtool: lmtool finetune data/reviews.csv"
+            raise UsageError("no table to train on", fix=fix)
         if len(data.train) != 1 or len(data.valid) > 1:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         return [TaskTables("", *_open(data.train[0], data, kind), data.valid[0] if data.valid else None, data.test)]

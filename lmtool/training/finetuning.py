@@ -11,13 +11,14 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.pretrained import open_features
 from lmtool.interop.reference import with_runs
-from lmtool.recipe.finetuning import FEW, HeadKind, TableShape
+from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.resolve import LINEAR, resolve
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import OF_TABLES, Data
+from lmtool.recipe.spec.training import Tuning
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import has_words
 from lmtool.tables.columns import RowKind, is_related
@@ -148,6 +149,8 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
     if isinstance(spec, Classification) and spec.contrastive and "objective.contrastive" not in named:
         choice = f"{per_class:.3g} rows of a class: vectors are trained by contrast, then a head is fitted to them; "
         choice += "-s objective.contrastive=false trains both at once, --freeze body the head alone"
+    elif per_class > FEW_OF_CLASS and isinstance(spec, Classification) and resolved.recipe.tuning == Tuning():
+        choice = f"{per_class:.3g} rows of a class: all weights are trained; --freeze body trains the head alone"
     return FineTuning(resolved, base, tables, choice)
 
 

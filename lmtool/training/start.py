@@ -129,7 +129,8 @@ def _check_text(resolved: Resolved, base: Base | None) -> None:
     """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
     if not recipe.data.sources:
-        raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
+        fix = "name a file: lmtool pretrain TEXT; stories come with lmtool: lmtool pretrain data/stories.txt"
+        raise UsageError("no text to train on", fix=fix)
     if recipe.data.split == "slice" and recipe.data.documents in ("line", "blank-line"):
         what = f"data.documents {recipe.data.documents} divides the text, but data.split slice makes one text of it"
         where = ", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split")))
@@ -313,6 +314,7 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         (training.compile is True, "training.compile=true"),
         (training.minutes is not None, "training.minutes"),
         (recipe.evaluation.gradient_norms, "evaluation.gradient_norms=true"),
+        (recipe.tuning.quantizes, "tuning.lora.quantize"),
         # vectors are computed twice, once outside of the module that is sharded
         (getattr(recipe.objective, "contrastive", False), "objective.contrastive=true"),
         (isinstance(recipe.objective, Embedding), "objective.kind=embedding"),

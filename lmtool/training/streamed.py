@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.data.blocks import STREAMS, BlockStores
-from lmtool.data.cached import cache_folder
 from lmtool.data.prepare import Prepared
 from lmtool.data.streaming import BlockStart
-from lmtool.durable import scratch_in
+from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError
 from lmtool.objective import Cut, Example
 from lmtool.run.files import StreamMark

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.shards import ShardedBuild
@@ -19,7 +20,7 @@ from lmtool.errors import NumericalError
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import Initialization, build_for_training, load_weights
 from lmtool.model import DecodeState, LanguageModel
-from lmtool.model.language_model import CountingModel
+from lmtool.model.language_model import CountingModel, evaluating
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import build_objective
@@ -31,6 +32,7 @@ from lmtool.records import finite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
+from lmtool.run.order import rank_samples
 from lmtool.tables.tasks.results import Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
@@ -105,7 +107,7 @@ def train(
         session.examples = data.examples(session.objective)
         yield session.plan()
         if _compiles(recipe, compute):
-            session.lm.compile()
+            yield from map(Warn, session.compile())
         if session.state.pending is not None:
             yield from session.validate(None)
         yield from session.loop(limits)
@@ -200,6 +202,24 @@ class _TrainingSession:
     @property
     def recipe(self) -> Recipe:
         return self.data.recipe
+
+    def compile(self) -> Iterator[str]:
+        """Compile the model, unless it does not compile here, or then computes something else: a warning says so."""
+        torch._dynamo.config.suppress_errors = True  # what fails later is computed without being compiled
+        batch = self.objective.collate(self.examples.read(rank_samples(0, 1)), 0.0).to(self.compute.device)
+        with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
+            plain_BTD = self.lm(batch).hidden_BTD
+            self.lm.compile()
+            try:
+                compiled_BTD = self.lm(batch).hidden_BTD
+            except Exception as error:  # a compiler's, of any kind
+                why = f"does not compile here ({str(error).strip().partition(chr(10))[0]})"
+            else:
+                if agree(compiled_BTD, plain_BTD):
+                    return
+                why = f"differs by {100 * away(compiled_BTD, plain_BTD):.0f} % when it is compiled"
+        self.lm._compiled_call_impl = None
+        yield f"the model {why}, and is trained without: training.compile=false"
 
     def plan(self) -> Plan:
         """The plan of the session."""
@@ -440,7 +460,7 @@ def _setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | Non
 
 def _compiles(recipe: Recipe, compute: Compute) -> bool:
     wanted = recipe.training.compile
-    if compute.world.sharded or recipe.distillation.teacher is not None:
+    if compute.world.sharded or recipe.distillation.teacher is not None or recipe.tuning.quantizes:
         return False
     if wanted != "auto":
         return wanted

@@ -161,7 +161,7 @@ OTHERS = {
     "plan": {"--recipe", "--set", "--from", "--devices", "--device-kind", "--utilization", "--json", "--quiet"},
     "tokenize": {"--output", "--recipe", "--set", "--show", "--html", "--json", "--quiet"},
     "check": {
-        *("RUN|TABLE|TEXT", "--tokenizer", "--set", "--cache", "--strict", "--json", "--quiet"),
+        *("RUN|TABLE|TEXT", "--tokenizer", "--set", "--cache", "--device", "--strict", "--json", "--quiet"),
         *("--fix", "--run", "--near"),
     },
     "finetune": {

@@ -13,14 +13,14 @@ def perplexity(lmtool, corpus, precision):
 
 def test_perplexity_hardly_changes(lmtool, run, corpus):
     exact = perplexity(lmtool, corpus, "float32")
-    found = {name: perplexity(lmtool, corpus, name) for name in ("bfloat16", "bf16", "int8")}
+    found = {name: perplexity(lmtool, corpus, name) for name in ("bfloat16", "bf16", "int8", "int4")}
     assert found["bf16"] == found["bfloat16"]
     for name, other in found.items():
         assert other != exact, name
         assert isclose(other, exact, rel_tol=0.01), name
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bf16", "int8", "int4"])
 def test_a_text_of_any_precision_can_be_had_again(lmtool, run, home, precision):
     told = lmtool.succeeds(
         "generate", "The", "--greedy", "--max-new-tokens", "12", "--precision", precision, "--device", "cpu", "--json"
@@ -33,4 +33,4 @@ def test_a_text_of_any_precision_can_be_had_again(lmtool, run, home, precision):
 
 
 def test_no_precision_that_is_not_there(lmtool, run):
-    lmtool.refuses(2, "generate", "The", "--precision", "int4", words=["int4", "int8"])
+    lmtool.refuses(2, "generate", "The", "--precision", "int3", words=["int3", "int4"])

@@ -211,7 +211,7 @@ def test_the_time_left_has_validations_in_it(stderr, monkeypatch):
 def test_a_warm_up_that_never_ends_is_told(stderr, warmup_steps):
     stream = stderr()
     tell([plan(steps=100, warmup_steps=warmup_steps)])
-    assert ("rises in all of the 100 steps" in stream.getvalue()) == (warmup_steps >= 100)
+    assert ("only rises in these 100 steps: -s schedule.warmup_steps=10 " in stream.getvalue()) == (warmup_steps >= 100)
 
 
 def timed(**changes):

@@ -129,8 +129,8 @@ def test_queries_that_are_refused(lmtool, folder, index):
     ):
         lmtool.refuses(3, "search", index, "--query-file", name, words=[word])
     lmtool.refuses(3, "search", index, "--query-file", "other.csv", words=["no column 'text'", "--text-column"])
-    lmtool.refuses(2, "search", index, "", words=["text 1 has no tokens"])
-    lmtool.refuses(2, "search", index, LINES[0], "", "-o", "hits.csv", words=["text 2 has no tokens"])
+    lmtool.refuses(2, "search", index, "", words=["query 1 is empty"])
+    lmtool.refuses(2, "search", index, LINES[0], "", "-o", "hits.csv", words=["query 2 is empty"])
     lmtool.refuses(2, "search", index, "a", "-o", "hits.txt", words=[".jsonl nor .csv"])
     lmtool.refuses(2, "search", index, "a", "-o", "a.txt", words=["neither"])
     (folder / "hits.csv").write_text("mine")

@@ -1,12 +1,23 @@
 """Where and in which number type to compute."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmtool.batch import Batch, widest
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.errors import ResourceError
+from lmtool.model import ngram
+from lmtool.model.layers import positions
+from lmtool.objective import masked
+from lmtool.objective.base import Vocabulary
+from lmtool.recipe.spec.objective import Masked
+from tests.model import tiny
 
 
 @pytest.fixture
@@ -114,3 +125,54 @@ def test_a_real_gpu() -> None:
     with compute.autocast():
         product = torch.ones(2, 2, device=compute.device) @ torch.ones(2, 2, device=compute.device)
     assert product.dtype == compute.dtype
+
+
+def test_a_mac_falls_back_to_the_cpu_for_operations_that_its_gpu_lacks() -> None:
+    """Before torch is imported, which reads the variable once; a choice of the person stays."""
+    program = "import os, sys, lmtool; print(os.environ['PYTORCH_ENABLE_MPS_FALLBACK'], 'torch' in sys.modules)"
+    for value, expected in ((None, "1 False"), ("0", "0 False")):
+        env = {key: text for key, text in os.environ.items() if key != "PYTORCH_ENABLE_MPS_FALLBACK"}
+        env |= {} if value is None else {"PYTORCH_ENABLE_MPS_FALLBACK": value}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
+
+
+def test_nothing_is_summed_in_float64_where_the_gpu_has_none() -> None:
+    mps = torch.device("mps")
+    assert widest(mps) == Compute(mps, "float32").sum_dtype == torch.float32
+    assert widest(torch.device("cpu")) == Compute(torch.device("cpu"), "float32").sum_dtype == torch.float64
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """Refuses what the MPS device refuses: tensors of float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            is_from_numpy = func is torch.ops.aten.lift_fresh.default  # on the CPU, whatever the device
+            if isinstance(one, torch.Tensor) and one.dtype == torch.float64 and not is_from_numpy:
+                raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return made
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_models_compute_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, as on a device that has none."""
+    for module in (positions, ngram):
+        monkeypatch.setattr(module, "widest", lambda device: torch.float32)
+    lm = tiny.model(dtype=torch.float32, **tiny.FAMILIES[name])
+    with WithoutFloat64():
+        logits_BTV = lm.logits(tiny.read(lm, tiny.tokens(2, 6)))
+        if logits_BTV.requires_grad:
+            logits_BTV.log_softmax(-1).mean().backward()
+    assert logits_BTV.isfinite().any()
+
+
+def test_the_pseudo_likelihood_is_measured_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked, "widest", lambda device: torch.float32)
+    lm = tiny.model(dtype=torch.float32, **tiny.BERT)
+    vocabulary = Vocabulary(tiny.VOCAB, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(7)))
+    objective = masked.MaskedObjective(Masked.model_validate({"kind": "masked"}), vocabulary)
+    tokens_BT = tiny.tokens(2, 5)
+    with WithoutFloat64():
+        assert objective.measure(lm, Batch(tokens_BT, tokens_BT)).total.dtype == torch.float32

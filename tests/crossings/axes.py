@@ -175,6 +175,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "tuning": {
         "all": (),
         "lora": ("tuning.lora={rank: 2}",),
+        "lora on 4 bits": ("tuning.lora={rank: 2, quantize: int4}",),
         "frozen embeddings": ("tuning.freeze=embeddings",),
         "frozen body": ("tuning.freeze=body",),
         "unfreezing": ("tuning.unfreeze_every=2",),
@@ -288,7 +289,7 @@ def settings_on_base(row: Row) -> list[str]:
 
 def is_possible(row: Row) -> bool:
     """Whether a row is one of commands that exist: adapters are of a base, and tables of tasks that learn from them."""
-    adapts_nothing = row["tuning"] == "lora" and row["base"] == "none"
+    adapts_nothing = row["tuning"].startswith("lora") and row["base"] == "none"
     has_table = TASKS[row["task"]].table is not None
     return not adapts_nothing and (has_table or row["table"] == USUAL["table"])
 

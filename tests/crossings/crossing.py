@@ -262,7 +262,7 @@ def data_of(row: Row, part: str = "") -> str:
 def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """Commands that use a run: a name, their words, and whether they have to work."""
     task = TASKS[row["task"]]
-    lora = row["tuning"] == "lora"
+    lora = row["tuning"].startswith("lora")
     labels = task.table in WITHOUT_TEXT
     chooses = ("--task", "turn") if task.table == "tasks" else ()
     is_masked = any("masked" in text for text in task.objective)

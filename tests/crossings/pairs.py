@@ -34,7 +34,7 @@ class Language:
     def accepts(self, values: Iterable[Value]) -> bool:
         """Whether a recipe with these values, a task among them, and else the usual ones, is one."""
         named = dict(values)
-        row = {**USUAL, **({"base": "a run"} if named.get("tuning") == "lora" else {}), **named}
+        row = {**USUAL, **({"base": "a run"} if named.get("tuning", "").startswith("lora") else {}), **named}
         if not is_possible(row) or any(pair <= row.items() for pair in self._refused):
             return False
         key = tuple(settings(row))

@@ -10,9 +10,9 @@ import pytest
 
 from lmtool.data import prepare as prepare_module
 from lmtool.data import store as store_module
-from lmtool.data.cached import cache_folder
 from lmtool.data.prepare import encode_files, prepare, spread_sample
 from lmtool.data.store import TokenStore
+from lmtool.durable import cache_folder
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordPieceTokenizer
 from lmtool.tokenization.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import torch
 from lmtool import model as models
 from lmtool.batch import Batch
 from lmtool.model.heads import Classifier
-from lmtool.model.layers.attention import JoinedLinear, Mixer
+from lmtool.model.layers.attention import JoinedLinear, Mixer, linears_of
 from lmtool.model.lora import AdaptedLinear, adapt, adapters, kept, merge
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Classification
@@ -38,6 +38,28 @@ def batch_of(name: str) -> Batch:
     source = tiny.tokens(2, 5, seed=1) if "encoder-decoder" in str(tiny.TRANSFORMERS[name].get("shape")) else None
     prefix = torch.tensor([2, 3]) if tiny.TRANSFORMERS[name].get("shape") == "prefix" else None
     return Batch(tiny.tokens(2, 7), source_BS=source, prefix_B=prefix)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["modern", "2017"])
+def test_quantized_weights_below_adapters(name: str, quantize: Any) -> None:
+    """Outputs, gradients of adapters, and what is saved are those of the same weights, rounded, in full."""
+    wide = {**tiny.TRANSFORMERS[name], "d_model": 32, "d_ff": 64}
+    found, wanted = (tiny.model(dtype=torch.float32, **wide) for _ in range(2))
+    for model, trains in ((found, True), (wanted, False)):
+        adapt(model, Lora(targets=ALL, quantize=quantize), trains=trains)
+        drawn(model)
+        model.float().logits(model(batch_of(name)).hidden_BTD).square().mean().backward()
+    rounded = {key for key, value in found.state_dict().items() if not value.isfinite().all()}
+    assert len(rounded) == len(linears_of(found))
+    gradients = dict(wanted.named_parameters())
+    for key in adapters(found):
+        torch.testing.assert_close(found.get_parameter(key).grad, gradients[key].grad, rtol=1e-4, atol=1e-6)
+    assert kept(found).keys() == kept(wanted).keys() == set(adapters(found))
+    for model in (found, wanted):
+        merge(model)
+    for key, value in found.state_dict().items():
+        torch.testing.assert_close(value, wanted.state_dict()[key], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("adapted", [(True, False, True), (True, True, True), (False, True, False)])

@@ -328,7 +328,7 @@ def test_no_checkpoint_is_said_so(tmp_path: Path, missing: bool) -> None:
         *((os, "fsync", number) for number in range(1, 7)),
         (Path, "mkdir", 1),
         (Path, "mkdir", 2),
-        (Path, "rename", 1),
+        (os, "replace", 1),
     ],
 )
 def test_a_full_disk_leaves_the_earlier_checkpoints(
@@ -389,18 +389,18 @@ def test_a_checkpoint_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatc
 def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     done: list[tuple[str, str]] = []
-    fsync, rename = os.fsync, Path.rename
+    fsync, replace = os.fsync, os.replace
 
     def record_fsync(handle: int) -> None:
         fsync(handle)
         done.append(("fsync", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
 
-    def record_rename(path: Path, target: Path) -> Path:
-        done.append(("rename", path.name))
-        return rename(path, target)
+    def record_rename(old: Path, new: Path) -> None:
+        done.append(("rename", old.name))
+        replace(old, new)
 
     monkeypatch.setattr(os, "fsync", record_fsync)
-    monkeypatch.setattr(Path, "rename", record_rename)
+    monkeypatch.setattr(os, "replace", record_rename)
     save(tmp_path, 2, keep_last=1)
     temporary = ".tmp-step-000002"
     assert done == [

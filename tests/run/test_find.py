@@ -83,6 +83,12 @@ def test_a_checkpoint_is_found_by_its_path(make: MakeRun, monkeypatch: pytest.Mo
     assert find("../step-000020").newest()[0].step == 20
 
 
+def test_a_checkpoint_is_found_by_its_path_on_windows(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = make().name
+    monkeypatch.setattr(os, "sep", "\\")
+    assert find(f"{name}\\checkpoints\\step-000010\\").newest()[0].step == 10
+
+
 def test_a_named_checkpoint_that_is_damaged_is_refused(make: MakeRun) -> None:
     run = make()
     path = run.path / "checkpoints" / "step-000020"

@@ -217,12 +217,12 @@ def test_a_full_disk_of_any_process_is_told(tmp_path: Path, monkeypatch: pytest.
     assert save(tmp_path, 8).n_shards == N
 
 
-@pytest.mark.parametrize("name", ["mkdir", "rename"])
+@pytest.mark.parametrize(("owner", "name"), [(Path, "mkdir"), (os, "replace")])
 def test_nobody_waits_for_one_that_cannot_begin_or_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     save(tmp_path, 4)
-    genuine = getattr(Path, name)
+    genuine = getattr(owner, name)
 
     def fail(path: Path, *arguments: Any, **keywords: Any) -> Any:
         if path.name.startswith(".tmp-"):
@@ -230,7 +230,7 @@ def test_nobody_waits_for_one_that_cannot_begin_or_end(
         return genuine(path, *arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, name, fail)
+        patch.setattr(owner, name, fail)
         with pytest.raises(ResourceError, match="step 6: Permission denied"):
             save(tmp_path, 6)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]

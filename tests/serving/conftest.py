@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 
 from lmtool.interop.importing import imported
@@ -33,3 +34,14 @@ def classifier(folder: Work) -> str:
 def server(talker: str) -> Iterator[Served]:
     with served(talker) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with server.client() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def name(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id

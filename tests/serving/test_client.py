@@ -1,7 +1,6 @@
 """The official client against every endpoint: answers are those of `lmtool generate` and `lmtool chat`."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,6 @@ from lmtool.tables.predict import predict
 from tests.serving.harness import Served, served
 
 PROMPT = "Who saw the"
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with server.client() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def name(client: openai.OpenAI) -> str:
-    return client.models.list().data[0].id
 
 
 def alone(server: Served, prompt: str, settings: Sample, **options: Any) -> list[str]:

@@ -28,17 +28,6 @@ ASKED: list[Any] = [{"role": "user", "content": "Who saw the ball?"}]
 FORM = {"type": "json_schema", "json_schema": {"name": "sight", "strict": True, "schema": SCHEMA}}
 
 
-@pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with server.client() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def name(client: openai.OpenAI) -> str:
-    return client.models.list().data[0].id
-
-
 def test_a_schema_is_kept_whole_and_streamed(client: openai.OpenAI, name: str) -> None:
     asked: dict[str, Any] = {"model": name, "messages": ASKED, "response_format": FORM, "seed": 3}
     whole = client.chat.completions.create(**asked).choices[0]

@@ -26,8 +26,8 @@ from tests.training.tiny import Work, lasting
 STEPS = 16
 EVENTS = 300
 
-STREAMED = 4
-"""Times as many events of a run that tokenizes beside training."""
+TIMES = {"streamed": 4, "in the background": 2}
+"""As many events of a run that does something beside training."""
 VARIANTS = {
     "adamw, patience, samples": (
         "evaluation.every=2",
@@ -79,7 +79,7 @@ def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random
 def chain(work: Work, name: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     run = work.run(name)
-    events = EVENTS * (STREAMED if "data.stream=true" in overrides else 1)
+    events = EVENTS * TIMES.get(name, 1)
     overrides = (f"training.steps={STEPS}", "checkpoint.every=1", *overrides)
     # In this process, so that the lazy imports of torch are shared by all children.
     work.pretrain(*overrides, name=f"{name} whole")

@@ -20,11 +20,10 @@ from lmtool.compute.device import choose_compute
 from lmtool.compute.processes import World
 from lmtool.data import blocks, streaming
 from lmtool.data.blocks import AHEAD, STREAMS, BlockStores
-from lmtool.data.cached import cache_folder
 from lmtool.data.corpus import Chunk
 from lmtool.data.streaming import BlockStart
 from lmtool.data.survey import resolve_for_text
-from lmtool.durable import scratch_in
+from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.base import open_base
 from lmtool.objective import build_objective

@@ -8,7 +8,8 @@ from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels
-from lmtool.errors import UsageError
+from lmtool.errors import ResourceError, UsageError
+from lmtool.printable import aligned
 
 if TYPE_CHECKING:
     from lmtool.checks.check import Checked
@@ -29,10 +30,11 @@ def check(
     column: Column = None,
     fix: Path | None = option("FILE", "Write the table without duplicates, contradictions and leaks to a new file."),
     run: str | None = option("RUN", "With --fix: without rows, too, whose vectors by this model are nearly equal."),
-    near: float = option("X", "From which cosine similarity on.", default=0.95, min=0.0, max=1.0),
+    near: float | None = option("X", "From which cosine similarity on.", shown="0.95", min=0.0, max=1.0),
     *,
     overrides: Overrides = None,
     with_cache: bool = flag("Verify the cache of tokens too.", "--cache"),
+    with_device: bool = flag("Compare every fast way of computing here with the plain one.", "--device"),
     strict: bool = flag("Any finding is an error, exit code 3.", "--strict"),
     as_json: Json = False,
     quiet: Quiet = False,
@@ -47,16 +49,23 @@ def check(
     lmtool check reviews.csv --test test.csv
     lmtool check reviews.csv --test test.csv --fix clean.csv
     lmtool check book.txt --tokenizer last --json
+    lmtool check --device
     """
     from lmtool.interop.names import HUB
     from lmtool.interop.reference import run_of
 
-    if not names and (fix is not None or not with_cache):
-        raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache")
+    if with_device:
+        _check_device(as_json)
+    if not names and (fix is not None or not (with_cache or with_device)):
+        raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache or --device")
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [run_of(names[0])]
     if run is not None and fix is None:
         raise UsageError("--run is for rows that --fix leaves out", fix="name a new file: --fix FILE")
+    if near is not None and run is None:
+        raise UsageError("--near is for the vectors of a model", fix="name one: --run RUN")
+    if fix is not None and names and Path(names[0]).is_dir():
+        raise UsageError("--fix is for a table, and this is a folder", where=names[0], fix="name a table")
     check_new(fix)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
@@ -76,7 +85,7 @@ def check(
         recipe, log = _recipe(settings), fix.with_suffix(".removed.jsonl")
         check_new(fix, Path(unpacked_name(Path(recipe.data.train[0]))).suffix)
         check_new(log)
-        model = None if run is None else (open_model(run, "auto", "float32"), near)
+        model = None if run is None else (open_model(run, "auto", "float32"), 0.95 if near is None else near)
         n_gone = write_fixed(recipe, fix, log, model)
         if as_json:
             put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
@@ -84,6 +93,24 @@ def check(
             put(f"fixed    {fix}: without {n_gone:,} rows, which {log} lists")
     for checked in reports:
         checked.refuse(strict=strict)
+
+
+def _check_device(as_json: bool) -> None:
+    from lmtool.checks.device import compare_ways
+    from lmtool.compute.device import choose_compute
+
+    compute = choose_compute("auto", "auto")
+    compared = list(compare_ways(compute.device))
+    if as_json:
+        put_json({"device": compute.describe(), "ways": [way._asdict() for way in compared]})
+    else:
+        put(compute.describe())
+        times = [["-" if s is None else f"{1000 * s:.2f} ms" for s in (way.fast, way.plain)] for way in compared]
+        rows = [(way.name, *of_way, way.verdict) for way, of_way in zip(compared, times, strict=True)]
+        put(*aligned([("way", "fast", "plain", "result"), *rows], 4))
+    if faults := [way.name for way in compared if way.is_fault]:
+        what = f"not every fast way of computing works here: {', '.join(faults)}"
+        raise ResourceError(what, fix="nothing has to be done: the plain way is taken where one differs")
 
 
 def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":

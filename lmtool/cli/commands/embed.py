@@ -70,11 +70,15 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
 
     column: of tables, unless the options of reading name others.
     """
+    from lmtool.recipe.load import Setting
     from lmtool.search.entries import Entry, read_entries
 
-    yield from (Entry("", "", text) for text in typed or [])
     sources = files or ([] if typed else ["-"])
-    data = as_data(settings_in(reading, OF_TEXTS, ("data.column", column, "")))
+    stated = settings_in(reading, OF_TEXTS)
+    yield from (Entry("", "", text) for text in typed or [])
+    if stated and not sources:
+        raise UsageError(f"{stated[0].flag} is of files and tables, but texts are typed only", fix="leave it out")
+    data = as_data([*stated, Setting("data.column", column, "")])
     describe_skipped((yield from read_entries(sources, data, reading.get("id_column"))))
 
 
@@ -148,6 +152,8 @@ def query(
     check_new(output, ".jsonl", ".csv")
     opened = open_index(index, run, rerank=rerank, device=device)
     texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe.data.column, reading)]
+    if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
+        raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")
     answers = opened.answers(texts, k)
     if output is not None:
         lines = as_csv(answers) if output.suffix == ".csv" else as_json_lines(answers)

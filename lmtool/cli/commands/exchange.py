@@ -40,7 +40,7 @@ def export_run(
         "", "Data type of the weights in a directory.", shown="float32"
     ),
     shard_size: float | None = option("GB", "Size of the largest file of weights.", shown="5.0", min=0.001),
-    gguf: Literal["f16", "q8_0"] | None = option(
+    gguf: Literal["f16", "q8_0", "q4_0", "q4_1"] | None = option(
         "", "Write a GGUF file with matrices of this type.", shown="f16 for a name with .gguf"
     ),
     adapters: bool = flag("Write only adapters and head, as a directory for PEFT.", "--adapters"),
@@ -65,7 +65,7 @@ def export_run(
             raise UsageError("GGUF files hold whole models", where=where, fix="omit --adapters, which are merged")
         for name, value in (("--dtype", dtype), ("--shard-size", shard_size)):
             if value is not None:
-                fix = f"omit {name}; --gguf f16 or q8_0 is the type of its matrices"
+                fix = f"omit {name}; --gguf sets the type of its matrices"
                 raise UsageError(f"{name} is for a directory, and this is a GGUF file", where=where, fix=fix)
         exported = export_gguf(run, output, gguf)
     elif adapters:

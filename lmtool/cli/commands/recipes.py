@@ -15,7 +15,7 @@ from lmtool.errors import UsageError
 STORIES = "data/stories.txt"
 """The bundled text that a tokenizer is trained on for texts that are typed."""
 
-NAMED = argument("NAME", "A shipped recipe, or a YAML file.", ..., shown=True)
+NAMED = argument("RECIPE", "A shipped recipe, or a YAML file.", ..., shown=True)
 
 
 def ls(as_json: Json = False) -> None:
@@ -83,7 +83,7 @@ def draw(
 
 
 def batch(
-    name: str = argument("NAME", "A shipped recipe, a YAML file, or a run.", ..., shown=True),
+    name: str = argument("RECIPE", "A shipped recipe, a YAML file, or a run.", ..., shown=True),
     text: list[str] = argument("TEXT", "A text file, a table, or texts themselves, each a document.", ...),
     rows: int = option("N", "Rows of the batch to show.", default=1, min=1),
     step: int = option("N", "Show the batch of this step, counted from 1.", default=1, min=1),

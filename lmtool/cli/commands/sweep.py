@@ -118,7 +118,7 @@ def sweep(
         again = ["lmtool", verb, "-r", str(best)] if typed.source is None else typed.command(verb, rows[0].choice)
         tell(f"the best again: {shlex.join(again)}")
         if len({validated(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
-            tell("warning: all came out the same: what was varied did not matter here, as after too few steps")
+            tell("warning: every setting gave the same result: what varies has no effect here, or not in so few steps")
         elif len(rows) > 1 and seeds == 1:
             tell("one seed each: how much is chance, --seeds 3 tells")
     if this.failures:

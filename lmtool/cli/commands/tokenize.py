@@ -103,7 +103,7 @@ def _summarise(
     prepared: "Prepared", requested: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
     """Sizes and speed; no speed when everything was cached."""
-    from lmtool.data.cached import cache_folder
+    from lmtool.durable import cache_folder
 
     stores = {"train": prepared.train, "valid": prepared.valid}
     n_bytes = sum(int(store.n_bytes.sum()) for store in stores.values())

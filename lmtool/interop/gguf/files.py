@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
@@ -19,9 +19,9 @@ from lmtool.interop.gguf.vocabulary import express_tokenizer
 from lmtool.interop.names import NOTE
 from lmtool.printable import plain
 
-Quantization = Literal["f16", "q8_0"]
-_TYPES = {"f16": GGMLQuantizationType.F16, "q8_0": GGMLQuantizationType.Q8_0}
-_FILE_TYPES = {"f16": LlamaFileType.MOSTLY_F16, "q8_0": LlamaFileType.MOSTLY_Q8_0}
+Quantization = Literal["f16", "q8_0", "q4_0", "q4_1"]
+_TYPES = {name: GGMLQuantizationType[name.upper()] for name in get_args(Quantization)}
+_FILE_TYPES = {name: LlamaFileType[f"MOSTLY_{name.upper()}"] for name in get_args(Quantization)}
 _VALUE_TYPES: Mapping[type, GGUFValueType] = {
     bool: GGUFValueType.BOOL,
     int: GGUFValueType.UINT32,
@@ -30,8 +30,15 @@ _VALUE_TYPES: Mapping[type, GGUFValueType] = {
     list: GGUFValueType.ARRAY,
 }
 """Types as llama.cpp has them: numbers of 32 bits, and sizes without a sign."""
-_LARGEST = {GGMLQuantizationType.F32: math.inf, GGMLQuantizationType.F16: 65504, GGMLQuantizationType.Q8_0: 65504 * 127}
-"""Value that each type can hold; Q8_0 has a 16-bit scale."""
+_HALF = 65504
+_LARGEST = {
+    GGMLQuantizationType.F32: math.inf,
+    GGMLQuantizationType.F16: _HALF,
+    GGMLQuantizationType.Q8_0: _HALF * 127,
+    GGMLQuantizationType.Q4_0: _HALF * 8,
+    GGMLQuantizationType.Q4_1: _HALF,
+}
+"""Value that each type can hold; quantized ones have a 16-bit scale, and Q4_1 a minimum."""
 
 
 def write_gguf(
@@ -46,7 +53,7 @@ def write_gguf(
 
     config, tokenizer_config, tokenizer_json: as a directory has them. tensors: by their names in Transformers, each is
     made once, and one at a time. quantization: of matrices; vectors and learned positions are float32, and rows of no
-    whole blocks of Q8_0 are F16. Raises UsageError naming what GGUF cannot express, and OSError.
+    whole blocks are F16. Raises UsageError naming what GGUF cannot express, and OSError.
     """
     expressed = express({key: value for key, value in config.items() if key != NOTE})
     eos = config.get("eos_token_id")

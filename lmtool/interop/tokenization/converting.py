@@ -4,7 +4,6 @@ Transformers reads copies of the files named here, with the settings named here:
 no network. It is an optional dependency, as are sentencepiece and protobuf.
 """
 
-import importlib
 import json
 import math
 import tempfile
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
-from lmtool.errors import CheckpointError, ResourceError
+from lmtool.errors import CheckpointError
+from lmtool.extras import library
 from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_bytes, read_json, refusal
 from lmtool.printable import plain
 from lmtool.tokenization.inner import ROLE_KEYS
@@ -123,12 +123,8 @@ def _by_transformers(kind: Kind, contents: Mapping[str, bytes]) -> tuple[Tokeniz
 
 def _library(name: str) -> Any:
     """A module of an optional dependency. Raises ResourceError where it is missing."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        what = f"a tokenizer without tokenizer.json is converted by {name.partition('.')[0]}, which is missing"
-        fix = "pip install 'lmtool[convert]', or save it once with Transformers, which writes tokenizer.json"
-        raise ResourceError(what, fix=fix) from error
+    otherwise = ", or save it once with Transformers, which writes tokenizer.json"
+    return library(name, "a tokenizer without tokenizer.json is converted by", "convert", otherwise)
 
 
 def _sentencepiece(content: bytes, algorithm: int, path: Path) -> Any:

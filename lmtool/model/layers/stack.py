@@ -68,6 +68,8 @@ class Stack(nn.Module):
     mask: the attention mask of a row that is one text.
     sublayers: those of all layers, or of one whose weights all share, which is then passed n_layers times (Lan et al.
         2020, ALBERT).
+    full_layers: numbers of the layers without the window of the mask.
+    parallel: all sublayers of a layer read its input. adds_to_layer: they add to it.
     recomputes: in training keep the input of each layer only, and compute its activations again in the backward pass
         (Chen et al. 2016), with the same dropout.
     """
@@ -77,14 +79,14 @@ class Stack(nn.Module):
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
         super().__init__()
-        self.mask, self._full_layers = Mask(causal), frozenset[int]()
+        self.mask, self.full_layers = Mask(causal), frozenset[int]()
         if isinstance(spec.pattern, WindowPattern):
             self.mask = Mask(causal, spec.pattern.size, spec.pattern.dilation, spec.pattern.global_tokens)
-            self._full_layers = frozenset(spec.pattern.full_layers)
+            self.full_layers = frozenset(spec.pattern.full_layers)
         # prefix positions attend both ways, so their relative distances have two signs
         self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
         # in a tuple, so that a position of all layers is not registered twice
-        self._window_position = (build_window_position(spec, self.position),)
+        self.window_position = (build_window_position(spec, self.position),)
         of_sublayers = spec.norm.place, spec.dropout, spec.residual
         self.sublayers = nn.ModuleList(
             Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), *of_sublayers)
@@ -97,8 +99,8 @@ class Stack(nn.Module):
         self.per_layer = len(self.sublayers) * self._passes // spec.n_layers
         for part in attending(self).values():
             part.n_layers = self._passes
-        self._parallel = spec.parallel
-        self._adds_to_layer = spec.residual_from == "layer"
+        self.parallel = spec.parallel
+        self.adds_to_layer = spec.residual_from == "layer"
         self.norm = nn.Identity() if spec.norm.place == "post" else build_norm(spec.norm, spec.d_model, spec.bias)
         initialise(self, spec)
         if spec.init.scale_residual and spec.residual:
@@ -107,13 +109,13 @@ class Stack(nn.Module):
             for projection in (part for sublayer in self.sublayers for part in _mixer(sublayer).projections()):
                 nn.init.normal_(projection.weight, std=spec.init.std * n_sublayers**-0.5)
 
-    def _passed(self) -> list[nn.Module]:
+    def passed(self) -> list[nn.Module]:
         """The sublayers in the order of a forward pass, shared ones once for each layer."""
         return [*self.sublayers] * self._passes
 
     def _mixers(self) -> Iterator[Mixer]:
         """The top-level mixer of each sublayer in that order, without nested ones."""
-        return map(_mixer, self._passed())
+        return map(_mixer, self.passed())
 
     def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
         """The initial cache of every sublayer."""
@@ -139,7 +141,7 @@ class Stack(nn.Module):
         seen: if given, collects the inputs and the output of each layer, the last one after the final norm.
         """
         T = x_BTD.shape[1]
-        sublayers = self._passed()
+        sublayers = self.passed()
         past = past or (None,) * len(sublayers)
         source = None
         if source_mask is not None:
@@ -147,9 +149,9 @@ class Stack(nn.Module):
             source = Attend(source_mask, T, torch.arange(n_source, device=x_BTD.device)[None])
         if _has_shifted_windows(mask, positions_PS):
             mask = replace(mask, text_positions_PS=positions_PS)
-        rule = self.position if mask.window is None else self._window_position[0]
+        rule = self.position if mask.window is None else self.window_position[0]
         attend = everywhere = Attend(mask, T, positions_PS, rule, source)
-        if self._full_layers:
+        if self.full_layers:
             unlimited = replace(mask, window=None, dilation=1, n_global=0, text_positions_PS=None)
             everywhere = Attend(unlimited, T, positions_PS, self.position, source)
         now: list[LayerState | None] = []
@@ -158,7 +160,7 @@ class Stack(nn.Module):
             if seen is not None:
                 seen.append(x_BTD)
             part = slice(first, first + self.per_layer)
-            inputs = sublayers[part], x_BTD, everywhere if layer in self._full_layers else attend, past[part]
+            inputs = sublayers[part], x_BTD, everywhere if layer in self.full_layers else attend, past[part]
             if self.recomputes and self.training and torch.is_grad_enabled():
                 x_BTD, after, losses = checkpoint(self._layer_apart, *inputs, use_reentrant=False)
             else:
@@ -178,8 +180,8 @@ class Stack(nn.Module):
         auxiliaries: list[Tensor | None] = []
         input_BTD = x_BTD
         for sublayer, state in zip(sublayers, past, strict=True):
-            read_BTD = input_BTD if self._parallel else x_BTD
-            stream_BTD = input_BTD if self._adds_to_layer else x_BTD
+            read_BTD = input_BTD if self.parallel else x_BTD
+            stream_BTD = input_BTD if self.adds_to_layer else x_BTD
             x_BTD, after, auxiliary_B = sublayer(stream_BTD, attend, state, read_BTD)
             now.append(after)
             auxiliaries.append(auxiliary_B)

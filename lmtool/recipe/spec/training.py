@@ -70,6 +70,8 @@ class Lora(Spec):
     """Matrices of each layer that get adapters."""
     dropout: Fraction = 0.0
     """Dropout of the adapters' input."""
+    quantize: Literal["none", "int8", "int4"] = "none"
+    """Keep frozen matrices of the layers in 8 or 4 bits, a quarter or a sixth of the memory (Dettmers et al. 2023)."""
 
 
 class Tuning(Spec):
@@ -84,6 +86,11 @@ class Tuning(Spec):
     """Ratio of each layer's learning rate to that of the layer above (Howard and Ruder 2018; Clark et al. 2020)."""
     lora: Lora | None = None
     """Train and save only adapters and the head."""
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether frozen matrices are quantized."""
+        return self.lora is not None and self.lora.quantize != "none"
 
     def mistakes(self) -> Iterator[str]:
         if self.unfreeze_every is not None and self.freeze == "body":

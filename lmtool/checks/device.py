@@ -1,0 +1,159 @@
+"""`lmtool check --device`: every fast way of computing on a device against the plain one, on a small model."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+from lmtool.batch import Batch
+from lmtool.compute.agreement import agree, away
+from lmtool.compute.native import library
+from lmtool.decoding.model_runner import ModelRunner
+from lmtool.decoding.steps import DEVICES, PATIENCE
+from lmtool.model import LanguageModel, build
+from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_FROM
+from lmtool.model.packed import freeze_quantized, pack
+from lmtool.recipe.spec.transformer import Transformer
+
+SPEC: dict[str, Any] = {
+    **{"kind": "transformer", "n_layers": 2, "d_model": 256, "n_heads": 4, "context": 2 * FLEX_FROM},
+    **{"activation": "swiglu", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False},
+}
+WINDOW = {"pattern": {"kind": "window", "size": 100}}
+VOCAB = 512
+N_STEPS = PATIENCE + 8
+
+
+class Compared(NamedTuple):
+    """A fast way, and what came of it.
+
+    verdict: "same", "differs by N %", or the first line of an error. fast, plain: seconds, the first use apart.
+    """
+
+    name: str
+    verdict: str
+    fast: float | None = None
+    plain: float | None = None
+
+    @property
+    def is_fault(self) -> bool:
+        return self.verdict != "same"
+
+
+FastAndPlain = tuple[Callable[[], Tensor], Callable[[], Tensor]]
+"""A fast computation and a plain one of the same."""
+
+
+def compare_ways(device: torch.device) -> Iterator[Compared]:
+    """Each fast way that this device has."""
+    torch.manual_seed(0)
+    for name, ways in _ways(device).items():
+        try:
+            with torch.no_grad():
+                fast, plain = ways()
+                outputs, seconds = zip(*map(_timed, (fast, plain)), strict=True)
+            verdict = "same" if agree(*outputs) else f"differs by {100 * away(*outputs):.0f} %"
+            yield Compared(name, verdict, *seconds)
+        except Exception as error:  # any: a compiler's, a driver's, one of memory
+            yield Compared(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+
+
+def _timed(compute: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    """What is computed, and the least of three times after a first."""
+    seconds = []
+    for _ in range(4):
+        began = time.perf_counter()
+        output = compute()
+        if output.is_cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return output, min(seconds[1:])
+
+
+def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
+    """The ways of a device, by name; each is made when it is compared."""
+    ways: dict[str, Callable[[], FastAndPlain]] = {
+        f"matrices in {name}": partial(_packed, device, name) for name in ("bfloat16", "float16", "int8", "int4")
+    }
+    if device.type == "cpu" and library() is not None:
+        ways |= {f"one text by kernels, {name}": partial(_steps, device, name) for name in ("float32", "int8", "int4")}
+    if device.type in DEVICES:
+        ways["captured steps"] = partial(_steps, device, None)
+    ways["compiled model"] = partial(_compiled, device, {})
+    if device.type in FLEX_DEVICES:
+        ways["compiled model with FlexAttention"] = partial(_compiled, device, WINDOW)
+    if device.type in ("cpu", "cuda"):
+        ways["fused AdamW"] = partial(_adamw, device)
+    return ways
+
+
+def _model(device: torch.device, **changes: Any) -> LanguageModel:
+    model = build(Transformer.model_validate({**SPEC, **changes}), VOCAB).to(device)
+    return model.eval()
+
+
+def _tokens(device: torch.device, n: int) -> Tensor:
+    return torch.randint(VOCAB, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def _packed(device: torch.device, precision: str) -> FastAndPlain:
+    plain, batch = _model(device), Batch(_tokens(device, 64))
+    fast = copy.deepcopy(plain)
+    pack(fast, precision, device)
+    if precision in ("int8", "int4"):
+        freeze_quantized(plain, precision, in_place=True)
+    half = precision in ("bfloat16", "float16")
+    context = torch.autocast(device.type, getattr(torch, precision)) if half else nullcontext()
+
+    def compute(model: LanguageModel, how: Any) -> Tensor:
+        with how:
+            return model.logits(model(batch).hidden_BTD)
+
+    return partial(compute, fast, context), partial(compute, plain, nullcontext())
+
+
+def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
+    """Steps of one text after a prompt. precision: of a packed model."""
+    model, tokens = _model(device), _tokens(device, 16 + N_STEPS)
+    if precision is not None:
+        pack(model, precision, device)
+    runner, prompt, rest = ModelRunner(model), tokens[:, :16], tokens[0, 16:].tolist()
+
+    def fast() -> Tensor:
+        hidden, state = model.advance(prompt, model.start(Batch(prompt)))
+        for token in rest:
+            hidden, state = runner.step([token], state)
+        return hidden
+
+    def plain() -> Tensor:
+        hidden, state = model.advance(prompt, model.start(Batch(prompt)))
+        for token in rest:
+            hidden, state = model.advance(torch.tensor([[token]], device=device), state)
+        return hidden[:, -1]
+
+    return fast, plain
+
+
+def _compiled(device: torch.device, changes: dict[str, Any]) -> FastAndPlain:
+    plain, batch = _model(device, **changes), Batch(_tokens(device, SPEC["context"]))
+    fast = copy.deepcopy(plain)
+    fast.compile()
+    return lambda: fast(batch).hidden_BTD, lambda: plain(batch).hidden_BTD
+
+
+def _adamw(device: torch.device) -> FastAndPlain:
+    weight, gradient = torch.randn(2, 512, 512, device=device).unbind()
+
+    def compute(*, fused: bool) -> Tensor:
+        trained = torch.nn.Parameter(weight.clone())
+        trained.grad = gradient.clone()
+        AdamW([trained], lr=0.1, fused=fused, foreach=False).step()
+        return trained.detach() - weight
+
+    return partial(compute, fused=True), partial(compute, fused=False)

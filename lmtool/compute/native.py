@@ -1,0 +1,107 @@
+"""Kernels in C, compiled once for this processor: products of quantised matrices, and the step of one text."""
+
+import ctypes
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from lmtool import durable
+from lmtool.checksum import xxh3
+from lmtool.errors import LmtoolError
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FOLDER = "kernels"
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math -shared -fPIC"
+WAYS = ("-march=native -fopenmp", "-mcpu=native -fopenmp")
+"""How compilers name this processor's instructions, with threads; without either torch is faster."""
+
+OFF = "LMTOOL_NATIVE"
+"""Variable of the environment; 0 leaves everything to torch."""
+
+LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY = range(7)
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu")
+
+_LOG = logging.getLogger(__name__)
+
+
+class Op(ctypes.Structure):
+    """An operation; see the source for what its fields mean in each."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "dtype", "src", "dst", "n_in", "n_out", "n", "m", "k", "flag")),
+        ("eps", c_float),
+        *((name, c_void_p) for name in ("weight", "scale", "bias", "keys", "values")),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels; None without a C compiler, or where its product does not load."""
+    if os.environ.get(OFF) == "0":
+        return None
+    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC") or COMPILERS[0], *COMPILERS])), None)
+    if compiler is None:
+        _LOG.warning("warning: there is no C compiler, so that one text is decoded at half the speed or less")
+        return None
+    try:
+        kernels = ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError, LmtoolError) as error:
+        _LOG.warning("warning: the C kernels are not used, and decoding of one text is slower: %s", error)
+        return None
+    kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
+    kernels.multiply.argtypes = (POINTER(Op), c_void_p, c_void_p, c_int64, c_int32)
+    kernels.step.restype = kernels.multiply.restype = None
+    return kernels
+
+
+def largest_input() -> int:
+    """The largest whole number of a quantised input."""
+    kernels = library()
+    return 127 if kernels is None else c_int32.in_dll(kernels, "largest_input").value
+
+
+def _compiled(compiler: str) -> Path:
+    """The library in the cache, made first where it is missing or damaged; its name ends in its checksum."""
+    key = xxh3(SOURCE.read_bytes() + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
+    folder = durable.cache_folder() / FOLDER
+    with durable.locked(folder / f"{key}.lock"):
+        for path in folder.glob(f"{key}-*.so"):
+            if path.stem == f"{key}-{xxh3(path.read_bytes())}":
+                return path
+            path.unlink()
+        with durable.scratch(folder) as scratch:
+            new = scratch / "kernels.so"
+            _compile(compiler, new)
+            content = new.read_bytes()
+        path = folder / f"{key}-{xxh3(content)}.so"
+        durable.replace(path, content)
+        return path
+
+
+def _compile(compiler: str, path: Path) -> None:
+    for way in WAYS:
+        done = subprocess.run(
+            [compiler, *FLAGS.split(), *way.split(), str(SOURCE), "-o", str(path), "-lm"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not done.returncode:
+            return
+    raise subprocess.SubprocessError(done.stderr.strip().partition("\n")[0])
+
+
+def _processor() -> str:
+    """What tells processors apart, as a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

@@ -1,0 +1,218 @@
+"""The step of one text through the layers of a Transformer on a CPU: operations that C kernels run one after another.
+
+Between them nothing returns to Python, which takes longer than the products of small models.
+
+Shapes: S slots of a cache, D model width, N heads, H head width, R rotated components of a head.
+"""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.compute.machine import machine_memory
+from lmtool.compute.native import ACTIVATE, ACTIVATIONS, ADD, ATTEND, COPY, NORM, ROTATE, Op, library
+from lmtool.model.fixed import FixedState, n_source_of
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Memory
+from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, linears_of, mixers_of
+from lmtool.model.layers.norms import RMSNorm
+from lmtool.model.layers.parts import GATES, FeedForward
+from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
+from lmtool.model.layers.scores import Score
+from lmtool.model.layers.stack import Sublayer
+from lmtool.model.layouts import ByRows, NativeMatrix
+from lmtool.model.packed import PackedMatrix
+from lmtool.model.transformer import TransformerModel
+
+MIXERS = (SelfAttention, CrossAttention, FeedForward)
+MOST_MEMORY = 0.25
+"""Share of the machine's memory for matrices that are there a second time, in float32."""
+
+POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions, RelativePositions)
+
+
+class NativeLayers:
+    """The layers of a model, and their matrices as the kernels read them."""
+
+    def __init__(self, model: TransformerModel, matrices: dict[nn.Linear, NativeMatrix]) -> None:
+        self.model, self.stack, self.matrices = model, model.stacks()[-1], matrices
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> "NativeLayers | None":
+        """None for a model that the kernels do not serve, or that is not packed, so that its weights may change."""
+        if not isinstance(model, TransformerModel) or not _is_served(model) or library() is None:
+            return None
+        linears = linears_of(model.stacks()[-1])
+        weights = [cast(PackedMatrix, linear.weight) for linear in linears]
+        again = sum(weight.nbytes for weight in weights if not isinstance(weight.product, NativeMatrix))
+        if again > MOST_MEMORY * (machine_memory() or math.inf):
+            return None
+        matrices = {}
+        for linear, weight in zip(linears, weights, strict=True):
+            if (matrix := weight.product.native()) is None:
+                return None
+            matrices[linear] = matrix
+        for head in model.head_parameters():
+            if isinstance(head, PackedMatrix) and (matrix := head.product.native()) is not None:
+                head.product = ByRows(matrix, head.product)
+        return cls(model, matrices)
+
+
+def _is_served(model: TransformerModel) -> bool:
+    """Whether the kernels have all parts of its layers, whose matrices are packed."""
+    stack = model.stacks()[-1]
+    mixers, mask = mixers_of(stack), stack.mask
+    scores = [mixer.score for mixer in mixers if isinstance(mixer, SelfAttention | CrossAttention)]
+    rules = {type(stack.position), type(stack.window_position[0])}
+    return (
+        model.ngrams is None
+        and all(type(mixer) in MIXERS for mixer in mixers)
+        and all(type(score) is Score for score in scores)
+        and rules <= set(POSITIONS)
+        and mask.dilation == 1
+        and not mask.n_global
+        # adapters are no part of a plain map
+        and all(type(linear) in (nn.Linear, JoinedLinear) for linear in linears_of(stack))
+        and all(isinstance(linear.weight, PackedMatrix) for linear in linears_of(stack))
+    )
+
+
+class RowStep:
+    """One more token of one text, with a state of its own.
+
+    state: of one row, in float32.
+    """
+
+    def __init__(self, layers: NativeLayers, state: FixedState) -> None:
+        self._layers, self._state = layers, state
+        self._held: list[Tensor] = []
+        self._ops: list[Op] = []
+        self._size = 0
+        widths = [width for matrix in layers.matrices.values() for width in (matrix.n_in, matrix.n_out)]
+        self._width = next(iter(layers.matrices.values())).n_in
+        n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValue))
+        self._slots_1S = torch.arange(n_slots)[None]
+        self._x, self._input, self._read, self._out = (self._room(self._width) for _ in range(4))
+        self._inner, self._mixed = self._room(max(widths)), self._room(max(widths))
+        self._plan()
+        self._memory = torch.zeros(self._size)
+        self._list = (Op * len(self._ops))(*self._ops)
+
+    def __call__(self, tokens_11: Tensor) -> Tensor:
+        """The hidden state (1, D) of the token at the next position, which the caches hold then."""
+        kernels, layers = library(), self._layers
+        assert kernels is not None
+        self._state.newest_1.add_(1)
+        position = int(self._state.newest_1)
+        positions_11 = self._slots_1S[:, position : position + 1]
+        self._memory[: self._width] = layers.model.inputs_of(layers.stack)(tokens_11, positions_11, None, None)[0, 0]
+        kernels.step(self._list, len(self._list), self._memory.data_ptr(), position, torch.get_num_threads())
+        return self._memory[self._out : self._out + self._width][None].clone()
+
+    def read_source(self, state: DecodeState) -> None:
+        """Attend to the source of this state, which is padded on the right, from now on."""
+        keep_1S = state.source_keep_BS
+        n_source = n_source_of(state) if keep_1S is None else int(keep_1S.sum())
+        for op in self._list:
+            if op.kind == ATTEND and op.dtype:
+                op.dtype = n_source
+
+    def _room(self, n: int) -> int:
+        first = self._size
+        self._size += -(-n // 16) * 16
+        return first
+
+    def _hold(self, t: Tensor | None) -> int | None:
+        """The address of numbers in float32, which are kept."""
+        if t is None:
+            return None
+        self._held.append(t.detach().float().contiguous())
+        return self._held[-1].data_ptr()
+
+    def _add(self, kind: int, src: int, dst: int, **fields: float | None) -> None:
+        self._ops.append(Op(kind=kind, src=src, dst=dst, **fields))
+
+    def _linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
+        bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        self._hold(bias)
+        self._ops.append(self._layers.matrices[linear].op(bias, src=src, dst=dst, flag=int(adds)))
+
+    def _plan(self) -> None:
+        """The sublayers as in `Stack` and `Sublayer`."""
+        stack, width = self._layers.stack, self._width
+        sublayers = [cast(Sublayer, sublayer) for sublayer in stack.passed()]
+        for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
+            if i % stack.per_layer == 0 and (stack.parallel or stack.adds_to_layer):
+                self._add(COPY, self._x, self._input, n_in=width)
+            read = self._input if stack.parallel else self._x
+            if sublayer.norm_place == "pre":
+                read = self._norm(sublayer.norm, read, self._read)
+            adds = sublayer.residual and sublayer.norm_place != "output" and not stack.adds_to_layer
+            mixed = self._mix(sublayer.mixer, state, read, i // stack.per_layer in stack.full_layers)
+            self._linear(sublayer.mixer.out, mixed, self._x if adds else self._out, adds)
+            if sublayer.norm_place == "output":
+                self._norm(sublayer.norm, self._out, self._out)
+            if not adds:
+                if stack.adds_to_layer:
+                    self._add(COPY, self._input, self._x, n_in=width)
+                self._add(ADD if sublayer.residual else COPY, self._out, self._x, n_in=width)
+            if sublayer.norm_place == "post":
+                self._norm(sublayer.norm, self._x, self._x)
+        if self._norm(stack.norm, self._x, self._out) != self._out:
+            self._add(COPY, self._x, self._out, n_in=width)
+
+    def _norm(self, module: nn.Module, src: int, dst: int, n_parts: int = 1) -> int:
+        """Where the normalised numbers are."""
+        if isinstance(module, nn.Identity):
+            return src
+        norm = cast(nn.LayerNorm | RMSNorm, module)
+        is_rms = isinstance(norm, RMSNorm)
+        gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
+        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+        sizes = {"n_in": norm.normalized_shape[0], "n": n_parts, "dtype": int(not is_rms)}
+        self._add(NORM, src, dst, **sizes, eps=eps, scale=self._hold(gain), bias=self._hold(bias))
+        return dst
+
+    def _mix(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
+        """Where the input of the projection into the residual stream is."""
+        match mixer:
+            case FeedForward():
+                self._linear(mixer.up, read, self._inner)
+                how = ACTIVATIONS.index(GATES.get(mixer.activation, mixer.activation))
+                gated = int(mixer.activation in GATES)
+                self._add(ACTIVATE, self._inner, self._mixed, dtype=how, n_in=mixer.out.in_features, flag=gated)
+            case CrossAttention():
+                assert isinstance(state, Memory)
+                self._linear(mixer.q, read, self._inner)
+                self._attend(mixer, state, dtype=1)
+            case SelfAttention():
+                assert isinstance(state, KeyValue)
+                self._linear(mixer.qkv, read, self._inner)
+                self._place(mixer, state, is_full)
+        return self._mixed
+
+    def _place(self, mixer: SelfAttention, state: KeyValue, is_full: bool) -> None:
+        """Queries, keys and values with their norms, rotations, biases and window."""
+        stack = self._layers.stack
+        n_queries, n_keys, _ = mixer.qkv.widths
+        for norm, first, n in ((mixer.q_norm, 0, n_queries), (mixer.k_norm, n_queries, n_keys)):
+            if isinstance(norm, RMSNorm):
+                part = self._inner + first
+                self._norm(norm, part, part, n // norm.normalized_shape[0])
+        window = None if is_full else stack.mask.window
+        rule = stack.position if window is None else stack.window_position[0]
+        if (turns := rule.rotations(self._slots_1S, mixer.head_width, torch.float32)) is not None:
+            cos, sin = (self._hold(t.expand(-1, 1, -1, -1)) for t in turns)
+            n_heads = mixer.n_heads + mixer.n_kv_heads
+            sizes = {"n_in": mixer.head_width, "n_out": turns[0].shape[-1], "n": n_heads}
+            self._add(ROTATE, self._inner, self._inner, **sizes, scale=cos, bias=sin)
+        bias_PNTS = rule.bias(self._slots_1S[:, -1:], self._slots_1S)
+        # by the distance from the last query to each key
+        by_distance = None if bias_PNTS is None else self._hold(bias_PNTS[0, :, 0].flip(-1))
+        self._attend(mixer, state, flag=window or 0, bias=by_distance)
+
+    def _attend(self, mixer: SelfAttention | CrossAttention, state: KeyValue | Memory, **fields: int | None) -> None:
+        sizes = {"n_in": mixer.head_width, "n_out": mixer.value_width, "n": mixer.n_heads, "m": mixer.n_kv_heads}
+        caches = {"k": state.k_BNSH.shape[2], "keys": state.k_BNSH.data_ptr(), "values": state.v_BNSH.data_ptr()}
+        self._add(ATTEND, self._inner, self._mixed, eps=mixer.score.scale, **sizes, **caches, **fields)

@@ -1,0 +1,145 @@
+"""Weight matrices in the layouts of the kernels in C.
+
+Shapes: I input width, O output width, N blocks of 16 outputs, G groups of 32 inputs.
+"""
+
+from abc import ABC, abstractmethod
+from ctypes import byref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.compute.native import DTYPES, LINEAR, Op, library
+
+OUTPUTS = 16
+"""Outputs of a block."""
+
+GROUP = 32
+"""Inputs whose weights of 4 bits share a scale and a minimum, as in GGUF's Q4_0 and Q4_1."""
+
+
+class Grouped(NamedTuple):
+    """Weights of 4 bits: codes_OGI * scale_OG + least_OG. codes_OGI: 0 to 15, for the 32 inputs of each group."""
+
+    codes_OGI: Tensor
+    scale_OG: Tensor
+    least_OG: Tensor
+
+    def dense(self) -> Tensor:
+        """The weights (O, I)."""
+        weight_OGI = self.codes_OGI * self.scale_OG.float()[..., None] + self.least_OG.float()[..., None]
+        return weight_OGI.flatten(1)
+
+
+def quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 values from -127 to 127 and a scale per row (absmax)."""
+    scale_O1 = weight_OI.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight_OI.dtype).tiny) / 127
+    return (weight_OI / scale_O1).round(), scale_O1
+
+
+def grouped(weight_OI: Tensor) -> Grouped:
+    """Weights in 4 bits, each group on the grid that is nearer to it by squared error.
+
+    One reaches from its least value to its largest (Q4_1), one is symmetric and has its largest in magnitude exactly
+    (Q4_0). So weights that lie on either are kept. Scales and minima are float16.
+    """
+    weight_OGI = weight_OI.float().view(len(weight_OI), -1, GROUP)
+    least, most = weight_OGI.aminmax(dim=-1)
+    extreme = torch.where(most > -least, most, least)
+    grids = []
+    for scale, lowest in (((most - least) / 15, least), (extreme / -8, extreme)):
+        scale, lowest = scale.half(), lowest.half()
+        wide = torch.where(scale == 0, 1, scale.float())
+        codes = ((weight_OGI - lowest.float()[..., None]) / wide[..., None]).round().clamp(0, 15).to(torch.uint8)
+        grids.append(Grouped(codes, scale, lowest))
+    errors = [(grid.dense() - weight_OI).view_as(weight_OGI).square().sum(-1) for grid in grids]
+    first = errors[0] <= errors[1]
+    return Grouped(*(torch.where(first[..., None] if a.ndim > 2 else first, a, b) for a, b in zip(*grids, strict=True)))
+
+
+class Product(ABC):
+    """W x + b of inputs (..., I), with bias (O,) or none. rounds_inputs: they are quantized, too."""
+
+    rounds_inputs: bool = False
+
+    @abstractmethod
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def dense(self) -> Tensor | None:
+        """The weights (O, I) in the type in which they are kept; None where a library has them in its own form."""
+        return None
+
+    def native(self) -> "NativeMatrix | None":
+        """The same product by the kernels, if they have it; the weights are there twice then."""
+        if (weight_OI := self.dense()) is None:
+            return None
+        dtype = str(weight_OI.dtype).removeprefix("torch.")
+        return NativeMatrix(weight_OI, dtype) if NativeMatrix.serves(weight_OI, dtype) else None
+
+
+class ByRows(Product):
+    """The product of one row by the kernels, which read a matrix faster, and of more by another."""
+
+    def __init__(self, one: "NativeMatrix", several: Product) -> None:
+        self.one, self.several = one, several
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return (self.one if x.numel() == x.shape[-1] else self.several)(x, bias)
+
+
+class NativeMatrix(Product):
+    """A matrix whose products the kernels compute; int8 and int4 need inputs in whole groups."""
+
+    def __init__(self, weight_OI: Tensor, dtype: str) -> None:
+        self.n_out, self.n_in = weight_OI.shape
+        self.dtype = dtype
+        self.rounds_inputs = dtype in ("int8", "int4")
+        padded = F.pad(weight_OI, (0, 0, 0, -self.n_out % OUTPUTS))
+        self.scale: Tensor | None = None
+        match dtype:
+            case "int8":
+                whole_OI, scale_O1 = quantized(padded.float())
+                self.weight = (whole_OI + 128).to(torch.uint8).view(-1, OUTPUTS, self.n_in // 4, 4).transpose(1, 2)
+                self.scale = scale_O1[:, 0].contiguous()
+            case "int4":
+                self.weight = _in_groups(grouped(padded))
+            case _:
+                of_type = padded.to(getattr(torch, dtype))
+                self.weight = of_type.view(-1, OUTPUTS, self.n_in).transpose(1, 2)
+        self.weight = self.weight.contiguous()
+
+    @staticmethod
+    def serves(weight_OI: Tensor, dtype: str) -> bool:
+        """Whether the kernels multiply by such a matrix."""
+        whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP == 0
+        return whole and weight_OI.device.type == "cpu" and library() is not None
+
+    def native(self) -> "NativeMatrix":
+        return self
+
+    def op(self, bias: Tensor | None, **fields: int) -> Op:
+        """Its product as an operation, which holds while the matrix and the bias are there."""
+        pointers = {"weight": self.weight.data_ptr(), "scale": None if self.scale is None else self.scale.data_ptr()}
+        sizes = {"n_in": self.n_in, "n_out": self.n_out, "bias": None if bias is None else bias.data_ptr()}
+        return Op(kind=LINEAR, dtype=DTYPES.index(self.dtype), **pointers, **sizes, **fields)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """W x + b of inputs (..., I), in float32."""
+        kernels = library()
+        assert kernels is not None
+        x = x.float().contiguous()
+        bias = None if bias is None else bias.float()
+        product = x.new_empty(*x.shape[:-1], self.n_out)
+        op, n_rows = self.op(bias), product.numel() // self.n_out
+        kernels.multiply(byref(op), x.data_ptr(), product.data_ptr(), n_rows, torch.get_num_threads())
+        return product
+
+
+def _in_groups(weights: Grouped) -> Tensor:
+    """Blocks of bytes (N, G, 320), as the kernels read them."""
+    low, high = weights.codes_OGI.chunk(2, -1)
+    codes = (low | high << 4).view(-1, OUTPUTS, low.shape[1], 4, 4).permute(0, 2, 3, 1, 4)
+    ends = [t.view(-1, OUTPUTS, t.shape[1]).transpose(1, 2).contiguous() for t in (weights.scale_OG, weights.least_OG)]
+    return torch.cat((codes.flatten(2), *(end.view(torch.uint8) for end in ends)), -1)

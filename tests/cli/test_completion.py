@@ -1,0 +1,59 @@
+"""What a shell completes: commands, options, recipes and names of runs."""
+
+import shutil
+
+import pytest
+import shellingham
+
+from lmtool.recipe.load import shipped
+from tests.make_runs import COMMANDS, RUNS
+
+FIRST = RUNS / "0.1.0"
+
+
+@pytest.fixture
+def completes(lmtool, home, monkeypatch):
+    """The words that bash completes a line to, whose last word has begun."""
+    for name in COMMANDS:
+        (home / "runs" / name).mkdir(parents=True)
+        shutil.copy(FIRST / name / "run.json", home / "runs" / name)
+
+    def completions(line):
+        words = line.split(" ")
+        monkeypatch.setenv("_LMTOOL_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        return lmtool.succeeds().out.split()
+
+    return completions
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lmtool pret", ["pretrain"]),
+        ("lmtool pretrain --start", ["--start-or-resume"]),
+        ("lmtool eval text.txt --device m", ["mps"]),
+        ("lmtool eval e", ["embedding", "encoder", "encoder-decoder"]),
+        ("lmtool eval la", ["last"]),
+        ("lmtool generate --run re", ["recurrent"]),
+        ("lmtool finetune reviews.csv --from l", ["last", "lora"]),
+        ("lmtool runs compare gpt re", ["recurrent"]),
+        ("lmtool pretrain --recipe seq2seq-", ["seq2seq-bahdanau", "seq2seq-luong"]),
+        ("lmtool sweep text.txt -r lstm", ["lstm", "lstm-attention"]),
+        ("lmtool recipes show dan", ["dan"]),
+        ("lmtool recipes draw nothing-like-it", []),
+    ],
+)
+def test_a_line_is_completed(completes, line, expected):
+    assert completes(line) == expected
+
+
+def test_all_recipes_are_completed(completes):
+    assert set(completes("lmtool pretrain -r ")) == set(shipped())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_has_to_know_is_printed(lmtool, monkeypatch, shell):
+    monkeypatch.setattr(shellingham, "detect_shell", lambda: (shell, f"/bin/{shell}"))
+    assert "_LMTOOL_COMPLETE" in lmtool.succeeds("--show-completion").out

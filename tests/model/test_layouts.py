@@ -1,0 +1,89 @@
+"""Matrices in the layouts of the kernels: products, and weights of 4 bits, against plain versions."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from lmtool.compute import native
+from lmtool.model.layouts import GROUP, NativeMatrix, grouped, quantized
+
+compiled = pytest.mark.skipif(native.library() is None, reason="no C compiler")
+
+
+@compiled
+@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize(("n_out", "n_in"), [(5, 32), (16, 64), (50, 96), (33, 320)])
+def test_products(dtype: str, n_out: int, n_in: int) -> None:
+    """Of the weights as they are kept; quantised inputs are rounded by a 127th or 63rd of their largest."""
+    torch.manual_seed(n_out)
+    weight, bias = torch.randn(n_out, n_in), torch.randn(n_out)
+    kept = {"int8": lambda: torch.mul(*quantized(weight)), "int4": lambda: grouped(weight).dense()}
+    dense = kept.get(dtype, lambda: weight.to(getattr(torch, dtype)).float())()
+    matrix = NativeMatrix(weight, dtype)
+    for n_rows in (1, 2, 8, 19):
+        x = torch.randn(n_rows, n_in)
+        away = 2e-2 if dtype.startswith("int") else 1e-5
+        assert (matrix(x, bias) - (x @ dense.T + bias)).norm() < away * (x @ dense.T).norm()
+        assert (matrix(x, None) - x @ dense.T).norm() < away * (x @ dense.T).norm()
+
+
+@compiled
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> None:
+    """Against sums of Python's whole numbers."""
+    generator = torch.Generator().manual_seed(3)
+    whole = torch.randint(0, 16, (20, 64), generator=generator)
+    whole[:, ::GROUP] = 0
+    whole[:, 1::GROUP] = 15
+    if dtype == "int8":
+        whole = torch.randint(-127, 128, (20, 64), generator=generator)
+        whole[:, 0] = 127
+    most = native.largest_input()
+    x = torch.randint(-most, most + 1, (3, 64), generator=generator)
+    x[:, ::GROUP] = most
+    found = NativeMatrix(whole.float(), dtype)(x.float(), None)
+    wanted = [[sum(a * b for a, b in zip(row, out, strict=True)) for out in whole.tolist()] for row in x.tolist()]
+    assert found.round().tolist() == wanted
+
+
+@compiled
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_neighbours_change_nothing(dtype: str) -> None:
+    torch.manual_seed(0)
+    matrix, x = NativeMatrix(torch.randn(40, 96), dtype), torch.randn(11, 96) * torch.logspace(-2, 2, 11)[:, None]
+    together = matrix(x, None)
+    for row, found in zip(x, together, strict=True):
+        torch.testing.assert_close(matrix(row[None], None)[0], found, rtol=0 if "int" in dtype else 1e-6, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_what_is_no_number_stays_none(dtype: str) -> None:
+    x = torch.randn(3, 64)
+    x[1, 40] = torch.nan
+    assert NativeMatrix(torch.randn(16, 64), dtype)(x, None).isnan().all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1])
+def test_weights_of_a_gguf_file_are_kept(kind: GGMLQuantizationType) -> None:
+    """A second rounding on the grid of a group finds the same numbers."""
+    weight = np.random.default_rng(1).standard_normal((48, 256)).astype(np.float32)
+    weight[3], weight[5, :40] = 0, 7
+    once = torch.from_numpy(dequantize(quantize(weight, kind), kind).astype(np.float32))
+    torch.testing.assert_close(grouped(once).dense(), once, rtol=1e-3, atol=1e-6)
+
+
+def test_groups_have_the_nearer_grid() -> None:
+    """Against loops over both grids of each group."""
+    weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) + torch.tensor([0.0, 1.0, -2.0])[:, None]
+    found = grouped(weight).dense()
+    for row, kept in zip(weight.view(-1, GROUP).tolist(), found.view(-1, GROUP).tolist(), strict=True):
+        extreme = max(row, key=abs)
+        errors = []
+        for step, least in (((max(row) - min(row)) / 15, min(row)), (extreme / -8, extreme)):
+            step, least = (float(np.float16(value)) for value in (step, least))
+            codes = [min(15, max(0, round((value - least) / step))) for value in row]
+            errors.append(sum((code * step + least - value) ** 2 for code, value in zip(codes, row, strict=True)))
+        assert sum((a - b) ** 2 for a, b in zip(row, kept, strict=True)) == pytest.approx(min(errors), rel=1e-3)

@@ -1,0 +1,120 @@
+"""Runs and recipes of earlier versions: this one loads, measures, resumes and exports each, or says what reads it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import lmtool as package
+from lmtool.recipe.load import load
+from lmtool.run import paths
+from lmtool.run.directory import Run
+from tests.cli.conftest import lmtool  # noqa: F401 - a fixture
+from tests.make_runs import COMMANDS, RUNS, texts
+
+VERSIONS = sorted(folder.name for folder in RUNS.iterdir())
+TABLES = {"classifier": "reviews.csv", "lora": "reviews.csv", "embedding": "pairs.csv"}
+WITHOUT_FAMILY = ("ngram", "recurrent", "word-vectors")
+"""Runs that no published family has, so that they cannot be exported."""
+
+
+@pytest.fixture(params=VERSIONS)
+def old(request, tmp_path, monkeypatch):
+    """A copy of the runs of a version, in the working directory."""
+    shutil.copytree(RUNS / request.param, tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    monkeypatch.setenv("LMTOOL_RUNS", ".")
+    return tmp_path / "old"
+
+
+def test_there_are_runs_of_each_kind():
+    assert VERSIONS[0] == "0.1.0"
+    for version in VERSIONS:
+        kept = {path.parent.name for path in (RUNS / version).glob("*/run.json")}
+        assert kept >= set(COMMANDS)
+        for name in kept:
+            assert Run.open(RUNS / version / name).info.sessions[-1].environment["lmtool"] == version
+    assert sum(path.stat().st_size for path in RUNS.rglob("*") if path.is_file()) < 500_000 * len(VERSIONS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_run_of_an_earlier_version_is_used_as_ever(old, lmtool, name):  # noqa: F811 - the fixture
+    measured = json.loads(lmtool.succeeds("eval", name, TABLES.get(name, "valid.txt"), "--json").out)
+    assert measured["loss"] > 0
+    if name in ("classifier", "lora"):
+        answers = lmtool.succeeds("predict", name, "--text", "the cat sat at home").out
+        assert "good" in answers
+    elif name == "gpt":
+        assert measured["loss"] == pytest.approx(
+            json.loads(Path(name, "validated.json").read_text())["best_loss"], rel=1e-4
+        )
+    longer = ["-s", "training.steps=6"] if name == "classifier" else []
+    before = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
+    lmtool.succeeds("resume", name, "-q", *longer)
+    after = [json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
+    assert after[: len(before)] == before
+    assert len(after) == (len(before) if name == "ngram" else len(before) + 2)
+    if name in WITHOUT_FAMILY:
+        lmtool.refuses(2, "export", name, "exported", words=["no published family has"])
+    else:
+        lmtool.succeeds("export", name, "exported", "-q")
+        assert Path("exported", "config.json").is_file() or Path("exported", "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_recipe_of_an_earlier_version_says_the_same(version, monkeypatch):
+    monkeypatch.chdir(RUNS / version)
+    recipes = sorted(Path("recipes").glob("*.yaml"))
+    assert len(recipes) == len(COMMANDS) - len(TABLES)
+    for path in recipes:
+        saved = json.loads(next(Path(path.stem).glob("checkpoints/*/state.json")).read_text())["recipe"]
+        read = load(str(path)).recipe.model_dump(mode="json")
+        saved["model"] |= {key: read["model"][key] for key in ("vocab_size", "ngram_embedding") if key in read["model"]}
+        for part in ("model", "objective", "optimizer"):
+            assert read[part] == saved[part], (path, part)
+
+
+@pytest.mark.parametrize("name", ["gpt", "classifier"])
+def test_a_run_of_a_later_format_names_the_version_that_reads_it(old, lmtool, name):  # noqa: F811 - the fixture
+    info = json.loads(Path(name, "run.json").read_text())
+    info["format"] = 2
+    info["sessions"][-1]["environment"]["lmtool"] = "7.1.2"
+    Path(name, "run.json").write_text(json.dumps(info))
+    for command in (
+        ["eval", name, "valid.txt"],
+        ["resume", name],
+        ["export", name, "exported"],
+        ["generate", "a", "--run", name],
+    ):
+        what, where, fix = lmtool.refuses(4, *command)
+        assert (
+            what
+            == f"lmtool {package.__version__} cannot read this run of lmtool 7.1.2: run.json: format should be 1, not 2"
+        )
+        assert where.strip().endswith("run.json")
+        assert fix == "  read it with that version: pip install 'lmtool==7.1.2'"
+
+
+def test_a_key_that_this_version_does_not_know_is_that_of_another(old, lmtool, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(paths, "__version__", "0.0.9")
+    info = json.loads(Path("gpt", "run.json").read_text())
+    Path("gpt", "run.json").write_text(json.dumps({**info, "colour": "red"}))
+    what, *_ = lmtool.refuses(4, "eval", "gpt", "valid.txt", words=["'lmtool==0.1.0'"])
+    assert what == "lmtool 0.0.9 cannot read this run of lmtool 0.1.0: run.json: colour is unknown"
+
+
+def test_damage_is_no_other_version(old, lmtool):  # noqa: F811 - the fixture
+    raw = Path("gpt", "run.json").read_text()
+    Path("gpt", "run.json").write_text(raw.replace('"format": 1', '"format": 2'))
+    version = json.loads(raw)["sessions"][-1]["environment"]["lmtool"]
+    if version == package.__version__:
+        lmtool.refuses(4, "eval", "gpt", "valid.txt", words=["this is not a complete run: run.json is damaged"])
+    Path("gpt", "run.json").write_text(raw[:200])
+    lmtool.refuses(4, "eval", "gpt", "valid.txt", words=["this is not a complete run: run.json is damaged"])
+
+
+def test_the_texts_are_those_that_are_made():
+    """So that the script that made the runs can be read beside them."""
+    made = texts()
+    assert {name: (RUNS / "0.1.0" / name).read_text(encoding="utf-8") for name in made} == made

@@ -1,0 +1,254 @@
+"""What operating systems do each in their way: the way of Windows, by substituting the platform."""
+
+import asyncio
+import importlib.util
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from lmtool import durable, system
+from lmtool.errors import CheckpointError
+from lmtool.run import lock, removal, saving
+from tests.make_runs import RUNS
+from tests.windows import Locking
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """`lmtool.system` as it is where the platform is Windows, for all modules that use it."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("recognizes open files by /proc")
+    spec = importlib.util.spec_from_file_location("lmtool.system", system.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        patch.setitem(sys.modules, "msvcrt", Locking())
+        for name in ("O_NONBLOCK", "setpgrp"):
+            patch.delattr(os, name)
+        other = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(other)
+    monkeypatch.setattr(other.sys, "platform", "win32")
+    for user in (durable, lock, removal, saving):
+        monkeypatch.setattr(user, "system", other)
+    for name in ("rename", "sync_directory"):
+        monkeypatch.setattr(durable, name, getattr(other, name))
+    monkeypatch.setattr(os, "replace", _replace)
+    return other
+
+
+def _replace(old, new):
+    """`os.replace` as on Windows: of nothing that is open, and not in place of a folder."""
+    old, new = Path(old), Path(new)
+    if any(held.is_relative_to(old.absolute()) or held == new.absolute() for held in open_files()):
+        raise PermissionError(13, "The process cannot access the file because it is being used by another process")
+    if new.is_dir():
+        raise PermissionError(5, "Access is denied")
+    RENAME(old, new)
+
+
+RENAME = os.rename
+
+
+def open_files():
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            yield Path(os.readlink(link))
+        except OSError:
+            continue
+
+
+def test_this_platform_is_told_apart(windows):
+    assert windows.WINDOWS
+    assert not system.WINDOWS
+    assert windows.NO_WAIT == 0
+    windows.leave_group()
+    windows.sync_directory(Path("none"))
+    windows.after_fork(lambda: None)
+    windows.lower_priority(5)
+    assert windows.process_class(["lmtool"]) is multiprocessing.get_context("spawn").Process
+
+
+def test_one_process_locks_a_file_and_the_others_read_it(windows, tmp_path):
+    first = lock.RunLock(tmp_path)
+    assert lock.is_held(tmp_path)
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+    with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
+        lock.RunLock(tmp_path)
+    first.release()
+    assert not lock.is_held(tmp_path)
+    lock.RunLock(tmp_path).release()
+
+
+def test_a_second_one_waits(windows, tmp_path):
+    done = []
+
+    def second() -> None:
+        with durable.locked(tmp_path / "lock"):
+            done.append("second")
+
+    with durable.locked(tmp_path / "lock"):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.1)
+        done.append("first")
+    waiting.join()
+    assert done == ["first", "second"]
+
+
+def test_files_and_folders_take_their_names(windows, tmp_path):
+    for content in (b"1", b"2"):
+        durable.replace(tmp_path / "a", content)
+        with durable.staged(tmp_path / "b") as new:
+            durable.write_new(new, content)
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == content
+    (tmp_path / "folder").mkdir()
+    with durable.filling(tmp_path / "folder") as new:
+        durable.write_new(new / "c", b"3")
+    assert (tmp_path / "folder" / "c").read_bytes() == b"3"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "folder"]
+
+
+def test_a_scratch_folder_is_seen_to_be_in_use_and_goes_when_its_process_has_gone(windows, tmp_path):
+    with durable.scratch(tmp_path) as folder:
+        assert durable.is_in_use(folder)
+        with durable.scratch(tmp_path):
+            assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    left = tmp_path / f"{durable.TEMPORARY}left"
+    left.mkdir()
+    (left / f"{durable.TEMPORARY}lock").touch()
+    with durable.scratch(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_file_that_is_read_for_a_moment_is_renamed_after_it(windows, tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"old")
+    reading = (tmp_path / "a").open("rb")
+    threading.Timer(0.1, reading.close).start()
+    durable.replace(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    monkeypatch.setattr(windows, "_PATIENCE_SECONDS", 0.05)
+    with (tmp_path / "a").open("rb"), pytest.raises(PermissionError):
+        durable.replace(tmp_path / "a", b"newer")
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_a_checkpoint_that_is_read_stays_until_the_next_time(windows, tmp_path, monkeypatch):
+    monkeypatch.setattr(windows, "_PATIENCE_SECONDS", 0.05)
+    for step in (1, 2, 3):
+        (tmp_path / f"step-{step:06d}").mkdir()
+        (tmp_path / f"step-{step:06d}" / "model.safetensors").touch()
+    with (tmp_path / "step-000001" / "model.safetensors").open("rb"):
+        saving.prune(tmp_path, {None}, 1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000003"]
+    saving.prune(tmp_path, {None}, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
+def test_a_run_is_removed_with_its_lock(windows, tmp_path, monkeypatch):
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_bytes((RUNS / "0.1.0" / "ngram" / "run.json").read_bytes())
+    unlink, of_open = Path.unlink, defaultdict(list)
+
+    def unlinked(path: Path, missing_ok: bool = False) -> None:
+        of_open[path.name] += [held for held in open_files() if held == path]
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlinked)
+    assert removal.remove_run(tmp_path / "run") > 0
+    assert not (tmp_path / "run").exists()
+    assert dict(of_open) == {"run.json": [], ".lock": []}
+
+
+def test_a_server_ends_by_a_signal(windows):
+    async def served() -> int:
+        received: asyncio.Queue[int] = asyncio.Queue()
+        windows.on_signals(asyncio.get_running_loop(), (signal.SIGTERM,), received.put_nowait)
+        signal.raise_signal(signal.SIGTERM)
+        return await received.get()
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert asyncio.run(served()) == signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("is_terminal", "variable"), [(True, None), (False, None), (False, "latin1")])
+def test_pipes_are_utf_8_and_a_terminal_is_left_alone(windows, is_terminal, variable, monkeypatch):
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    if variable:
+        monkeypatch.setenv("PYTHONIOENCODING", variable)
+    stream = io.TextIOWrapper(io.BytesIO(), "cp1252", newline="\r\n", write_through=True)
+    stream.reconfigure(errors="backslashreplace", **windows.text_settings(is_terminal))
+    stream.write("雨\n")
+    is_left = is_terminal or bool(variable)
+    assert stream.buffer.getvalue() == (b"\\u96e8\r\n" if is_left else "雨\n".encode())
+    assert system.text_settings(is_terminal) == {}
+
+
+def test_messages_go_to_the_console_itself(windows, tmp_path):
+    with (tmp_path / "a").open("w") as stream:
+        assert windows.unbuffered(stream) is stream.buffer.raw
+        assert system.unbuffered(stream) is not stream.buffer.raw
+
+
+AS_ON_WINDOWS = """
+import importlib, pkgutil, sys
+
+sys.path.insert(0, sys.argv.pop(1))
+from tests.windows import pretend
+
+pretend()
+import lmtool, lmtool.system
+
+assert lmtool.system.WINDOWS
+for module in pkgutil.walk_packages(lmtool.__path__, "lmtool."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+
+from lmtool.cli import main
+text = "One cat sat on the mat. Another ran home, naïvely. " * 80
+open("text.txt", "w", encoding="utf-8").write(text)
+small = "model.n_layers=1 model.d_model=16 model.n_heads=2 model.context=16 tokenizer.vocab_size=300 training.steps=4"
+small += " training.batch_size=4 training.precision=float32 evaluation.every=2 evaluation.tokens=100 checkpoint.every=2"
+settings = [word for one in small.split() for word in ("-s", one)]
+for command in (
+    ["pretrain", "text.txt", "-r", "tiny", *settings, "-q", "-o", "run", "--until", "0.5"],
+    ["resume", "run", "-q"],
+    ["generate", "One", "--run", "run", "--max-new-tokens", "4", "--greedy"],
+    ["eval", "run", "text.txt"],
+    ["export", "run", "exported"],
+    ["runs", "ls"],
+    ["runs", "rm", "run", "--yes"],
+):
+    sys.argv = ["lmtool", *command]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (command, end.code)
+"""
+
+
+@pytest.mark.system
+def test_lmtool_trains_where_nothing_of_posix_is(tmp_path):
+    """With what Python offers on all platforms, and locks of bytes."""
+    env = {**os.environ, "LMTOOL_RUNS": str(tmp_path / "runs"), "LMTOOL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-W", "ignore", "-c", AS_ON_WINDOWS, str(ROOT)]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "exported" / "config.json").is_file()
+    assert not (tmp_path / "run").exists()
