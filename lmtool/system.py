@@ -136,7 +136,7 @@ def process_class(preloaded: Sequence[str]) -> "type[BaseProcess]":
     """Of processes that are forked from one that has imported these modules, or started anew where there is no fork."""
     import multiprocessing
 
-    if WINDOWS:
+    if sys.platform == "win32":
         return multiprocessing.get_context("spawn").Process
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preloaded])

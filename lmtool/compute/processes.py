@@ -73,6 +73,9 @@ class World:
         if self.size == 1:
             return module
         devices = [self.device] if self.device.type == "cuda" else None
+        # what stands for quantized weights has no memory to exchange
+        empty = [name for name, p in module.named_parameters() if 0 in p.stride()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, empty)  # type: ignore[no-untyped-call]
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
     def alone(self, module: nn.Module) -> AbstractContextManager[None]:
