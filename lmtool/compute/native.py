@@ -61,12 +61,6 @@ def library() -> ctypes.CDLL | None:
     return kernels
 
 
-def largest_input() -> int:
-    """The largest whole number of a quantised input."""
-    kernels = library()
-    return 127 if kernels is None else c_int32.in_dll(kernels, "largest_input").value
-
-
 def _compiled(compiler: str) -> Path:
     """The library in the cache, made first where it is missing or damaged; its name ends in its checksum."""
     key = xxh3(SOURCE.read_bytes() + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())

@@ -134,9 +134,8 @@ class RowStep:
         self._ops.append(Op(kind=kind, src=src, dst=dst, **fields))
 
     def _linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
-        bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        self._hold(bias)
-        self._ops.append(self._layers.matrices[linear].op(bias, src=src, dst=dst, flag=int(adds)))
+        matrix = self._layers.matrices[linear]
+        self._ops.append(matrix.op(self._hold(linear.bias), src=src, dst=dst, flag=int(adds)))
 
     def _plan(self) -> None:
         """The sublayers as in `Stack` and `Sublayer`."""

@@ -119,11 +119,11 @@ class NativeMatrix(Product):
     def native(self) -> "NativeMatrix":
         return self
 
-    def op(self, bias: Tensor | None, **fields: int) -> Op:
-        """Its product as an operation, which holds while the matrix and the bias are there."""
+    def op(self, bias: int | None, **fields: int) -> Op:
+        """Its product as an operation, which holds while the matrix is there. bias: the address of one in float32."""
         pointers = {"weight": self.weight.data_ptr(), "scale": None if self.scale is None else self.scale.data_ptr()}
-        sizes = {"n_in": self.n_in, "n_out": self.n_out, "bias": None if bias is None else bias.data_ptr()}
-        return Op(kind=LINEAR, dtype=DTYPES.index(self.dtype), **pointers, **sizes, **fields)
+        sizes = {"n_in": self.n_in, "n_out": self.n_out}
+        return Op(kind=LINEAR, dtype=DTYPES.index(self.dtype), bias=bias, **pointers, **sizes, **fields)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """W x + b of inputs (..., I), in float32."""
@@ -132,7 +132,7 @@ class NativeMatrix(Product):
         x = x.float().contiguous()
         bias = None if bias is None else bias.float()
         product = x.new_empty(*x.shape[:-1], self.n_out)
-        op, n_rows = self.op(bias), product.numel() // self.n_out
+        op, n_rows = self.op(None if bias is None else bias.data_ptr()), product.numel() // self.n_out
         kernels.multiply(byref(op), x.data_ptr(), product.data_ptr(), n_rows, torch.get_num_threads())
         return product
 

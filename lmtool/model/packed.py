@@ -42,8 +42,9 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
     """Pack the matrices of attention, feed-forward layers and head, in place; for inference only from then on.
 
     float32: the same values in the memory layout of the CPU kernel. bfloat16, float16: rounded to these, as are the
-        inputs of each product; the residual stream stays float32. int8: see `quantized`. The head always gives float32
-        logits: in bfloat16 many would tie, and rounding would choose among them.
+        inputs of each product; the residual stream stays float32. int8: see `quantized`. int4: see `grouped`; the head
+        has 8 bits. The head always gives float32 logits: in bfloat16 many would tie, and rounding would choose among
+        them.
 
     A tied head is stored twice, as the embedding needs single rows. Recurrent layers are unchanged.
     """

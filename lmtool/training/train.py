@@ -106,7 +106,7 @@ def train(
         yield from map(Warn, session.warnings)
         session.examples = data.examples(session.objective)
         yield session.plan()
-        if _compiles(recipe, compute):
+        if _compiles(recipe, compute) and session.last < recipe.training.steps:
             yield from map(Warn, session.compile())
         if session.state.pending is not None:
             yield from session.validate(None)
@@ -206,7 +206,8 @@ class _TrainingSession:
     def compile(self) -> Iterator[str]:
         """Compile the model, unless it does not compile here, or then computes something else: a warning says so."""
         torch._dynamo.config.suppress_errors = True  # what fails later is computed without being compiled
-        batch = self.objective.collate(self.examples.read(rank_samples(0, 1)), 0.0).to(self.compute.device)
+        samples = rank_samples(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
+        batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
         with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
             plain_BTD = self.lm(batch).hidden_BTD
             self.lm.compile()
@@ -215,7 +216,7 @@ class _TrainingSession:
             except Exception as error:  # a compiler's, of any kind
                 why = f"does not compile here ({str(error).strip().partition(chr(10))[0]})"
             else:
-                if agree(compiled_BTD, plain_BTD):
+                if agree(compiled_BTD, plain_BTD, in_float32=self.compute.dtype == torch.float32):
                     return
                 why = f"differs by {100 * away(compiled_BTD, plain_BTD):.0f} % when it is compiled"
         self.lm._compiled_call_impl = None

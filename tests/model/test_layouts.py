@@ -1,5 +1,7 @@
 """Matrices in the layouts of the kernels: products, and weights of 4 bits, against plain versions."""
 
+from ctypes import c_int32
+
 import numpy as np
 import pytest
 import torch
@@ -40,7 +42,7 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
     if dtype == "int8":
         whole = torch.randint(-127, 128, (20, 64), generator=generator)
         whole[:, 0] = 127
-    most = native.largest_input()
+    most = c_int32.in_dll(native.library(), "largest_input").value
     x = torch.randint(-most, most + 1, (3, 64), generator=generator)
     x[:, ::GROUP] = most
     found = NativeMatrix(whole.float(), dtype)(x.float(), None)

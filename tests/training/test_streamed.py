@@ -26,6 +26,7 @@ from lmtool.data.survey import resolve_for_text
 from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.base import open_base
+from lmtool.model import LanguageModel
 from lmtool.objective import build_objective
 from lmtool.recipe.finetuning import continued
 from lmtool.recipe.load import Resolved, Setting, load, settings_of
@@ -88,6 +89,16 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, folder: Path) -> None:
     assert state["stream"][0]["block"] > 1
     work.resume(name="cut")
     assert lasting(work.run("cut"), steps) == lasting(work.run("whole"), steps)
+
+
+def test_a_compiled_model_is_compared_where_the_stream_is(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which does not go back to its first block."""
+    monkeypatch.setattr(LanguageModel, "compile", lambda self: None)
+    pretrained(work, "cut", "training.steps=40", "training.compile=true", stop=after(27))
+    work.resume(name="cut")
+    assert lasting(work.run("cut"), 40)
 
 
 def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(work: Work, folder: Path) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from lmtool.recipe.spec.recipe import Recipe
     from lmtool.tokenization.tokenizer import Tokenizer
 
+NEAR = 0.95
+"""Cosine similarity from which on rows are nearly equal."""
+
 MOST = 20
 """Damaged files that are listed."""
 
@@ -30,7 +33,7 @@ def check(
     column: Column = None,
     fix: Path | None = option("FILE", "Write the table without duplicates, contradictions and leaks to a new file."),
     run: str | None = option("RUN", "With --fix: without rows, too, whose vectors by this model are nearly equal."),
-    near: float | None = option("X", "From which cosine similarity on.", shown="0.95", min=0.0, max=1.0),
+    near: float | None = option("X", "From which cosine similarity on.", shown=str(NEAR), min=0.0, max=1.0),
     *,
     overrides: Overrides = None,
     with_cache: bool = flag("Verify the cache of tokens too.", "--cache"),
@@ -85,7 +88,7 @@ def check(
         recipe, log = _recipe(settings), fix.with_suffix(".removed.jsonl")
         check_new(fix, Path(unpacked_name(Path(recipe.data.train[0]))).suffix)
         check_new(log)
-        model = None if run is None else (open_model(run, "auto", "float32"), 0.95 if near is None else near)
+        model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
         n_gone = write_fixed(recipe, fix, log, model)
         if as_json:
             put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
@@ -110,7 +113,8 @@ def _check_device(as_json: bool) -> None:
         put(*aligned([("way", "fast", "plain", "result"), *rows], 4))
     if faults := [way.name for way in compared if way.is_fault]:
         what = f"not every fast way of computing works here: {', '.join(faults)}"
-        raise ResourceError(what, fix="nothing has to be done: the plain way is taken where one differs")
+        fix = "take --precision float32 for matrices; steps and compiled models that differ are not taken anyway"
+        raise ResourceError(what, fix=fix)
 
 
 def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":

@@ -75,9 +75,9 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
 
     sources = files or ([] if typed else ["-"])
     stated = settings_in(reading, OF_TEXTS)
-    yield from (Entry("", "", text) for text in typed or [])
     if stated and not sources:
         raise UsageError(f"{stated[0].flag} is of files and tables, but texts are typed only", fix="leave it out")
+    yield from (Entry("", "", text) for text in typed or [])
     data = as_data([*stated, Setting("data.column", column, "")])
     describe_skipped((yield from read_entries(sources, data, reading.get("id_column"))))
 
