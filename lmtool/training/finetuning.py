@@ -36,7 +36,7 @@ class FineTuning:
 
     base: the run that is fine-tuned; from scratch when None.
     tables: of each task, opened once.
-    choice: what was chosen where the user named neither a run nor a recipe, as one line; else empty.
+    choice: what was chosen where the command line does not name it, in lines; else empty.
     """
 
     resolved: Resolved
@@ -89,7 +89,8 @@ def plan_finetuning(source: str | None, recipe: str | None, settings: Sequence[S
         base, why = _last_body()
         plan = _plan_linear(why, settings) if base is None else _plan_tuning(base, settings)
         told = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
-        plan = replace(plan, choice=plan.choice or told)
+        if base is not None:
+            plan = replace(plan, choice=f"{told}\n{plan.choice}".rstrip())
     return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 

@@ -99,7 +99,7 @@ def finetune(
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
-        tell(plan.choice)
+        tell(*plan.choice.splitlines())
     first = plan.resolved.recipe.seed
     measured = []
     for seed in range(first, first + seeds):
