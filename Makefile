@@ -25,7 +25,7 @@ help:
 	@echo 'make test-lmeval  the rows of suites beside those of lm-eval, which pip installs, on published weights'
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
-	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/trust.md'
+	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/runs.md'
 	@echo 'make test-crossings  runs with each pair of features at once, for half an hour or more; CROSSINGS="--seed 2" chooses'
 	@echo 'make mutants      the share of small faults that the fast tests find, for some hours; MUTANTS="--seed 2" chooses'
 	@echo 'make test-versions  fast tests with the lowest and the newest versions of the libraries, by uv; TORCH=FOLDER links PyTorch'
@@ -36,7 +36,7 @@ help:
 	@echo 'make notebooks    run the notebooks of docs/notebooks, and keep what they print and draw'
 	@echo 'make course-models  train the models behind docs/course.md, once, for up to 45 minutes'
 	@echo 'make course       run the commands of docs/course.md, and write what they print onto the page'
-	@echo 'make grade        grade the assignments in FOLDER, as docs/assignments.md says; ONLY="lstm beam" chooses'
+	@echo 'make grade        grade the assignments in FOLDER, as docs/teaching.md says; ONLY="lstm beam" chooses'
 	@echo 'make bench        the measurements in benchmarks/'
 	@echo 'make clean        remove the environment and caches; runs stay'
 
@@ -74,7 +74,7 @@ fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz.campaign $(FUZZ)
 
 test-faults: $(VENV)/.dev
-	$(BIN)/python -m tests.faults --page docs/trust.md
+	$(BIN)/python -m tests.faults --page docs/runs.md
 
 test-crossings: $(VENV)/.dev
 	$(BIN)/python -W ignore -m tests.crossings $(CROSSINGS)

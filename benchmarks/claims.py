@@ -1,4 +1,4 @@
-"""Six claims of the lectures, reproduced at small scale; docs/claims.md has the results.
+"""Six claims of the lectures, reproduced at small scale; docs/experiments.md has the results.
 
     python benchmarks/claims.py positions [--folder DIR] [--quick] [--real FOLDER] [--published RUN]
 

@@ -7,7 +7,7 @@
 TOPIC: headings of topics to run; all by default, in an empty folder. The folder is build/course/; it begins with the
 models of `course_models.py`, and runs and tokenized texts stay there, so a topic can be run again that needs the runs
 of earlier ones. The page is written after each topic: where one fails, --from goes on with it. Below a ```sh block the
-page says what is shown of its output, and each topic says how long it takes, which docs/lectures.md adds up:
+page says what is shown of its output, and each topic says how long it takes, which docs/teaching.md adds up:
 
     <!-- output: last 2 -->             the last two lines
     <!-- output: lines ^loss|^bits -->   the lines in which the pattern is found
@@ -37,7 +37,7 @@ from lmtool.report.charts import HeatMap
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "course.md"
-LECTURES = ROOT / "docs" / "lectures.md"
+LECTURES = ROOT / "docs" / "teaching.md"
 FOLDER = ROOT / "build" / "course"
 ELEMENT = re.compile(
     r"^### (?P<topic>[^\n]+)$"

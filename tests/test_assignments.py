@@ -43,7 +43,7 @@ def grade(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_each_assignment_has_a_stub_a_solution_and_a_place_on_the_page(grade: ModuleType) -> None:
     assert sorted(grade.ASSIGNMENTS) == NAMES == sorted(path.stem for path in SOLUTIONS.glob("[a-z]*.py"))
-    page = (ROOT / "docs" / "assignments.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
     for name, exercises in grade.ASSIGNMENTS.items():
         row = re.search(rf"^\| \[`{name}.py`\].* \| (.*) \|$", page, flags=re.MULTILINE)
         assert row is not None

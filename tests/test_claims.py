@@ -12,12 +12,11 @@ ROOT = Path(__file__).parents[1]
 SERIES = ("claims", "experiments")
 
 
-def page(series: str) -> str:
-    return (ROOT / "docs" / f"{series}.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
 
 
 def named(series: str) -> list[str]:
-    return re.findall(rf"^    python benchmarks/{series}\.py (\w+)$", page(series), flags=re.M)
+    return re.findall(rf"^    python benchmarks/{series}\.py (\w+)$", PAGE, flags=re.M)
 
 
 CASES = [(series, name) for series in SERIES for name in named(series)]
@@ -59,7 +58,7 @@ def test_the_page_has_a_table_for_each(series: str) -> None:
     known = re.search(r"\{([\w,]+)\}", helped.stdout)
     assert known is not None, helped.stderr
     assert sorted(named(series)) == sorted(known[1].split(","))
-    shown, _, _ = page(series).partition("## Without results so far")
+    shown, _, _ = PAGE.partition("## Without results so far")
     parts = shown.split(f"python benchmarks/{series}.py ")[1:]
     assert [bool(re.search(r"^\|---", part, flags=re.M)) for part in parts] == [True] * len(parts)
 
@@ -70,7 +69,7 @@ def test_it_runs_and_goes_on_where_it_stopped(series: str, name: str, tmp_path: 
     done = reran(series, name, tmp_path)
     assert done.returncode == 0, done.stderr
     head, *_ = done.stdout.splitlines()
-    shown, _, without = page(series).partition("## Without results so far")
+    shown, _, without = PAGE.partition("## Without results so far")
     assert f"{head}\n|---" in shown or f".py {name}\n" in without, "the page shows another table"
     again = reran(series, name, tmp_path)
     assert again.stderr == "", "what was there already was run again"

@@ -164,7 +164,7 @@ def test_minutes_of_lectures_are_those_of_their_topics(monkeypatch: pytest.Monke
     rows = f"| 1 | {a} | |\n| 2 | {a}, {c} | 7.0 |\n| {c} too |\n| 3 | {a}, [D](course.md#d) | |\n"
     counted = rows.replace("b) | |", "b) | 0.5 |", 1).replace("7.0", "2.5")
     assert with_minutes(rows, page) == counted
-    lectures = (ROOT / "docs" / "lectures.md").read_text(encoding="utf-8")
+    lectures = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
     assert with_minutes(lectures, PAGE) == lectures
 
 
@@ -175,7 +175,7 @@ def test_a_recipe_is_written_before_it_is_used() -> None:
 
 
 def test_every_heading_of_a_lecture_says_how_long_its_topics_take() -> None:
-    page = (ROOT / "docs" / "lectures.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if "course.md#" in line and line.count(" | ") == 3]
     assert rows
     assert all(re.search(r"\| \d+(?:\.\d)? \|$", row) for row in rows)

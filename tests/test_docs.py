@@ -64,7 +64,7 @@ def commands(page):
             inside = line == "```sh"
         elif given:
             given = line != "END"
-        elif (inside and line.strip()) or line.startswith("    lmtool "):
+        elif begun or (inside and line.strip()) or line.startswith("    lmtool "):
             begun += line.strip()
             if begun.endswith("\\"):
                 begun = begun[:-1]

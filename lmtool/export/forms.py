@@ -77,7 +77,7 @@ def form_of(recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None) 
     recipe = recipe.with_values({"tuning.lora": None})
     if not isinstance(recipe.model, Transformer):
         what = f"no published family has {recipe.model.title} models"
-        raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/interop.md lists them")
+        raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/serve.md lists them")
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     model = recipe.model.with_values({"vocab_size": rows})
     recipe = recipe.with_values({"model": model})
@@ -90,7 +90,7 @@ def form_of(recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None) 
         if form := _first(families, model, BODY, tokenizer, obstacles):
             whys = beside[form[0].model_type].items()
             return Form(recipe, *form, beside=", ".join(f"{key} ({why})" for key, why in whys))
-    fix = "docs/interop.md lists what can be exported; the keys named here stand in the way"
+    fix = "docs/serve.md lists what can be exported; the keys named here stand in the way"
     raise UsageError(f"no published family can express this {model.title}", where=_listed(obstacles), fix=fix)
 
 

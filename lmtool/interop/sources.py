@@ -42,7 +42,7 @@ POOLING = {
 }
 """Keys of sentence-transformers, and the pooling that each sets."""
 _FIX = "download it again, or name another model"
-_LISTED = "docs/interop.md lists what can be imported"
+_LISTED = "docs/serve.md lists what can be imported"
 
 
 def _refusal(what: str, where: Path | str, fix: str = _FIX) -> CheckpointError:

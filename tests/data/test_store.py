@@ -205,7 +205,7 @@ def damaged(path: Path, at: int, bit: int = 0) -> None:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """A file of JSON values with a checksum of them, as docs/tokenize.md describes it."""
+    """A file of JSON values with a checksum of them, as docs/data.md describes it."""
 
     def encoded(values: dict[str, Any]) -> bytes:
         return json.dumps(values, indent=1).encode() + b"\n"

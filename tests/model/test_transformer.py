@@ -1,5 +1,6 @@
 """The Transformers against a plain reference, their gradients, initial weights and size."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,11 @@ from tests.model import tiny
 from tests.model.test_papers import PAPERS
 from tests.model.tiny import TRANSFORMERS, VOCAB
 
-SHAPE_OF = {
-    "transformer": "decoder",
-    "bert": "encoder",
-    "encoder-decoder": "encoder-decoder",
-    "prefix-lm": "prefix",
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {
+    shape: (DOCS / f"{'objectives' if shape == 'encoder' else 'transformer'}.md").read_text(encoding="utf-8")
+    for shape in ("decoder", "encoder", "encoder-decoder", "prefix")
 }
-PAGES = {name: Path(__file__).parents[2] / "docs" / f"{name}.md" for name in SHAPE_OF}
 NORMS = [{"kind": kind, "place": place} for kind in ("layer", "rms") for place in ("pre", "post")]
 SHAPES = ("decoder", "encoder", "encoder-decoder", "prefix")
 POSITIONS = ("learned", "sinusoidal", "alibi", "relative", "disentangled", "rotary", "none")
@@ -289,37 +288,38 @@ def test_dropout_is_off_in_evaluation() -> None:
 
 
 def test_the_pages_name_every_key() -> None:
-    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES.values())
+    pages = "".join(set(PAGES.values()))
     for spec in (Transformer, LearnedPosition, Norm, Init):
         for key in spec.model_fields:
             assert f"`{key}`" in pages or f".{key}`" in pages, key
 
 
 def test_the_first_page_names_every_key_of_a_model() -> None:
-    page = PAGES["transformer"].read_text(encoding="utf-8")
     for key in Transformer.model_fields:
-        assert f"\n| `{key}` |" in page, key
+        assert f"\n| `{key}` |" in PAGES["decoder"], key
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_recipe_on_a_page_is_one(name: str, tmp_path: Path) -> None:
-    block = PAGES[name].read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
-    file = tmp_path / "page.yaml"
-    file.write_text(f"{block}training: {{steps: 1, batch_size: 1}}\n", encoding="utf-8")
-    recipe = load(file).recipe
-    assert isinstance(recipe.model, Transformer)
-    assert recipe.model.shape == SHAPE_OF[name]
-    with torch.device("meta"):
-        assert sum(p.numel() for p in build(recipe.model, VOCAB).parameters()) > 1_000_000
+@pytest.mark.parametrize("shape", PAGES)
+def test_a_page_has_a_recipe_of_each_shape(shape: str, tmp_path: Path) -> None:
+    shapes = []
+    for block in re.findall(r"^```yaml\n(model:\n.*?)^```", PAGES[shape], flags=re.MULTILINE | re.DOTALL):
+        file = tmp_path / "page.yaml"
+        file.write_text(f"{block}training: {{steps: 1, batch_size: 1}}\n", encoding="utf-8")
+        model = load(file).recipe.model
+        assert isinstance(model, Transformer)
+        shapes.append(model.shape)
+        with torch.device("meta"):
+            assert sum(p.numel() for p in build(model, VOCAB).parameters()) > 1_000_000
+    assert shape in shapes
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_names_the_recipes_of_its_shape(name: str) -> None:
+@pytest.mark.parametrize("shape", PAGES)
+def test_a_page_names_the_recipes_of_its_shape(shape: str) -> None:
     """With sizes given in their papers."""
-    page = PAGES[name].read_text(encoding="utf-8")
+    page = PAGES[shape]
     for recipe_name in shipped():
         recipe = load(recipe_name).recipe
-        if isinstance(recipe.model, Transformer) and recipe.model.shape == SHAPE_OF[name]:
+        if isinstance(recipe.model, Transformer) and recipe.model.shape == shape:
             assert f"`{recipe_name}`" in page, recipe_name
             if recipe_name in PAPERS:
                 assert f"{PAPERS[recipe_name][0]:,}" in page, recipe_name

@@ -12,7 +12,7 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.covering import covering
 
-PAGE = Path(__file__).parents[2] / "docs" / "resume.md"
+PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
 WHOLE = {"model", "objective", "tokenizer", "tuning", "distillation", "optimizer", "schedule"}
 """Parts that are fixed as a whole, with every key that they will have: they say what is trained, and by what rule."""
 

@@ -273,7 +273,7 @@ def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
 
 def test_the_pages_on_tables_name_every_fault_and_notice() -> None:
     root = Path(__file__).parents[2]
-    pages = ("tables", "tagging", "question-answering")
+    pages = ("data", "finetuning")
     page = "".join((root / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in pages)
     source = "".join(
         (root / "lmtool" / f"{name}.py").read_text()

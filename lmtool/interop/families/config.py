@@ -131,7 +131,7 @@ class Config:
     def refusal(self, what: str) -> CheckpointError:
         """An error about this file."""
         return CheckpointError(
-            f"this model cannot be imported: {what}", where=self.where, fix="docs/interop.md lists what can be imported"
+            f"this model cannot be imported: {what}", where=self.where, fix="docs/serve.md lists what can be imported"
         )
 
     @staticmethod

@@ -191,7 +191,7 @@ def refusal(what: str, where: str) -> CheckpointError:
     return CheckpointError(
         f"this tokenizer cannot be imported: {what}",
         where=where,
-        fix="the file may be damaged: download it again, or see docs/interop.md for what can be imported",
+        fix="the file may be damaged: download it again, or see docs/serve.md for what can be imported",
     )
 
 
