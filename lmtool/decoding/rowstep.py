@@ -54,7 +54,9 @@ class NativeLayers:
                 return None
             matrices[linear] = matrix
         for head in model.head_parameters():
-            if isinstance(head, PackedMatrix) and (matrix := head.product.native()) is not None:
+            if not isinstance(head, PackedMatrix) or isinstance(head.product, NativeMatrix):
+                continue
+            if (matrix := head.product.native()) is not None:
                 head.product = ByRows(matrix, head.product)
         return cls(model, matrices)
 

@@ -119,6 +119,12 @@ class NativeMatrix(Product):
     def native(self) -> "NativeMatrix":
         return self
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows (..., I) of an int8 matrix, in float32."""
+        assert self.scale is not None
+        whole = self.weight[indices // OUTPUTS, :, indices % OUTPUTS].flatten(-2)
+        return (whole.float() - 128) * self.scale[indices][..., None]
+
     def op(self, bias: int | None, **fields: int) -> Op:
         """Its product as an operation, which holds while the matrix is there. bias: the address of one in float32."""
         pointers = {"weight": self.weight.data_ptr(), "scale": None if self.scale is None else self.scale.data_ptr()}

@@ -21,7 +21,10 @@ ROWS = 16
 
 
 class PackedMatrix(nn.Parameter):
-    """A weight whose products are computed by `product`; a plain tensor to all functions but `F.linear`."""
+    """A weight whose products are computed by `product`; a plain tensor to all functions but `F.linear`.
+
+    A matrix that is there in packed form only gives its rows to `F.embedding`, too.
+    """
 
     product: Product
 
@@ -34,6 +37,8 @@ class PackedMatrix(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and isinstance(args[1], PackedMatrix):
             return args[1].product(args[0], args[2] if len(args) > 2 else None)
+        if func is F.embedding and args[1].stride(0) == 0:
+            return args[1].product.rows(args[0])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -46,7 +51,8 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
         has 8 bits. The head always gives float32 logits: in bfloat16 many would tie, and rounding would choose among
         them.
 
-    A tied head is stored twice, as the embedding needs single rows. Recurrent layers are unchanged.
+    A tied head is stored twice, as the embedding needs single rows, which only the kernels' int8 layout gives.
+    Recurrent layers are unchanged.
     """
     for linear in linears_of(model):
         linear.weight = PackedMatrix(_shape_of(linear.weight), _product(linear.weight.detach(), precision, device))
@@ -54,7 +60,9 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
         matrix = next((p for p in head.head_parameters() if p.ndim == 2 and len(p) == head.vocab_size), None)
         if matrix is None or isinstance(matrix, PackedMatrix):
             continue
-        packed = PackedMatrix(matrix.detach(), _head_product(matrix.detach(), precision, device))
+        product = _head_product(matrix.detach(), precision, device)
+        gives_rows = isinstance(product, NativeMatrix) and product.dtype == "int8" and head.token_vectors() is matrix
+        packed = PackedMatrix(_shape_of(matrix.detach()) if gives_rows else matrix.detach(), product)
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter is matrix:

@@ -32,6 +32,13 @@ def test_products(dtype: str, n_out: int, n_in: int) -> None:
 
 
 @compiled
+def test_rows_of_eight_bits() -> None:
+    weight, indices = torch.randn(37, 64), torch.tensor([[0, 36], [15, 16]])
+    dense = torch.mul(*quantized(weight))
+    assert torch.equal(NativeMatrix(weight, "int8").rows(indices), dense[indices])
+
+
+@compiled
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> None:
     """Against sums of Python's whole numbers."""

@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.compute.native import library
 from lmtool.model import LanguageModel
 from lmtool.model import packed as packing
+from lmtool.model.layouts import quantized
 from lmtool.model.packed import LEVELS, PackedMatrix, _Int8, _Int8ByOneDnn, pack
 from tests.model import tiny
 from tests.model.tiny import FAMILIES
@@ -119,6 +121,18 @@ def test_matrices_are_kept_once() -> None:
     kept = {name: p.untyped_storage().nbytes() for name, p in other.named_parameters() if isinstance(p, PackedMatrix)}
     assert len(kept) == 1 + 4 * 2
     assert all(size == 4 for name, size in kept.items() if name != "inputs.tokens.weight")
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_tied_head_of_eight_bits_is_the_embedding_too(precision: str) -> None:
+    model = tiny.model(**FAMILIES["gpt2"] | {"d_model": 64}).float().eval()
+    other, tokens_BT = packed(model, precision), tiny.tokens(2, 9)
+    matrix = other.token_vectors()
+    assert matrix.untyped_storage().nbytes() == 4
+    rounded = torch.mul(*quantized(model.token_vectors().detach()))
+    assert torch.equal(F.embedding(tokens_BT, matrix), rounded[tokens_BT])
+    assert 0 < away(logits(other), logits(model)) < AWAY[precision]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
