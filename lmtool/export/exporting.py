@@ -18,6 +18,7 @@ from lmtool.durable import filling, refuse_used, writing
 from lmtool.errors import UsageError
 from lmtool.export.card import model_card
 from lmtool.export.forms import Form, form_of
+from lmtool.export.ollama import MODELFILE, Prompting, modelfile
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
 from lmtool.interop.families.config import Config, write_labels
@@ -33,7 +34,7 @@ from lmtool.run import tensors
 from lmtool.tables.prepare import task_names
 from lmtool.tables.tasks.build import with_decided
 from lmtool.tokenization.chat import PAIRS, ChatFormat, own_template, standing_alone
-from lmtool.tokenization.inner import text_of
+from lmtool.tokenization.inner import ROLE_KEYS, text_of
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
@@ -199,12 +200,13 @@ def as_type(name: str, tensor: Tensor, dtype: TypeName) -> Tensor:
 
 
 def export_gguf(reference: str, file: Path, quantization: Quantization) -> Exportable:
-    """Write a run as a GGUF file.
+    """Write a run as a GGUF file, and a Modelfile for Ollama beside it.
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
-    if os.path.lexists(file):
-        raise UsageError("the file exists already", where=str(file), fix="name another", code="output_exists")
+    beside = file.with_suffix(MODELFILE)
+    for path in filter(os.path.lexists, (file, beside)):
+        raise UsageError("the file exists already", where=str(path), fix="name another", code="output_exists")
     exportable = express(reference)
     if exportable.has_head:
         what = f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}"
@@ -224,7 +226,19 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
             settings,
             quantization,
         )
+        durable.write_new(beside, modelfile(file.name, _prompting(exportable, settings)).encode())
     return exportable
+
+
+def _prompting(exportable: Exportable, settings: Mapping[str, Any]) -> Prompting:
+    """settings: of the written tokenizer."""
+    tokenizer, ends = exportable.base.tokenizer, _generation(exportable)["eos_token_id"]
+    inner = Inner.from_str(exportable.tokenizer_files(as_source=False)[TOKENIZER].decode())
+    first, *_ = inner.encode("a").tokens
+    begins = first if first == settings.get("bos_token") else ""
+    tokens = {role: text for role in ROLE_KEYS if (text := text_of(settings.get(role))) is not None}
+    stops = [tokenizer.name(i) for i in (ends if isinstance(ends, list) else [ends]) if i is not None]
+    return Prompting(settings.get("chat_template"), tokens, begins, stops)
 
 
 def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:

@@ -56,7 +56,9 @@ def export_run(
     """
     from lmtool.export.adapters import export_adapters
     from lmtool.export.exporting import SHARD, export, export_gguf
+    from lmtool.export.ollama import MODELFILE
 
+    beside = ""
     if output.suffix.lower() == GGUF:
         gguf = gguf or "f16"
     if gguf is not None:
@@ -68,6 +70,7 @@ def export_run(
                 fix = f"omit {name}; --gguf sets the type of its matrices"
                 raise UsageError(f"{name} is for a directory, and this is a GGUF file", where=where, fix=fix)
         exported = export_gguf(run, output, gguf)
+        beside = f"; for Ollama: ollama create NAME -f {output.with_suffix(MODELFILE)}"
     elif adapters:
         exported = export_adapters(run, output, dtype or "float32")
     else:
@@ -75,7 +78,7 @@ def export_run(
         exported = export(run, output, dtype=dtype or "float32", shard=shard)
     warn(exported.base.warnings)
     if not quiet:
-        tell(f"exported as {exported.describe()}")
+        tell(f"exported as {exported.describe()}{beside}")
     put(output)
 
 
