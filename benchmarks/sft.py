@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a published chat model with LoRA, compared with a plain loop over peft.
 
-    python benchmarks/sft.py MODEL.gguf [--pairs 1000 --questions 200 --epochs 1 --batch 8 --rank 8]
+    python benchmarks/sft.py MODEL.gguf [--pairs 1000 --questions 200 --epochs 1 --batch 8 --rank 8 --quantize int4]
 
 The pairs are of the bundled world: a few sentences about who has what and who gives what to whom, the question who has
 one of these things at the end, and the name. A model must learn to follow the things and to answer with nothing else.
@@ -147,14 +147,14 @@ def compare(data: TableData, base: Base, file: Path, turns: int, steps: int) -> 
         chosen = fast if compute == fast.precision else exact
         running[f"peft {compute}"] = theirs(data, file, recipe.tuning.lora, chosen)
     speeds: dict[str, list[float]] = {name: [] for name in running}
-    for contender in running.values():
+    for contender in running.values() if turns else ():
         next(contender)
     for _ in range(turns):
         for name, contender in running.items():
             began = time.perf_counter()
             tokens = sum(next(contender) for _ in range(steps))
             speeds[name].append(tokens / (time.perf_counter() - began))
-    for name, each in speeds.items():
+    for name, each in speeds.items() if turns else ():
         print(f"{name:16} {statistics.median(each):7,.0f} tokens/s", flush=True)
 
 
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=1, metavar="N")
     parser.add_argument("--batch", type=int, default=8, metavar="N")
     parser.add_argument("--rank", type=int, default=8, metavar="N")
+    parser.add_argument("--quantize", choices=("none", "int8", "int4"), default="none", help="the frozen matrices")
     parser.add_argument("--turns", type=int, default=3, metavar="N")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps in a turn")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
@@ -179,7 +180,7 @@ def main() -> None:
         for file, rows in ((table, made[: given.pairs]), (asked, made[given.pairs :])):
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         print(f"{made[0]['prompt']} -> {made[0]['completion']}", flush=True)
-        settings = [f"training.batch_size={given.batch}"]
+        settings = [f"training.batch_size={given.batch}", f"tuning.lora.quantize={given.quantize}"]
         command = [sys.executable, "-m", "lmtool", "finetune", str(table), "--from", str(run), "--test", str(asked)]
         command += ["--lora-rank", str(given.rank), "--epochs", str(given.epochs), "--quiet", "-o", str(out)]
         command += [part for setting in settings for part in ("-s", setting)]
