@@ -1,9 +1,22 @@
-"""What a language model is worth in the end: its bits per byte beside those of a 5-gram model of the same text."""
+"""What a language model is worth in the end: its bits per byte beside those of a 5-gram model of the same text.
 
+Shapes: N scored tokens of a text.
+"""
+
+import math
 from dataclasses import asdict, dataclass
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtool.batch import IGNORE
+from lmtool.compute.device import Compute
 from lmtool.data.prepare import Prepared, prepare
+from lmtool.inference.perplexity import HeldOut
+from lmtool.model.language_model import LanguageModel, evaluating
 from lmtool.model.ngram import NGramModel
+from lmtool.objective.base import Objective
 from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.recipe.spec.words import NGram
 from lmtool.training.windows import Windows
@@ -19,6 +32,12 @@ AT_ONCE = 1 << 18
 MOST_TOKENS = 20_000_000
 """Training tokens up to which the n-gram model is counted."""
 
+ITERATIONS = 30
+"""Of expectation maximisation for a weight."""
+
+LEAST = 1e-6
+"""Smallest weight of a model in an interpolation."""
+
 SECONDS = 2e-6
 """Processor time for counting and measuring, per training token."""
 
@@ -30,6 +49,8 @@ class TextResults:
     loss: nats per token.
     ngram_bits_per_byte: of the 5-gram model; None where the text is too long for it.
     limit_bits_per_byte: of the best possible model, for a bundled text.
+    interpolated_bits_per_byte: of both, interpolated; None where they read other tokens, or processes share the model.
+    ngram_weight: of the 5-gram model in it.
     """
 
     step: int
@@ -38,6 +59,8 @@ class TextResults:
     bits_per_byte: float
     ngram_bits_per_byte: float | None
     limit_bits_per_byte: float | None
+    interpolated_bits_per_byte: float | None = None
+    ngram_weight: float | None = None
 
     def record(self) -> dict[str, object]:
         """All results by name, for JSON."""
@@ -47,6 +70,8 @@ class TextResults:
         """All results as text lines; a model that is worse than counting is told so."""
         ngram, limit = self.ngram_bits_per_byte, self.limit_bits_per_byte
         beside = "" if ngram is None else f"; a {ORDER}-gram model: {ngram:.3f}"
+        if self.interpolated_bits_per_byte is not None and self.ngram_weight is not None:
+            beside += f"; interpolated, {self.ngram_weight:.2f} of it: {self.interpolated_bits_per_byte:.3f}"
         beside += "" if limit is None else f"; the best possible model: {limit:.3f}"
         lines = [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){beside}"]
         if ngram is not None and self.bits_per_byte >= ngram:
@@ -74,3 +99,37 @@ def counted(windows: Windows, n_entries: int) -> NGramModel:
     n = windows.n_tokens
     model.count((windows.in_order(a, min(n, a + AT_ONCE), model.width) for a in range(0, n, AT_ONCE)), n)
     return model
+
+
+@torch.inference_mode()
+def log_probabilities(
+    model: LanguageModel, text: HeldOut, objective: Objective, compute: Compute
+) -> NDArray[np.float64]:
+    """log p of the scored tokens of all windows (N,), in their order."""
+    parts = []
+    with evaluating(model), compute.autocast():
+        for span in text.spans:
+            batch = objective.collate_spans([(text.store.read(span.start, span.stop), span.first - span.start)])
+            batch, target_T = batch.to(compute.device), batch.targets_BT[0]
+            scored = target_T != IGNORE
+            log_p_NV = model.logits(model(batch).hidden_BTD[:, scored.to(compute.device)]).double().log_softmax(-1)[0]
+            parts.append(log_p_NV.cpu().gather(1, target_T[scored, None])[:, 0].numpy())
+    return np.concatenate(parts)
+
+
+def interpolated(model_N: NDArray[np.float64], ngram_N: NDArray[np.float64]) -> tuple[float, float]:
+    """Nats per token of p = (1 - w) p_model + w p_ngram (Jelinek and Mercer 1980), and the mean w.
+
+    model_N, ngram_N: log p of the same tokens. w is the maximum likelihood estimate on the other half of the tokens.
+    """
+    halves = [slice(0, len(model_N) // 2), slice(len(model_N) // 2, None)]
+    nats, weights = 0.0, []
+    for learnt, measured in zip(halves, halves[::-1], strict=True):
+        weight = 0.5
+        for _ in range(ITERATIONS):
+            ngram = math.log(weight) + ngram_N[learnt]
+            weight = float(np.exp(ngram - np.logaddexp(ngram, math.log1p(-weight) + model_N[learnt])).mean())
+            weight = min(max(weight, LEAST), 1 - LEAST)
+        nats -= float(np.logaddexp(math.log(weight) + ngram_N[measured], math.log1p(-weight) + model_N[measured]).sum())
+        weights.append(weight)
+    return nats / len(model_N), sum(weights) / 2

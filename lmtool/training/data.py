@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -32,7 +33,16 @@ from lmtool.run.order import MixtureOrder, hash_key
 from lmtool.tables.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
+from lmtool.training.comparison import (
+    MOST_TOKENS,
+    ROW,
+    SECONDS,
+    TextResults,
+    counted,
+    interpolated,
+    log_probabilities,
+    to_count,
+)
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.streamed import StreamedMixture, StreamedWindows, streaming
 from lmtool.training.windows import ExampleSource, Mixture, Windows
@@ -280,31 +290,40 @@ class TextData:
         measured = TokenizedText(self._valid, tokenizer, context, context).perplexity(lm, objective, compute)
         data = self.recipe.data
         named = data.valid or data.sources
-        return [
-            TextResults(
-                step=step,
-                tokens=measured.tokens,
-                loss=measured.loss,
-                bits_per_byte=measured.bits_per_byte,
-                ngram_bits_per_byte=self._ngram_bits() if compute.world.is_main else None,
-                limit_bits_per_byte=limit(named, data),
-            )
-        ]
+        alone = TextResults(
+            step=step,
+            tokens=measured.tokens,
+            loss=measured.loss,
+            bits_per_byte=measured.bits_per_byte,
+            ngram_bits_per_byte=None,
+            limit_bits_per_byte=limit(named, data),
+        )
+        return [self._beside_counts(alone, lm, compute) if compute.world.is_main else alone]
 
-    def _ngram_bits(self) -> float | None:
-        """Bits per byte of a 5-gram model of the training text; None for very long and streamed texts."""
+    def _beside_counts(self, alone: TextResults, lm: LanguageModel, compute: Compute) -> TextResults:
+        """The same with a 5-gram model of the training text, but for very long and streamed texts."""
         if self._prepared.streamed:
-            return None
+            return alone
         prepared = to_count(self._prepared, self.recipe.seed)
         train, tokenizer = prepared.train, prepared.tokenizer
         if len(train) > MOST_TOKENS:
-            return None
+            return alone
         objective = build_objective(self.recipe.with_values({"objective": Causal()}), tokenizer)
         windows = Windows(train, objective.cut(min(ROW, len(train) - 1)), self.recipe.seed)
         model = counted(windows, tokenizer.embedding_rows(None))
-        compute = choose_compute("cpu", "float32")
-        text = TokenizedText(prepared.valid, tokenizer, ROW, ROW)
-        return text.perplexity(model, objective, compute).bits_per_byte
+        exact = choose_compute("cpu", "float32")
+        counts = TokenizedText(prepared.valid, tokenizer, ROW, ROW).perplexity(model, objective, exact)
+        beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
+        if prepared is not self._prepared or compute.world.size > 1 or not isinstance(self.recipe.objective, Causal):
+            return beside
+        texts = [
+            HeldOut.of(self._valid, objective.window(longest), None, 0) for longest in (self.recipe.model.context, ROW)
+        ]
+        loss, weight = interpolated(
+            log_probabilities(lm, texts[0], objective, compute), log_probabilities(model, texts[1], objective, exact)
+        )
+        bits = loss / alone.loss * alone.bits_per_byte
+        return replace(beside, interpolated_bits_per_byte=bits, ngram_weight=weight)
 
 
 TrainingData = TextData | TableData

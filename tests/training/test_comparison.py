@@ -5,12 +5,13 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.training import data
-from lmtool.training.comparison import TextResults
+from lmtool.training.comparison import TextResults, interpolated
 from tests.training.tiny import Work, documents, ended, words
 
 BASELINE = "evaluation.baseline=true"
@@ -47,6 +48,30 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
     model = "model={kind: ngram, order: 5, context: 1024}"
     work.pretrain(common[0], counted, model, "optimizer={kind: adamw}", "training.steps=1", name="ngram")
     assert found["ngram_bits_per_byte"] == pytest.approx(evaluated(work, "ngram", held_out)["bits_per_byte"], rel=1e-6)
+    if "char" in tokenizer:  # the two read other tokens
+        assert found["interpolated_bits_per_byte"] is None
+    else:
+        better = min(found["bits_per_byte"], found["ngram_bits_per_byte"])
+        assert found["interpolated_bits_per_byte"] < better + 1e-4  # which a weight of the other half may cost
+        assert 0 < found["ngram_weight"] < 1
+        told_of = next(event for event in told if isinstance(event, TextResults))
+        assert f"interpolated, {found['ngram_weight']:.2f} of it: " in told_of.lines()[0]
+
+
+def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> None:
+    rng = np.random.default_rng(1)
+    model_N, ngram_N = np.log(rng.uniform(0.01, 1, (2, 400)))
+    loss, weight = interpolated(model_N, ngram_N)
+    grid, halves = np.linspace(0, 1, 2001)[1:-1], [slice(0, 200), slice(200, 400)]
+
+    def nats(w: float, half: slice) -> float:
+        return float(-np.log((1 - w) * np.exp(model_N[half]) + w * np.exp(ngram_N[half])).mean())
+
+    best = [min(grid, key=lambda w, half=half: nats(w, half)) for half in halves]
+    assert weight == pytest.approx(sum(best) / 2, abs=2e-3)
+    assert loss == pytest.approx((nats(best[1], halves[0]) + nats(best[0], halves[1])) / 2, abs=1e-5)
+    # a model that is worse everywhere is left out
+    assert interpolated(model_N, model_N - 1)[0] == pytest.approx(-model_N.mean(), abs=1e-4)
 
 
 def test_a_list_is_counted_by_its_characters(work: Work) -> None:
@@ -95,8 +120,9 @@ def test_who_loses_to_counting_is_told() -> None:
     assert "step 7" in first
     assert second.startswith("warning")
     assert "--minutes" in second
-    (better,) = TextResults(7, 100, 3.0, 2.0, 2.25, 1.75).lines()
+    (better,) = TextResults(7, 100, 3.0, 2.0, 2.25, 1.75, 1.9, 0.25).lines()
     assert "1.750" in better
+    assert "a 5-gram model: 2.250; interpolated, 0.25 of it: 1.900" in better
 
 
 def test_a_model_that_has_no_such_figure_is_refused(work: Work) -> None:
