@@ -110,10 +110,11 @@ def log_probabilities(
     with evaluating(model), compute.autocast():
         for span in text.spans:
             batch = objective.collate_spans([(text.store.read(span.start, span.stop), span.first - span.start)])
-            batch, target_T = batch.to(compute.device), batch.targets_BT[0]
-            scored = target_T != IGNORE
-            log_p_NV = model.logits(model(batch).hidden_BTD[:, scored.to(compute.device)]).double().log_softmax(-1)[0]
-            parts.append(log_p_NV.cpu().gather(1, target_T[scored, None])[:, 0].numpy())
+            batch = batch.to(compute.device)
+            assert batch.targets_BT is not None
+            scored_BT = batch.targets_BT != IGNORE
+            log_p_NV = model.logits(model(batch).hidden_BTD[scored_BT]).double().log_softmax(-1)
+            parts.append(log_p_NV.gather(1, batch.targets_BT[scored_BT][:, None])[:, 0].cpu().numpy())
     return np.concatenate(parts)
 
 
