@@ -98,12 +98,29 @@ def pytest_collection() -> Generator[None, object, object]:
     return done
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _mark_sampled(items)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _mark_sampled(items: list[pytest.Item]) -> None:
+    """Mark as slow what is left out of the cases of sampled tests."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for alike in cases.values():
+        mark = alike[0].get_closest_marker("sampled")
+        assert mark is not None
+        kept = {i * len(alike) // mark.args[0] for i in range(mark.args[0])}
+        for i, item in enumerate(alike):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def _has_cuda() -> bool:

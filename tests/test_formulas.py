@@ -411,6 +411,7 @@ def compare(recipe: Recipe) -> None:
         compare_head(model, recipe)
 
 
+@pytest.mark.sampled(9)
 @topics
 def test_a_model_is_that_of_its_formula(topic: str) -> None:
     different = {repr((recipe.model, recipe.objective)): recipe for recipe in (one.small() for one in TRAININGS[topic])}

@@ -38,6 +38,7 @@ def test_there_are_runs_of_each_kind():
     assert sum(path.stat().st_size for path in RUNS.rglob("*") if path.is_file()) < 500_000 * len(VERSIONS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_run_of_an_earlier_version_is_used_as_ever(old, lmtool, name):  # noqa: F811 - the fixture
     measured = json.loads(lmtool.succeeds("eval", name, TABLES.get(name, "valid.txt"), "--json").out)

@@ -77,6 +77,7 @@ def outcome_of(lmtool, *arguments, memory=MEMORY):
     return json.loads(told) if told else [-1, "", "died"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
 @pytest.mark.parametrize(
     ("name", "attack"),

@@ -101,6 +101,7 @@ def test_an_interrupted_suite_goes_on(lmtool, ngram, files, home, monkeypatch):
     assert sum(scored) in (6, 7), "and what the second one lacked"
 
 
+@pytest.mark.slow
 def test_random_weights_score_chance_on_the_bundled_suite(lmtool, home, trained):
     lmtool.succeeds("pretrain", "data/stories.txt", "-o", "random", "-q", *SMALL, "-s", "training.steps=1",
                     "-s", "model.context=128", "-s", "optimizer.lr=1e-12")  # fmt: skip

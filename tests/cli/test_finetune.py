@@ -256,6 +256,7 @@ def predictions(folder: Path, run_path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(run("predict", run_path, folder / "test.csv").splitlines()))
 
 
+@pytest.mark.slow
 def test_adapters_are_learnt_measured_merged_and_answer_alike(folder: Path, base: Path) -> None:
     out = run(
         *("finetune", folder / "train.csv", "--test", folder / "test.csv", "--from", base, "--lora-rank", "4"),
@@ -299,6 +300,7 @@ def test_a_language_model_learns_another_text_by_adapters(folder: Path, base: Pa
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_answers_are_learnt_by_adapters(folder: Path, base: Path) -> None:
     train = pairs(folder / "train.tsv", 60, 0)
     out = run("finetune", train, "--from", base, "--lora-rank", "2", "--epochs", "1", "-o", folder / "run")

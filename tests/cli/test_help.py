@@ -66,6 +66,7 @@ def test_the_examples_are_true(name: str) -> None:
             load(recipe, settings)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_help_has_no_leftovers_of_its_tools(helped: Any, name: str) -> None:
     for width in (60, 100, 160):

@@ -219,6 +219,7 @@ def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool
     assert kinds == NAMES.keys() - NOT_OPENED.get(option, set())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("place", ["command line", "mapping", "file"])
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_takes_all_that_names_a_model(

@@ -269,6 +269,7 @@ def spellings(case: Case) -> Iterator[list[str]]:
         yield ["-s", f"{'.'.join((outer, *inner[:n]))}={json.dumps(nested)}"]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "case", "where"),
     [

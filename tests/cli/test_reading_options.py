@@ -70,6 +70,7 @@ def test_each_command_has_the_options(lmtool):
         assert {word: options.get(word) for word in OPTIONS} == {word: declared["finetune"][word] for word in OPTIONS}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("trained", ["utf-8", "cp1252"])
 @pytest.mark.parametrize("encoding", [BYTES[name] for name in ("UTF-8", "UTF-8 with a mark", "UTF-16")])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

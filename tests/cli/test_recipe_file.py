@@ -41,6 +41,7 @@ def test_what_a_resumed_run_may_change_may_be_edited(lmtool, run, corpus):
     lmtool.succeeds("eval", run, corpus)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", ["missing", "cut", "binary", "other", "key"])
 def test_a_run_works_without_its_recipe(lmtool, run, corpus, damage):
     before = json.loads(lmtool.succeeds("eval", run, corpus, "--json").out)

@@ -237,6 +237,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", READERS)
 @pytest.mark.parametrize(("damage", "name", "how"), DAMAGES, ids=lambda value: getattr(value, "__name__", value))
 def test_a_damaged_checkpoint(lmtool, run, corpus, command, damage, name, how):

@@ -48,6 +48,7 @@ def said(process, word):
     pytest.fail(f"no {word!r} in: {''.join(lines)}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("stage", ["reading", "training the tokenizer", "tokenizing"])
 def test_while_preparing_text(lmtool, home, monkeypatch, stage, number):

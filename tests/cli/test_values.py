@@ -93,6 +93,7 @@ def test_no_value_of_an_option_is_an_unexpected_error(lmtool, folder, monkeypatc
         assert outcome.code == 2 or value in ("-0", *TEXTS), (value, outcome)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_argument_is_an_unexpected_error(lmtool, folder, monkeypatch, name):
     words = COMMANDS[name]

@@ -68,6 +68,7 @@ def with_head(of: str, spec: Transformer) -> nn.Module:
     return Classifier(body, objective, spec)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("of", ["class", "mix", "tagging", "question-answering", "replaced-tokens"])
 @pytest.mark.parametrize("position", ["learned", "alibi"])
 def test_heads(of: str, position: str) -> None:

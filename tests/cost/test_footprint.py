@@ -73,6 +73,7 @@ def kept(model: Model, n: int, precision: str) -> tuple[int, int]:
     return sum(storage.nbytes() for storage in saved.values()), hidden.untyped_storage().nbytes()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "precision"), [*((name, "float32") for name in SPECS), ("gpt", "bfloat16"), ("lstm", "bfloat16")]
 )

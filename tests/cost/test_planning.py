@@ -177,6 +177,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
     assert len(widths) == 20
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["skipgram", "glove", "dan", "tagger", "elmo-tiny", "electra-tiny", "seq2seq"])
 def test_every_family_is_planned(name: str) -> None:
     found = planned(load(name, ["training.batch_size=4"]).recipe)

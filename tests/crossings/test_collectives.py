@@ -144,6 +144,7 @@ def learns_alike(work: Work, patch: pytest.MonkeyPatch, learn: Any, *, size: int
     return entered
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "shared"), cases(TEXTS))
 def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
     monkeypatch.setattr(streaming, "UNIT", 300)
@@ -158,6 +159,7 @@ def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Se
     assert len(entered) > 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "shared"), cases(TABLES))
 def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
     """Then their validation rows are fewer than the processes, and rows are answered that are fewer, too."""
@@ -245,6 +247,7 @@ ASKED: dict[str, Sequence[str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "lines"), [*((name, 2) for name in ASKED), *((name, n) for name in ("decoder", "3-gram") for n in (1, 5))]
 )

@@ -228,6 +228,7 @@ def refused(path: Path, message: str = "damaged") -> None:
     assert len(caught.value.lines()) == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "store.json"])
 def test_every_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
     store = write(tmp_path / "tokens", chunks(9))

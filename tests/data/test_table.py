@@ -248,6 +248,7 @@ def test_encodings(encoding: str | None, tmp_path: Path) -> None:
     assert values(table) == [("naïve café", "ä")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
 def test_an_encoding_is_inferred_from_all_of_the_text(encoding: str, ending: str, tmp_path: Path) -> None:
@@ -421,6 +422,7 @@ def test_row_numbers_count_bad_rows(tmp_path: Path) -> None:
     assert [row.number for row in table.rows(Skipped())] == [1, 3, 5]
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """A file of 20 MB: rows, one line without an end, and a quote that is never closed."""
     path = tmp_path / "a.csv"

@@ -72,6 +72,7 @@ def tokens_of(model, prompts, settings, max_rows):
     return {request: tokens for request, (tokens, _) in results.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.name)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_requests_are_the_same_in_any_batch(family, settings):
@@ -100,6 +101,7 @@ def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, mon
     assert sum(tokens_BT.shape[1] > 1 for tokens_BT in read) == n_reads
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", [STRATEGIES[0], STRATEGIES[2]], ids=lambda settings: settings.name)
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder", "bahdanau"])
 def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, settings):
@@ -112,6 +114,7 @@ def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, s
         assert tokens_of(packed, prompts, settings, max_rows) == exact
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.name)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_equals_uncached(family, settings):

@@ -113,6 +113,7 @@ def test_each_strategy_keeps_the_form(form, how):
         assert all(among >= alone - 1e-5 for among, alone in zip(one.constrained, one.logprobs, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
 def test_tokenizers_of_each_kind_write_choices_and_json(kind):
     """Words and WordPieces are spelled with or without spaces, as the form needs."""

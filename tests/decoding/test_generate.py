@@ -58,6 +58,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("settings", STRATEGIES, ids=str)
 @pytest.mark.parametrize("context", [None, 7, 8, 24], ids="context={}".format)
 @pytest.mark.parametrize("max_rows", [1, 3, 100], ids="rows={}".format)
@@ -132,6 +133,7 @@ def test_seeds_prompts_and_samples_draw_different_numbers():
     assert len(texts) == 27
 
 
+@pytest.mark.slow
 def test_sampled_frequencies_fit_the_distribution():
     p = [0.4, 0.25, 0.2, 0.1, 0.05]
     model = TableModel([p] * 5)

@@ -104,6 +104,7 @@ def of_the_peer(peer, prompt, **options):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -207,6 +208,7 @@ def test_cached_beams_equal_those_without_a_cache():
         assert [tokens for _, tokens in texts] == [tokens for _, tokens in expected]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"position": SinusoidalPosition()}, {"position": NoPosition()}, {"n_kv_heads": 2, "activation": "swiglu"}],

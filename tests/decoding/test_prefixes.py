@@ -64,6 +64,7 @@ def is_whole(cache):
     return all(order.get(before, -1) > i for i, (before, _) in enumerate(cache._blocks))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversations_that_begin_alike_are_answered_as_without(kind):
     """They join at any time, some are given up, each turn begins with the one before; texts also slide."""

@@ -93,6 +93,7 @@ def test_neither_are_weights_that_may_change() -> None:
     assert NativeLayers.of(tiny.model(**FAMILIES["lstm"])) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", [Greedy(max_new_tokens=40), Sample(max_new_tokens=40, top_k=5), Beam(num_beams=3)])
 @pytest.mark.parametrize("family", ["rotary", "modern", "alibi", "window", "t5", "prefix"])
 def test_the_same_text(monkeypatch: pytest.MonkeyPatch, family: str, settings: Any) -> None:
@@ -147,6 +148,7 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     native.library.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
     calls: list[Any] = []

@@ -66,6 +66,7 @@ DRAFTS = {
 SHAPES = {"past": "decoder", "source": "prefix"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("shape", ["decoder", "prefix", "encoder-decoder"])
 def test_texts_are_the_same_with_a_draft_while_others_join_and_leave(shape: str, draft: str) -> None:

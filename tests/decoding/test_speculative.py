@@ -96,6 +96,7 @@ def drafts_for(model):
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_texts_are_those_without_a_draft(variant):
     model = transformer(**VARIANTS[variant])
@@ -112,6 +113,7 @@ def test_greedy_texts_are_those_without_a_draft(variant):
             assert counts[1] > 0.7 * longest  # the rest are the tokens after those accepted
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", ["prefix", "encoder-decoder"])
 def test_models_with_a_source_have_drafts_of_their_kind(shape):
     model = transformer(shape=shape)
@@ -139,6 +141,7 @@ def test_a_prefix_that_is_continued_slides_as_without_a_draft():
         same_texts(texts(model, prompts, settings, draft=draft), plainly)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -192,6 +195,7 @@ def test_a_pass_over_proposals_computes_the_sums_of_steps_bit_for_bit_in_int8(va
     assert torch.equal(torch.cat(chunks, 1), torch.cat(steps, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("context", [None, 5, 9], ids="context={}".format)
 @pytest.mark.parametrize(
     "filters", [{"t": 1.0}, {"t": 1.5, "k": 5}, {"t": 0.8, "p": 0.8}, {"t": 2.0, "k": 7, "p": 0.7}], ids=str
@@ -226,6 +230,7 @@ P = [[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]]
 Q = [[0.2, 0.2, 0.6], [0.6, 0.2, 0.2], [0.3, 0.4, 0.3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", [{"temperature": 1.0}, {"temperature": 1.2, "top_p": 0.75}], ids=str)
 def test_sampled_continuations_have_the_distribution_of_the_model(filters):
     """Of all continuations of 3 tokens, by enumeration: chi-square, 99.9th percentile."""
@@ -279,6 +284,7 @@ def test_one_token_is_accepted_as_often_as_the_distributions_overlap(p, q):
     assert [drawn[token] for token in range(3)] == pytest.approx(p, abs=0.01)
 
 
+@pytest.mark.slow
 def test_tokens_of_a_pass_are_as_many_as_the_paper_says():
     """Leviathan et al. 2023, Equation 1: (1 - a^(n + 1)) / (1 - a), for independent tokens accepted at the rate a."""
     p, q, n = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5], 3
@@ -323,6 +329,7 @@ def test_a_prompt_is_read_once_for_all_samples():
     assert draft.read == 50 + 8 * 3
 
 
+@pytest.mark.slow
 def test_a_text_does_not_depend_on_others_nor_on_its_length():
     model = transformer(dtype=torch.float32)
     settings = Sample(max_new_tokens=12, temperature=1.2, seed=3)

@@ -75,6 +75,7 @@ def assert_same(found: dict[Any, Any], wanted: dict[Any, Any], away: float = 1e-
         assert [logprob for _, logprob in pairs] == pytest.approx([logprob for _, logprob in wanted[key]], abs=away)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "sample"])
 @pytest.mark.parametrize("family", SERVED)
 def test_the_same_tokens(taken: list[int], family: str, settings: Any) -> None:

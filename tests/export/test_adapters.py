@@ -105,6 +105,7 @@ def adapted_run(
     return base, made(folder / "run", recipe, tokenizer, base)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_adapters(case: str, tmp_path: Path) -> None:
     model, before, objective, targets = CASES[case]
@@ -139,6 +140,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "expected"),
     [

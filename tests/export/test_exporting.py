@@ -171,6 +171,7 @@ def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_exports(case: str, tmp_path: Path, told: list[str]) -> None:
     """The same ids, of texts as they are, of framed ones and of pairs; and the same logits of all of them."""
@@ -210,6 +211,7 @@ def test_exports(case: str, tmp_path: Path, told: list[str]) -> None:
     close(theirs(peer, recipe, inputs), ours(loaded, inputs))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["gpt2", "llama", "mpt", "gpt2 of answers", "t5", "marian", "pegasus"])
 def test_generation(case: str, tmp_path: Path) -> None:
     """It begins and ends texts with the same tokens: by greedy search, it writes the same."""
@@ -242,6 +244,7 @@ def test_generation(case: str, tmp_path: Path) -> None:
 # Files
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", ["gpt2", "bert of numbers", "pegasus"])
 def test_types(case: str, dtype: str, tmp_path: Path) -> None:
@@ -384,6 +387,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("model", "objective", "key"), REFUSED)
 def test_refusals(model: dict[str, Any], objective: dict[str, Any], key: str, tmp_path: Path) -> None:
     run = made(tmp_path / "run", recipe_of(model, objective), tokenizer_of())

@@ -36,6 +36,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("quantization", "error"), [("f16", 2e-3), ("q8_0", 3e-2), ("q4_0", 0.5), ("q4_1", 0.5)])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_is_read_back(

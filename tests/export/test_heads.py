@@ -152,6 +152,7 @@ def classified(loaded: Loaded, rows: Sequence[tuple[str, ...]]) -> list[Predicti
     return classifier.predict(classifier.encode(rows))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
@@ -255,6 +256,7 @@ def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
     close(found, [list(one.probabilities.values()) for one in wanted])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["of the paper", "mean"])
 @pytest.mark.parametrize("body", ["bert", "roberta", "modernbert", "gpt2"])
 def test_a_context_shorter_than_the_positions(kind: str, body: str, tmp_path: Path, bases: Bases) -> None:
@@ -275,6 +277,7 @@ def damaged(folder: Path, bases: Bases, **changes: Any) -> Path:
     return folder / "out"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -314,6 +317,7 @@ WORDS = [["Tom", "and", "Anna", "went", "to", "the", "old", "harbour", "."], ["a
 TAGS = {"labels": ("O", *(f"{part}-{name}" for name in ("PER", "LOC", "ORG", "BOAT") for part in "BI"))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("body", "crf"), [*((body, False) for body in BODIES), ("bert", True), ("llama", True)])
 def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
     run = tuned(tmp_path, body, bases, head("tagging", **TAGS, crf=crf))
@@ -331,6 +335,7 @@ def test_tags(body: str, crf: bool, tmp_path: Path, bases: Bases) -> None:
 ASKED = [("Why?", "Tom and Anna went to the old harbour."), ("Who?", "It rained; the boats stayed!  Why?")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "threshold"), [*((body, None) for body in BODIES), ("bert", 0.5), ("modernbert", 0.5), ("gpt2", 0.5)]
 )

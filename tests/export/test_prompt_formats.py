@@ -93,6 +93,7 @@ def conversation(loaded: Loaded) -> list[int] | str:
         return refusal.what
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["gguf", "directory"])
 @pytest.mark.parametrize(("body", "template", "data"), CASES)
 def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
@@ -113,6 +114,7 @@ def test_prompts_are_read_back(form: str, body: str, template: str, data: dict[s
     assert conversation(again) == conversation(loaded)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("body", "template", "data"), CASES)
 def test_other_programs_read_the_same_prompts(body: str, template: str, data: dict[str, Any], tmp_path: Path) -> None:
     """By the template alone, which llama.cpp gives no tokens but bos_token and eos_token; they end at the same ids."""

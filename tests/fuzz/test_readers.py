@@ -19,6 +19,7 @@ def seeds(name: str) -> list[bytes]:
         return READERS[name].seeds(Path(folder))
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", READERS)
 def test_valid_files_are_read(name: str, tmp_path: Path) -> None:
     for number, content in enumerate(seeds(name)):
@@ -26,6 +27,7 @@ def test_valid_files_are_read(name: str, tmp_path: Path) -> None:
         READERS[name].read(tmp_path / str(number), content)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", READERS)
 @given(number=st.integers(0, 2**31))
 @settings(max_examples=10, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -30,6 +30,7 @@ def read_all(name):
     return read(f"{name}.csv") + read(f"{name}.test.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_generator_writes_the_committed_bytes(tables, name):
     assert tables[name].csv(tables[name].train) == (DATA / f"{name}.csv").read_bytes()
@@ -75,6 +76,7 @@ def recover(table, rows):
         assert {one.value for one in every} == {row.label}, row.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("entailment", 96), ("kinship", 40)])
 def test_a_parser_recovers_the_choices_and_one_label(tables, name, step):
     recover(tables[name], tables[name].test[::step])

@@ -24,6 +24,7 @@ def read(name):
     return list(csv.DictReader(io.StringIO((DATA / name).read_bytes().decode(), newline="")))
 
 
+@pytest.mark.slow
 def test_the_generator_writes_the_committed_bytes(table):
     assert table.csv(table.train) == (DATA / "reviews.csv").read_bytes()
     assert table.csv(table.test) == (DATA / "reviews.test.csv").read_bytes()
@@ -63,6 +64,7 @@ def recover(table, rows):
         assert any(abs(one.bits - row.bits) < 1e-6 and one.value == row.label for one in every), row.text
 
 
+@pytest.mark.slow
 def test_a_parser_recovers_the_choices(table):
     recover(table, table.test[::20])
 
@@ -72,6 +74,7 @@ def test_a_parser_recovers_the_choices_of_every_row(table):
     recover(table, table.rows)
 
 
+@pytest.mark.slow
 def test_mild_texts_alone_are_open(table):
     for row in table.test[::10]:
         posterior = table.posterior(row.text)
@@ -80,6 +83,7 @@ def test_mild_texts_alone_are_open(table):
         assert max(posterior.values()) == pytest.approx(1) or mild, row.text
 
 
+@pytest.mark.slow
 def test_the_limit_is_near_but_below_one(table):
     best = table.best(table.test[::4])
     assert 0.95 < best["best_accuracy"] < 0.99

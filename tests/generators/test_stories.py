@@ -39,6 +39,7 @@ def limits():
     return json.loads((DATA / "limits.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_generator_writes_the_committed_bytes():
     for name, data, _ in bundle.story_files():
         assert data == (DATA / name).read_bytes(), f"{name}: run make data"
@@ -63,6 +64,7 @@ def test_limits_name_the_files_by_their_hash(limits):
         assert limit["bits_per_byte"] == pytest.approx(limit["bits"] / limit["bytes"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_parser_finds_the_logged_probability(valid, limits):
     """Every story for validation has one derivation, and its bits are those that were logged, to the last digit."""
     total = 0.0
@@ -126,6 +128,7 @@ def test_the_vocabulary_has_a_long_tail(train):
     assert sum(n <= 20 for n in counts.values()) > len(counts) / 6
 
 
+@pytest.mark.slow
 def test_every_plot_and_side_story_is_told():
     told, ended = Counter(), Counter()
     for index in range(400):
@@ -139,6 +142,7 @@ def test_every_plot_and_side_story_is_told():
     assert min(ended.values()) > 10
 
 
+@pytest.mark.slow
 def test_who_is_who_can_be_learnt(train):
     """Few names, each of them frequent, no two alike, and two or three of them in a story, each said again."""
     names = [*lexicon.WOMEN, *lexicon.MEN]
@@ -180,6 +184,7 @@ def complaints(text):
     return found
 
 
+@pytest.mark.slow
 def test_the_text_is_written_cleanly(train, valid):
     marked = [(rule, words) for text in train + valid for rule, words in complaints(text)]
     assert not marked, Counter(marked).most_common(10)

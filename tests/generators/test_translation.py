@@ -89,6 +89,7 @@ def test_what_the_grammar_does_not_say_has_no_tree(make, made):
     assert not make.translation.readings("Will Anna sleep.")
 
 
+@pytest.mark.slow
 def test_choices_and_parser_agree_with_the_framework(make):
     """Every derivation of the writing program, by choice.py, adds up to the parser's probability."""
     for source in ("Anna will sleep.", "The old baker waited.", "Who sings every night?", "A dog ate my apple."):

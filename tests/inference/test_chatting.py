@@ -100,6 +100,7 @@ def scripted(loaded: Loaded, *texts: str, **options: Any) -> tuple[Conversation,
     return Conversation(TextGenerator(replace(loaded, model=model)), Greedy(max_new_tokens=50), **options), model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: f"{settings.name} {settings.max_new_tokens}")
 @pytest.mark.parametrize("system", ["", "Be kind. "])
 def test_answers_are_those_of_generate_after_the_ids_of_transformers(
@@ -135,6 +136,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_trained_here_reads_questions_and_answers_between_its_marks(work: Work, family: str) -> None:
     work.pretrain(*FAMILIES[family], "training.steps=1")

@@ -78,6 +78,7 @@ def n_common(texts: list[list[int]]) -> int:
     return next((i for i, column in enumerate(zip(*texts, strict=False)) if len(set(column)) > 1), min(map(len, texts)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "encoder-decoder"])
 def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, Loaded]) -> None:
     """The sum as lm-eval's: from the end of the context on. The mean as nanochat's: over what texts differ by."""
@@ -160,6 +161,7 @@ def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, Loaded]
     assert (whole.is_cut, n <= 64, len(whole.logprobs)) == (True, True, n)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["decoder", "stream", "recurrent", "ngram", "encoder"])
 def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, Loaded]) -> None:
     loaded = runs[name]

@@ -45,6 +45,7 @@ def marks(loaded: Loaded) -> tuple[str, str]:
     return names.get(tokens[0], ""), names.get(tokens[-1], "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "before", "after"),
     [
@@ -95,6 +96,7 @@ def encoder(work: Work) -> Loaded:
     return load_run(str(work.run()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [2, 7])
 @pytest.mark.parametrize("pool", ["none", "mean"])
 def test_any_number_of_processes_gives_the_same(

@@ -99,6 +99,7 @@ def test_sums_are_over_all_items_and_arrays_in_their_order(n: int, rank: int) ->
     assert all(np.array_equal(one, other) for one, other in zip(found.arrays, items.arrays, strict=True))
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("n", [0, 1, 5, 40])
 @pytest.mark.parametrize("rank", [1, 2])

@@ -53,6 +53,7 @@ def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> Non
     assert not [*verify_run(merged)]
 
 
+@pytest.mark.slow
 def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> None:
     work.pretrain("training.steps=4", name="base")
     held = ("data.valid_fraction=0.1", "checkpoint.keep_last=2")
@@ -69,6 +70,7 @@ def test_what_was_measured_of_another_checkpoint_is_left_behind(work: Work) -> N
     assert not Run.open(work.run("other")).all_results
 
 
+@pytest.mark.slow
 def test_a_merged_student_can_learn_on_from_its_teacher(work: Work) -> None:
     work.pretrain("training.steps=4", name="teacher")
     work.pretrain(LORA, name="adapted", source=work.run("teacher"), teacher=work.run("teacher"))

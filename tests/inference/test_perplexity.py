@@ -80,6 +80,7 @@ def test_the_store_is_what_it_should_be(measuring: Measuring) -> None:
     assert all((ids[0] == measuring.tokenizer.bos_id) == (len(documents) > 1) for ids in documents)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stride", [1, 2, 3, 5, 6, 7])
 def test_perplexity_is_its_definition(measuring: Measuring, stride: int) -> None:
     nats, count = reference.nats(measuring.ids(), measuring.next_logits, CONTEXT, stride)
@@ -208,6 +209,7 @@ def test_windows_that_cannot_be(work: Work, context: int, stride: int | None, me
         measure(str(work.run()), EvaluationText([str(work.text)], context=context, stride=stride))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("position", ["alibi", "rotary", "relative", "sinusoidal", "none"])
 def test_without_learned_positions_more_is_read_than_in_training(work: Work, position: str) -> None:
     work.pretrain("training.steps=1", f"model.position.kind={position}", "data.split=slice")

@@ -56,6 +56,7 @@ def next_of(loaded: Loaded, row: list[int], source: list[int] | None = None) -> 
         return loaded.model.logits(loaded.model(batch).hidden_BTD[:, -1])[0].float().log_softmax(-1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "encoder"])
 def test_each_token_is_given_those_before_it(name: str, runs: dict[str, Path]) -> None:
     loaded = load_run(str(runs[name]), CPU)

@@ -35,6 +35,7 @@ def threads_of(generator: TextGenerator) -> tuple[list[int], list[int]]:
     return inside, [*outside, torch.get_num_threads()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_a_small_model_generates_with_one_thread(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="run")
@@ -49,6 +50,7 @@ def test_a_small_model_generates_with_one_thread(work: Work, monkeypatch: pytest
     assert threads_of(large) == ([1, 1], [1, 1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_a_replay_takes_the_threads_of_the_record(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="run")

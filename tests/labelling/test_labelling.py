@@ -134,6 +134,7 @@ def test_several_labels_a_row(begin: Begin, tmp_path: Path) -> None:
     assert [row["genre"] for row in result(tmp_path / "out.csv")] == ["a;b", ";", ";", "c;a"]
 
 
+@pytest.mark.slow
 def test_several_labels_are_learned(begin: Begin, tmp_path: Path) -> None:
     texts = [text for _, text in TEXTS]
     labelling = begin(write(tmp_path / "t.csv", [f"{i},{text}" for i, text in enumerate(texts)]), multi=True)

@@ -101,6 +101,7 @@ def test_tensorboard_hides_what_a_resumed_run_repeats(work):
     close_to({event.step: event.value for event in read.Scalars("loss")}, numbers_of(run)["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_mlflow_has_the_same_numbers_in_files(work, monkeypatch):
     pytest.importorskip("mlflow", reason="MLflow is not installed")

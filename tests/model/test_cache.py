@@ -56,6 +56,7 @@ def chunkings(draw: st.DrawFn, longest: int = 18) -> tuple[int, list[int]]:
     return length, sorted(draw(st.sets(st.integers(1, length - 1)))) if length > 1 else []
 
 
+@pytest.mark.sampled(10)
 @families
 @quick
 @given(chunking=chunkings(), grad=st.booleans())
@@ -159,6 +160,7 @@ def test_grouped_heads_make_the_cache_smaller(family: str) -> None:
         assert layer.k_BNSH.shape[3] == layer.v_BNSH.shape[3] == 4
 
 
+@pytest.mark.sampled(11)
 @families
 @quick
 @given(
@@ -182,6 +184,7 @@ def test_joined_rows_equal_each_row_alone(family: str, lengths: list[int], cuts:
         torch.testing.assert_close(together, full(model, row, [text])[0, -5:], **EXACT)
 
 
+@pytest.mark.sampled(7)
 @families
 @quick
 @given(data=st.data())
@@ -265,6 +268,7 @@ def keeps_lines(state: DecodeState) -> bool:
     return any(isinstance(layer, KeyValue | Memory) for layer in state.layers)
 
 
+@pytest.mark.sampled(6)
 @families
 @quick
 @given(
@@ -298,6 +302,7 @@ def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) ->
     torch.testing.assert_close(alone, wanted[[0, 2], 6:], **EXACT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["gpt2", "rotary", "window", "relative", "2017", "lstm with a memory"])
 def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "LEAST_ROOM", 0)

@@ -101,6 +101,7 @@ def test_padding_anywhere_changes_nothing(family: str, keep: list[bool], filler:
     assert torch.isfinite(hidden).all()
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", [name for name in WITH_SOURCE if FAMILIES[name]["shape"] == "encoder-decoder"])
 @quick
 @given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())

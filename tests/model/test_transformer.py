@@ -159,6 +159,7 @@ def test_the_recipe_counts_the_parameters_that_are_there(changes: dict[str, Any]
     assert size_of(tiny.spec(**changes), VOCAB).parameters == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["modern", "longformer", "2017", "t5"])
 def test_one_batch_is_learnt_by_heart(family: str) -> None:
     torch.manual_seed(0)

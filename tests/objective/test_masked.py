@@ -126,6 +126,7 @@ def of_words(name: str, **changes: Any) -> MaskedObjective:
     return MaskedObjective(Masked.model_validate({"kind": "masked", "whole_words": True} | changes), vocabulary)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", WORDS)
 @pytest.mark.parametrize("changes", [{}, {"independent": True}, {"spans": {"p": 0.5, "max_length": 3}}])
 @settings(max_examples=25)
@@ -310,6 +311,7 @@ PERMUTED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PERMUTED)
 def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
     model = tiny.model(vocab_size=V, **PERMUTED[name])

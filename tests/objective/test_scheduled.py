@@ -100,6 +100,7 @@ def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Batch:
     return Batch(tokens_BT, targets_BT.masked_fill(targets_BT == BOS, IGNORE), draws_BT=draws_BT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize("chunk_rows", [2, 10_000])
 @settings(max_examples=4, deadline=None)

@@ -204,6 +204,7 @@ def one_by_one(value: object, path: str = "") -> list[str]:
     return [f"{path}={json.dumps(value)}"]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", covering())
 def test_a_mapping_sets_its_keys_as_they_are_set_one_by_one(file, name):
     """Whatever was there before: all values of shipped recipes that have every key, over two others."""

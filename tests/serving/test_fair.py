@@ -128,6 +128,7 @@ HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", HEAVY)
 def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
     path, body, expected = HEAVY[kind]
@@ -149,6 +150,7 @@ def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
     assert max(step.n_read for step in watched.of_victim) <= max_read
 
 
+@pytest.mark.slow
 def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
     ended: list[str] = []
 

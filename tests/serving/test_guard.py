@@ -129,6 +129,7 @@ def test_a_body_that_does_not_come(server: Served, monkeypatch: pytest.MonkeyPat
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.slow
 def test_silent_and_too_many_connections_are_closed(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
@@ -177,6 +178,7 @@ HALVES: dict[str, tuple[bytes, bytes, int]] = {
 """What a client sends at the end, what it sends then again and again, and how many requests it made before."""
 
 
+@pytest.mark.slow
 def test_nobody_holds_a_connection_with_half_a_request(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, so that the waits are one."""
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
@@ -225,6 +227,7 @@ def with_little_memory(host: str, port: int) -> socket.socket:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_that_nobody_reads_holds_no_connection(
     talker: str, monkeypatch: pytest.MonkeyPatch, streams: bool

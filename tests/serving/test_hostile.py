@@ -69,6 +69,7 @@ def check(client: httpx.Client, path: str, body: bytes) -> None:
         assert '"error"' not in answer.text
 
 
+@pytest.mark.slow
 def test_random_requests(server: Served) -> None:
     with server.http() as client:
 

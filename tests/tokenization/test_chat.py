@@ -165,6 +165,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer
     return {name: (tokenizer, ChatFormat.of(tokenizer)) for name, tokenizer in found.items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("of", [*PUBLISHED, *OWN, "base"])
 @settings(max_examples=25, deadline=None)
 @given(parts=st.tuples(spelling, spelling, spelling))

@@ -33,6 +33,7 @@ def test_with_all_merges_dropped_it_is_bytes() -> None:
     assert len(segmented(BpeDropout(BPE, 1.0, 1), "größer")) == len("größer".encode())
 
 
+@pytest.mark.slow
 def test_a_single_merge_is_dropped_as_often_as_is_said() -> None:
     """Of a word of two letters that are merged, the share of segmentations in two, over many seeds."""
     left, right = next(merge for merge in BPE.merges if all(len(x) == 1 and x.isascii() for x in merge))

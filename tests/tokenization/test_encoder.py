@@ -69,6 +69,7 @@ def test_a_safe_cut_changes_nothing(text: str) -> None:
         assert tokenizer.encode(text[:cut]) + tokenizer.encode(text[cut:]) == tokenizer.encode(text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("white", [" ", "\n", " \n", "\u00a0"])
 def test_very_long_runs_of_white_space(white: str) -> None:
     text = "x" + white * (1_100_000 // len(white)) + "y"
@@ -81,6 +82,7 @@ def test_very_long_runs_of_one_character(mark: str) -> None:
     assert split(*BPE.encode_many([text])) == [BPE.encode(text)]
 
 
+@pytest.mark.slow
 def test_both_libraries_class_all_characters_alike() -> None:
     """Letters, digits, white space and the rest: a merge with a leading x or 1 shows whether a character joins it."""
     names = {byte: name for name, byte in byte_alphabet().items()}

@@ -60,6 +60,7 @@ def test_ordinary_text_is_not_cut(text: str) -> None:
     assert list(cut_runs(text)) == [text]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("run", RUNS)
 def test_a_tokenizer_is_trained_on_a_long_run_as_on_its_parts(kind: str, run: str) -> None:
@@ -76,6 +77,7 @@ def test_a_word_with_marks_between_its_letters_is_cut_too() -> None:
     assert tokenizer.decode(tokenizer.encode("हिहि")) == "हिहि"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run", RUNS)
 def test_long_runs_are_encoded_without_loss(run: str) -> None:
     text = f"the {RUNS[run]} end"

@@ -111,6 +111,7 @@ HARMFUL = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("source", HARMFUL, ids=range(len(HARMFUL)))
 def test_harm_is_refused_at_once(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "WORK", 1_000_000)

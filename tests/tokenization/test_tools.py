@@ -128,6 +128,7 @@ JSON = st.recursive(
 ARGUMENTS = st.dictionaries(st.sampled_from(["city", "<|im_end|>", "</s>", '"', "ü"]), JSON, max_size=3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CONVENTIONS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
@@ -167,6 +168,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral", "textual"])
 @settings(max_examples=150, deadline=None)
 @given(pieces=st.lists(PIECES, max_size=9), cuts=st.lists(st.integers(0, 200), max_size=8))
@@ -264,6 +266,7 @@ def accepts(tokenizer: Tokenizer, grammar: str, ids: list[int]) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in CONVENTIONS if name != "textual"])
 def test_a_grammar_accepts_what_the_template_writes_and_no_other_calls(formats: Any, name: str) -> None:
     chat: ChatFormat = formats(name).with_tools(TOOLS)

@@ -79,6 +79,7 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, base: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_make_no_difference(work: Work, base: Path) -> None:
     calm = (CONTRASTIVE, "model.dropout=0", "training.precision=float32")
     work.finetune(*calm, source=base, name="whole")
@@ -88,6 +89,7 @@ def test_parts_of_a_batch_make_no_difference(work: Work, base: Path) -> None:
         torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

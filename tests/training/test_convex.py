@@ -78,6 +78,7 @@ def test_the_largest_penalty_leaves_naive_bayes(rows):
     np.testing.assert_allclose(whole.scale_FC, (ratios / np.sqrt(np.square(has_RF @ ratios.T).mean())).T)
 
 
+@pytest.mark.slow
 def test_cross_validation_prefers_a_penalty_where_features_are_noise(rows):
     """And scores that nothing is known from are near each other."""
     _, class_R = rows
@@ -108,6 +109,7 @@ def test_features_of_one_row_are_fitted_together_without_a_difference(rows, prio
     assert loss == pytest.approx(other_loss, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_other_weights_stay_and_the_result_is_the_same_again(rows):
     """Of a model with a body: its pooled states are the features."""
     features, class_R = rows

@@ -114,6 +114,7 @@ def test_an_unbroken_run_is_not_told_anything(work: Work) -> None:
 # Forged files with right checksums
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -145,6 +146,7 @@ def some(tensors: Tensors, moment: str = "exp_avg") -> str:
     return next(name for name in sorted(tensors) if name.startswith(f"{moment}/"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("forge", "message"),
     [
@@ -180,6 +182,7 @@ def test_moments_that_are_no_numbers_are_refused(work: Work) -> None:
         work.resume()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"table": "a", "train": ["1"], "test": []}', b'{"table": "a"}'])
 def test_a_damaged_split_is_refused(work: Work, content: bytes) -> None:
     work.pretrain(name="base")
@@ -200,6 +203,7 @@ def test_a_lost_split_is_drawn_anew_and_told(work: Work) -> None:
     assert told not in warnings_in(work.resume())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"metrics": 3}', b'{"metrics": {"bytes": 9}}'])
 def test_damaged_marks_of_the_logs_are_told(work: Work, content: bytes) -> None:
     work.pretrain(stop=after(3))

@@ -43,6 +43,7 @@ def test_a_resumed_student_is_the_unbroken_one(work: Work, teacher: Path) -> Non
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
+@pytest.mark.slow
 def test_so_is_a_student_of_labels(work: Work, classifier: Path) -> None:
     body = work.run("body")
     work.finetune(*SOFT, source=body, teacher=classifier, name="whole")

@@ -75,6 +75,7 @@ def planned(work: Work, source: str, kind: str, *overrides: str) -> FineTuning:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "loss", "metric", "overrides"),
     [
@@ -145,6 +146,7 @@ def test_what_the_base_embeds_by_stays(work: Work) -> None:
     assert planned(work, "first", "labels").resolved.recipe.objective.pool == "first"  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("overrides", [("training.micro_batch=3",), ("training.micro_tokens=60",)])
 def test_resumed_it_is_bitwise_the_same(overrides: tuple[str, ...], work: Work) -> None:
     name = overrides[0]

@@ -70,6 +70,7 @@ def train(
     return work.learn_table(work.recipe, table, *own, *short, *overrides, name=name, stop=stop)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", [*ON_TEXT, *ON_TABLES])
 def test_stopping_and_resuming_changes_no_bit(work: Work, family: str) -> None:
     train(work, family, name="whole")
@@ -80,6 +81,7 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, family: str) -> None:
     assert lasting(work.run(), 6) == lasting(work.run("whole"), 6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", [name for name in (*ON_TEXT, *ON_TABLES) if name not in ("3-gram", "ppmi")])
 def test_any_micro_batches_are_the_same_run(work: Work, family: str) -> None:
     """Six rows at once, or four and two."""

@@ -122,6 +122,7 @@ def test_a_step_is_the_gradient_of_the_mean_over_all_targets() -> None:
         torch.testing.assert_close(trainer.model.state_dict()[name], weight, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("micro_batch", [4, 3, 1])
 @pytest.mark.parametrize(
     "optimizer", [SGD, {"kind": "adamw", "lr": 1e-2, "eps": 1e-3}], ids=lambda optimizer: optimizer["kind"]
@@ -208,6 +209,7 @@ def assert_says(error: NumericalError, what: str, step: int, trainer: Trainer) -
     assert ("..." in error.where) == (len(named) > 8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     "optimizer", [{"kind": "adamw"}, {"kind": "muon"}, SGD], ids=lambda optimizer: optimizer["kind"]

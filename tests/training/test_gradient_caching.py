@@ -84,6 +84,7 @@ def trained(loss: str, dropout: float = 0.0, **training: Any) -> tuple[list[Step
     return steps, model.state_dict()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("micro", [{"micro_batch": 4}, {"micro_batch": 1}, {"micro_tokens": 30}])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_any_micro_batches_are_the_same_step(loss: str, micro: dict[str, int]) -> None:

@@ -33,6 +33,7 @@ def recipe_of(work: Work) -> Any:
     return load(work.run() / "recipe.yaml").recipe
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
@@ -60,6 +61,7 @@ def test_of_several_the_first_to_end_counts(work: Work) -> None:
     assert (few, both) == (5, 5)
 
 
+@pytest.mark.slow
 def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a tenth of a second leaves a tenth of a minute for at most 60."""
     now = itertools.count(0, 0.001)
@@ -124,6 +126,7 @@ def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
     assert ended(work.resume("training.steps=+2")).step == 12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", WORD_VECTORS)
 @pytest.mark.parametrize("budget", ["training.epochs=2", "training.minutes=0.005"])
 def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +168,7 @@ def charged(monkeypatch: pytest.MonkeyPatch, per_token: float, validation: float
     monkeypatch.setattr(length, "_seconds", lambda action: validation)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
 def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
     work: Work, monkeypatch: pytest.MonkeyPatch, shape: str
@@ -210,6 +214,7 @@ def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
 # Tables have minutes too
 
 
+@pytest.mark.slow
 def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="base")
     charged(monkeypatch, 0.01)

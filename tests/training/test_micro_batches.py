@@ -125,6 +125,7 @@ def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[s
     return list(steps), model.state_dict(), found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [1, 30, 64, 150])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_budget_is_the_same_step(family: str, tokens: int) -> None:

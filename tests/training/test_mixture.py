@@ -135,6 +135,7 @@ def tokens(examples: StreamedMixture, start: int, stop: int) -> list[list[int]]:
     return [one.tokens.tolist() for batch in read for one in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_streamed_texts_have_their_shares(work: Work) -> None:
     data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
@@ -150,6 +151,7 @@ def test_streamed_texts_have_their_shares(work: Work) -> None:
     assert "75 % " in data.lines[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("sample", [1, 8, 333, 1400])
 def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
@@ -163,6 +165,7 @@ def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) 
         assert tokens(examples, sample, sample + 80) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_stopping_and_resuming_a_streamed_mixture_changes_no_bit(work: Work) -> None:
     settings = mixture(work, "data.stream=true", "training.steps=40")
@@ -182,6 +185,7 @@ def joining(data: TextData, first: StreamedMixture, batch_size: int) -> Streamed
     return StreamedMixture(streams, list(data.recipe.data.mixture.values()), data.recipe.seed)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of eight, each has a sample of the smaller text in a few steps only, between which blocks of it come and go."""

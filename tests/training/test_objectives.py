@@ -44,6 +44,7 @@ LSTM = ("model={kind: recurrent, d_model: 12, context: 16, dropout: 0.1}", *SAMP
 CPU = Compute(torch.device("cpu"), "float32")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -64,6 +65,7 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[st
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "overrides",
     [BERT, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM],

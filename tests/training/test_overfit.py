@@ -44,6 +44,7 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(source, "read", read)
 
 
+@pytest.mark.sampled(2)
 # the longest, of whose parts the others have each
 @pytest.mark.parametrize(
     "name",

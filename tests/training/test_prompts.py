@@ -56,6 +56,7 @@ def samples(run: Path) -> list[str]:
     return [json.loads(line)["prompt"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_samples_begin_as_the_held_out_text(work: Work) -> None:
     short = ("evaluation.sample_tokens=3", "checkpoint.keep_last=9")
     work.pretrain("evaluation.prompts=null", *short, name="whole")

@@ -107,6 +107,7 @@ def assert_loads(run: Path, model: Any) -> LanguageModel:
     return loaded.model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) in TABLES])
 def test_a_shipped_recipe_for_tables_trains_and_answers(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
@@ -123,6 +124,7 @@ def test_a_shipped_recipe_for_tables_trains_and_answers(
     assert first.stdout == second.stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) not in TABLES])
 def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]

@@ -166,6 +166,7 @@ def test_every_rule_is_tested() -> None:
     assert ANEW.keys() == RESUMING.keys()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", FIXED)
 def test_what_may_not_change_is_refused_by_name(
     key: str, bases: Bases, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -182,6 +183,7 @@ def test_what_may_not_change_is_refused_by_name(
     assert lasting(work.run(), 6) == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", FREE)
 def test_what_may_change_is_written_and_trained_by(key: str, bases: Bases) -> None:
     work = bases.of(key, "stopped")
@@ -196,6 +198,7 @@ def test_what_may_change_is_written_and_trained_by(key: str, bases: Bases) -> No
     assert Recipe.model_validate(saved(work.run())["recipe"]) == written(work.run())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", FREE)
 def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     """What has to be done again is done; the same command then finds nothing to do, and nor does one without it."""
@@ -275,6 +278,7 @@ def test_patience_counts_by_the_new_metric(bases: Bases, monkeypatch: pytest.Mon
     assert (ended(told).reason, ended(told).step, ended(told).best_step) == ("finished", 12, 12)
 
 
+@pytest.mark.slow
 def test_another_beam_width_scores_the_best_checkpoint_anew(bases: Bases) -> None:
     work = bases.of("evaluation.num_beams", "finished")
     before = noted(work)

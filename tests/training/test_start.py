@@ -210,6 +210,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
 def test_stopping_and_resuming_changes_no_bit(work: Work, variant: tuple[str, ...]) -> None:
     """Twice, once at a step without a checkpoint."""
@@ -377,6 +378,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["bit", "cut", "missing"])
 def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
     work.pretrain(name="whole")

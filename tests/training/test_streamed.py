@@ -201,6 +201,7 @@ def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(work: Work, folder: Path) -> None:
     data = read_text(streamed(work).recipe, None, World(), no_report)
     held = []

@@ -74,6 +74,7 @@ TUNED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", TUNED.values(), ids=list(TUNED))
 def test_stopping_and_resuming_changes_no_bit(work: Work, base: Path, variant: tuple[str, ...]) -> None:
     work.finetune(*variant, source=base, name="whole")
@@ -134,6 +135,7 @@ def test_embeddings_can_stay(work: Work, base: Path) -> None:
     assert {key.partition("/")[2] for key in moments} == changed(before, after)
 
 
+@pytest.mark.slow
 def test_published_weights_are_told_from_those_trained_here(work: Work, base: Path) -> None:
     """They are recognized in runs that were fine-tuned from them, too."""
     assert not open_base(str(base)).is_published
@@ -149,6 +151,7 @@ def test_published_weights_are_told_from_those_trained_here(work: Work, base: Pa
     assert open_base(str(source)).is_published
 
 
+@pytest.mark.slow
 def test_layers_begin_to_learn_from_the_top(work: Work, base: Path) -> None:
     """One layer of the two after each 3 steps, and the embeddings last."""
     work.finetune("tuning.unfreeze_every=3", "checkpoint.every=1", "checkpoint.keep_last=20", HOT, source=base)
@@ -205,6 +208,7 @@ def test_adapters_without_their_base_are_refused(work: Work, base: Path, tuned: 
         work.resume("training.steps=+1", name="tuned")
 
 
+@pytest.mark.slow
 def test_a_base_that_has_moved_with_all_runs_is_found_by_its_name(work: Work, base: Path, tuned: Path) -> None:
     before = model_of(tuned).state_dict()
     (work.folder / "runs").mkdir(exist_ok=True)
@@ -226,6 +230,7 @@ def test_a_base_whose_checkpoint_is_damaged_is_refused(base: Path, tuned: Path) 
     refused(tuned, r"of base: model.safetensors has changed")
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: Path) -> None:
     """Their head is reused, and adapters to adapters are resumed bitwise."""
     events = work.finetune(LORA, source=tuned, name="again", stop=after(5))

@@ -46,6 +46,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return fail
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int], None], number: int) -> None:
     """Its step is saved, and a resumed run begins with it; then all is as without the failure."""
@@ -66,6 +67,7 @@ def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int]
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
+@pytest.mark.slow
 def test_a_validation_may_fail_again(work: Work, fails: Callable[[int], None]) -> None:
     work.pretrain(name="whole")
     for _ in range(2):
@@ -78,6 +80,7 @@ def test_a_validation_may_fail_again(work: Work, fails: Callable[[int], None]) -
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("last", [8, 12])
 def test_patience_that_runs_out_in_a_validation_that_is_done_again(
     work: Work, monkeypatch: pytest.MonkeyPatch, last: int
@@ -207,6 +210,7 @@ def classes(work: Work) -> Path:
     return table(work.folder / "classes.csv", [(f"the cat {words(i % 7)}", "ab"[i % 2]) for i in range(60)])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_last_measurement_is_measured(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +228,7 @@ def test_a_run_that_was_killed_before_its_last_measurement_is_measured(
     assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
 
 
+@pytest.mark.slow
 def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +247,7 @@ def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
     assert work.resume(long) == [AlreadyFinished(work.run(), 16, early=False)]
 
 
+@pytest.mark.slow
 def test_a_run_of_epochs_is_trained_longer_by_steps(work: Work) -> None:
     work.pretrain(name="base")
     (plan,) = (

@@ -70,6 +70,7 @@ def embeddings(run: Path) -> tuple[Any, Any]:
     return loaded.tokenizer, loaded.model.token_vectors().detach().numpy()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings_begin_with_vectors_and_the_rest_at_their_scale(family: str, work: Work) -> None:
     path, table = vectors(work)
@@ -112,6 +113,7 @@ def test_an_upper_case_word_takes_the_vector_of_its_lower_case_form(work: Work) 
     assert any("1 word comes again" in line for event in told if isinstance(event, Started) for line in event.data)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frozen_embeddings_stay_and_all_else_learns(family: str, work: Work) -> None:
     path, _ = vectors(work)
@@ -128,6 +130,7 @@ def test_frozen_embeddings_stay_and_all_else_learns(family: str, work: Work) -> 
     assert not all(rest)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_and_one_begun_from_it_never_read_the_file(work: Work) -> None:
     path, _ = vectors(work)
     model = f"{FAMILIES['lstm']}, embeddings: '{path}'}}"
@@ -139,6 +142,7 @@ def test_a_resumed_run_and_one_begun_from_it_never_read_the_file(work: Work) -> 
     work.finetune(source=work.run("whole"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "objective"),
     [("skipgram", "skip-gram"), ("skipgram", "cbow"), ("glove", "glove"), ("ppmi", "cooccurrence")],
@@ -187,6 +191,7 @@ def elmo(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
     return work
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", [HALVES, MEANS, HALVES.replace("bidirectional", "decoder")])
 def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> None:
     before = load_run("elmo").model.state_dict()
@@ -212,6 +217,7 @@ def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> 
     assert loaded.tokenizer.fingerprint == load_run("elmo").tokenizer.fingerprint
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("beside", [True, False])
 def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work) -> None:
     model = HALVES.replace("run: elmo", f"run: elmo, beside: {str(beside).lower()}")
@@ -241,6 +247,7 @@ def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
     np.testing.assert_allclose(classifier.answer(batch).scores_BC[0].detach().numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_run_works_when_the_other_one_is_gone(elmo: Work) -> None:
     learn(elmo, HALVES, name="whole")
     learn(elmo, HALVES, stop=after(2))
@@ -257,6 +264,7 @@ def test_the_run_works_when_the_other_one_is_gone(elmo: Work) -> None:
         load_run(str(elmo.run()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "words", "error", "what"),
     [

@@ -34,6 +34,7 @@ def documents_of(lengths: list[int]) -> list[range]:
     return [range(start, start + n) for start, n in zip(starts, lengths, strict=False)]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 30), max_size=6).map(lambda more: [5, *more, 2]),
@@ -63,6 +64,7 @@ def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length:
         assert set(examples.documents(np.array([number]))) == {own, other}
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(0, 30), max_size=4).map(lambda more: [*more, 2]), seed=st.integers(0, 100))
 def test_swapped_pairs_are_consecutive_parts_of_one_document_half_of_them_swapped(
@@ -93,6 +95,7 @@ def test_any_sample_is_a_function_of_its_number_and_the_seed() -> None:
     assert read([3, 5]) != read([3, 5], seed=2)
 
 
+@pytest.mark.slow
 def test_nothing_but_what_it_says_tells_a_second_text_from_another() -> None:
     """Documents of unequal lengths: lengths of both parts, and whether the second ends its document."""
     lengths = np.random.default_rng(0).choice([9, 12, 20, 45], 60).tolist()
@@ -146,6 +149,7 @@ def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:
     return Windows(store_of(lengths), Cut("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=24, max_size=40),

@@ -219,6 +219,7 @@ def assert_equal(model: LanguageModel, peer: Any, keep_BT: Tensor | None = None)
     torch.testing.assert_close(logits[kept], wanted[kept], rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", PEERS)
 def test_models(case: str) -> None:
     """Import and export: equal logits with and without padding, and all tensors back, bit for bit."""
@@ -293,6 +294,7 @@ def test_default_recipe() -> None:
 # Classifiers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("task", ["class", "multi", "number"])
 def test_classifiers(family: str, task: str) -> None:
@@ -593,6 +595,7 @@ CHANGES: list[dict[str, Any]] = [
 """Changes of a model, one of each kind of key."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_changed_models(name: str) -> None:
     """A recipe near that of a family is exported with equal logits, or refused by a changed key."""

@@ -187,6 +187,7 @@ def scores_of(ours: Brought, hidden_BTD: Tensor) -> Tensor:
     return F.linear(x_BD, head["head.weight"], head["head.bias"])
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("labels", "task"),

@@ -61,6 +61,7 @@ def check_ids(ours: Tokenizer, theirs: Any, batch: list[Any], split: bool) -> No
     assert not wrong, f"{len(wrong)} differ, such as {wrong[:3]!a}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_ids_and_roles_are_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     form = FORMS[name]

@@ -369,6 +369,7 @@ def answer_task(recipe: Recipe) -> AnswerTask:
     return task
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "precision"),
     [*((name, "float32") for name in MODELS | DECODERS), ("transformer", "bfloat16"), ("lstm", "bfloat16")],
@@ -476,6 +477,7 @@ def test_labels_as_text_are_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert perfect["accuracy"] == 1.0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 2, 20])
 def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
