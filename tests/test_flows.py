@@ -62,7 +62,7 @@ for words in commands:  # each in a process of its own, which has imported nothi
 
 def section() -> str:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(r"^### From the command line to the result$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    found = re.search(r"^## From the command line to the result$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 
