@@ -1,4 +1,4 @@
-"""The lists of docs/index.md, which lead from the command line to the result, against what the commands do."""
+"""The lists of CONTRIBUTING.md, which lead from the command line to the result, against what the commands do."""
 
 import json
 import re
@@ -61,8 +61,8 @@ for words in commands:  # each in a process of its own, which has imported nothi
 
 
 def section() -> str:
-    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    found = re.search(r"^### From the command line to the result$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(r"^## From the command line to the result$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 

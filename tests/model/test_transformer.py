@@ -292,12 +292,7 @@ def test_the_pages_name_every_key() -> None:
     pages = "".join(set(PAGES.values()))
     for spec in (Transformer, LearnedPosition, Norm, Init):
         for key in spec.model_fields:
-            assert f"`{key}`" in pages or f".{key}`" in pages, key
-
-
-def test_the_first_page_names_every_key_of_a_model() -> None:
-    for key in Transformer.model_fields:
-        assert f"\n| `{key}` |" in PAGES["decoder"], key
+            assert re.search(rf"[`.]{key}[`:]", pages), key
 
 
 @pytest.mark.parametrize("shape", PAGES)
