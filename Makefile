@@ -74,7 +74,7 @@ fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz.campaign $(FUZZ)
 
 test-faults: $(VENV)/.dev
-	$(BIN)/python -m tests.faults --page docs/runs.md
+	$(BIN)/python -m tests.faults --page benchmarks/results.md
 
 test-crossings: $(VENV)/.dev
 	$(BIN)/python -W ignore -m tests.crossings $(CROSSINGS)
