@@ -24,6 +24,9 @@ from lmtool.recipe.spec.words import Averaging
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+LEFT = 8
+"""Features of a text that word dropout leaves on average at least: fewer do not tell what a short text is about."""
+
 MERSENNE = 2**31 - 1
 """A prime modulus for hashes, so that their products do not overflow 64 bits."""
 
@@ -84,7 +87,7 @@ class AveragingModel(WithoutNextToken):
 
     The features are its tokens and, with `ngrams` n, its token n-grams of orders 2 to n, hashed into `buckets`
     rows of E (Joulin et al. 2017, Bag of Tricks). Word dropout drops each from the mean with the given probability in
-    training; a text that would lose all of them keeps them. With one_hot, E is the identity: x holds relative
+    training, or a lower one in a short text, of which LEFT stay on average; one that would lose all keeps them. With one_hot, E is the identity: x holds relative
     frequencies of features, and the head is a linear classifier; with log_ratios too, x is 1 for each feature present
     in the text, and the head is a RatioHead. With tf_idf, the weights of the sum are (1 + log n_f) idf_f instead of
     equal ones, n_f being how often the text has f, scaled so that their squares sum to 1 (Salton and Buckley 1988).
@@ -199,7 +202,8 @@ class AveragingModel(WithoutNextToken):
             features_BF, times_BF = _distinct(features_BF, keep_BF)
             return features_BF, (times_BF > 0).to(dtype)
         if self.training and self.spec.word_dropout:
-            stays_BF = keep_BF & (torch.rand(keep_BF.shape, device=keep_BF.device) >= self.spec.word_dropout)
+            rate_B1 = (1 - LEFT / keep_BF.sum(1, keepdim=True)).clamp(0, self.spec.word_dropout)
+            stays_BF = keep_BF & (torch.rand(keep_BF.shape, device=keep_BF.device) >= rate_B1)
             keep_BF = torch.where(stays_BF.any(1, keepdim=True), stays_BF, keep_BF)
         if self.idf_F is not None:
             features_BF, times_BF = _distinct(features_BF, keep_BF)
