@@ -85,12 +85,13 @@ class AveragingModel(WithoutNextToken):
 
         x = mean of E[f] over the features f of a text;  h_i = f(W_i h_{i-1} + b_i), h_0 = x
 
-    The features are its tokens and, with `ngrams` n, its token n-grams of orders 2 to n, hashed into `buckets`
-    rows of E (Joulin et al. 2017, Bag of Tricks). Word dropout drops each from the mean with the given probability in
-    training, or a lower one in a short text, of which LEFT stay on average; one that would lose all keeps them. With one_hot, E is the identity: x holds relative
-    frequencies of features, and the head is a linear classifier; with log_ratios too, x is 1 for each feature present
-    in the text, and the head is a RatioHead. With tf_idf, the weights of the sum are (1 + log n_f) idf_f instead of
-    equal ones, n_f being how often the text has f, scaled so that their squares sum to 1 (Salton and Buckley 1988).
+    The features are its tokens and, with `ngrams` n, its token n-grams of orders 2 to n, hashed into `buckets` rows
+    of E (Joulin et al. 2017, Bag of Tricks). Word dropout drops each from the mean with the given probability in
+    training, or a lower one in a short text, of which LEFT stay on average; one that would lose all keeps them.
+    With one_hot, E is the identity: x holds relative frequencies of features, and the head is a linear classifier;
+    with log_ratios too, x is 1 for each feature present in the text, and the head is a RatioHead. With tf_idf, the
+    weights of the sum are (1 + log n_f) idf_f instead of equal ones, n_f being how often the text has f, scaled so
+    that their squares sum to 1 (Salton and Buckley 1988).
     `count` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most training texts have. All
     other n-grams are ignored then, so that those of new texts do not take the weights of known ones.
 
