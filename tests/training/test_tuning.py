@@ -273,6 +273,12 @@ def test_what_cannot_learn_so_is_refused(settings: list[str], message: str) -> N
         load("tiny", settings)
 
 
+@pytest.mark.parametrize("frozen", ["body", "embeddings"])
+def test_features_that_are_not_learnt_are_not_frozen(frozen: str) -> None:
+    with pytest.raises(RecipeError, match="has no effect on one_hot features"):
+        load("linear", [f"tuning.freeze={frozen}"])
+
+
 def test_what_learns_is_no_matter_of_resuming(work: Work, base: Path) -> None:
     work.finetune(source=base, stop=after(4), name="run")
     with pytest.raises(UsageError, match=r"tuning.freeze none -> body"):

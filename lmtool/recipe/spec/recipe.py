@@ -189,6 +189,8 @@ def _tuning_mistakes(recipe: Recipe) -> Iterator[str]:
         yield "tuning.lora would leave the generator and the detector of objective replaced-tokens untrained"
     if tuning.quantizes and recipe.training.compile is True:
         yield "tuning.lora.quantize is for training.compile false or auto: quantized matrices are not compiled"
+    if tuning.freeze != "none" and isinstance(model, Averaging) and model.one_hot:
+        yield f"tuning.freeze {tuning.freeze} has no effect on one_hot features, which are not learnt"
     if tuning.freeze == "body" and not isinstance(objective, HeadSpec):
         yield f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it"
     if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
