@@ -13,7 +13,7 @@ VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 # Files with tests that start programs: each worker imports these alone, not all tests.
 SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 
-.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data pictures notebooks course course-models grade bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data pictures notebooks course course-models gallery recording docs grade bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -36,6 +36,9 @@ help:
 	@echo 'make notebooks    run the notebooks of docs/notebooks, and keep what they print and draw'
 	@echo 'make course-models  train the models behind docs/course.md, once, for up to 45 minutes'
 	@echo 'make course       run the commands of docs/course.md, and write what they print onto the page'
+	@echo 'make docs         build the site into build/site; build/site/index.html opens without a server'
+	@echo 'make gallery      run the commands of docs/gallery, and write what they print and draw onto its pages'
+	@echo 'make recording    record the terminal of the README, while a model is trained'
 	@echo 'make grade        grade the assignments in FOLDER, as docs/teaching.md says; ONLY="lstm beam" chooses'
 	@echo 'make bench        the measurements in benchmarks/'
 	@echo 'make clean        remove the environment and caches; runs stay'
@@ -105,6 +108,15 @@ course-models: $(VENV)/.runtime
 course: course-models
 	$(BIN)/python scripts/course.py
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+gallery: course-models
+	$(BIN)/python scripts/gallery.py $(ONLY)
+
+recording: $(VENV)/.docs
+	$(BIN)/python scripts/recording.py
+
 grade: $(VENV)/.runtime
 	$(BIN)/python scripts/grade.py $(or $(FOLDER),docs/assignments) $(ONLY)
 
@@ -129,6 +141,11 @@ $(VENV)/.runtime: pyproject.toml constraints.txt $(VENV)/.made
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.made
 	@echo 'Installing lmtool, its libraries and the test tools into $(VENV); the first time this takes a few minutes.'
 	@$(INSTALL) -e '.[dev]'
+	@touch $(VENV)/.runtime $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.made
+	@echo 'Installing lmtool and the tools of its site into $(VENV).'
+	@$(INSTALL) -e '.[docs]'
 	@touch $(VENV)/.runtime $@
 
 clean:

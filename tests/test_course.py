@@ -20,7 +20,7 @@ TOPICS = {
 }
 PARTS = {
     "rows and idea": r"\A(?:`[A-Z]\d+` )+\w",
-    "formula": r"^    \S",
+    "formula": r"^(?:    |\$\$\n)\S",
     "commands": r"^```sh\n\S",
     "output": r"^```\n<!-- output: (?:last \d+|lines .+) -->\n```text\n(?!```)",
     "time": r"^Takes about \d+ (?:seconds|minutes)\.$",

@@ -23,6 +23,7 @@ OTHER_PROGRAMS = {
     *[
         ".",
         "awk",
+        "cat",
         "cd",
         "cp",
         "curl",
@@ -38,7 +39,7 @@ OTHER_PROGRAMS = {
         "printf",
         "rev",
     ],
-    *["sed", "tail", "tr"],
+    *["rm", "sed", "tail", "tr", "unzip"],
 }
 
 # What a reader would wait minutes for is made small: a tiny model, few steps, few tokens. Nothing else is changed.
