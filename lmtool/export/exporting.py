@@ -18,7 +18,7 @@ from lmtool.durable import filling, refuse_used, writing
 from lmtool.errors import UsageError
 from lmtool.export.card import model_card
 from lmtool.export.forms import Form, form_of
-from lmtool.export.ollama import MODELFILE, Prompting, modelfile
+from lmtool.export.ollama import MODELFILE, OllamaPrompt, modelfile
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
 from lmtool.interop.families.config import Config, write_labels
@@ -230,7 +230,7 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
     return exportable
 
 
-def _prompting(exportable: Exportable, settings: Mapping[str, Any]) -> Prompting:
+def _prompting(exportable: Exportable, settings: Mapping[str, Any]) -> OllamaPrompt:
     """settings: of the written tokenizer."""
     tokenizer, ends = exportable.base.tokenizer, _generation(exportable)["eos_token_id"]
     inner = Inner.from_str(exportable.tokenizer_files(as_source=False)[TOKENIZER].decode())
@@ -238,7 +238,7 @@ def _prompting(exportable: Exportable, settings: Mapping[str, Any]) -> Prompting
     begins = first if first == settings.get("bos_token") else ""
     tokens = {role: text for role in ROLE_KEYS if (text := text_of(settings.get(role))) is not None}
     stops = [tokenizer.name(i) for i in (ends if isinstance(ends, list) else [ends]) if i is not None]
-    return Prompting(settings.get("chat_template"), tokens, begins, stops)
+    return OllamaPrompt(settings.get("chat_template"), tokens, begins, stops)
 
 
 def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:

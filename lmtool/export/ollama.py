@@ -22,7 +22,7 @@ _TURNS = """\
 
 
 @dataclass(frozen=True)
-class Prompting:
+class OllamaPrompt:
     """How a model is prompted.
 
     chat: the chat template; None where the prompt is taken as it is.
@@ -37,7 +37,7 @@ class Prompting:
     stops: Sequence[str]
 
 
-def modelfile(name: str, prompting: Prompting) -> str:
+def modelfile(name: str, prompting: OllamaPrompt) -> str:
     """The Modelfile of a GGUF file of this name beside it.
 
     Where turns depend on more than their role and place, Ollama is left to find a template, as a comment says.
@@ -53,7 +53,7 @@ def modelfile(name: str, prompting: Prompting) -> str:
     )
 
 
-def _in_go(chat: str, prompting: Prompting) -> str | None:
+def _in_go(chat: str, prompting: OllamaPrompt) -> str | None:
     """The template for Ollama, by what stands between the texts of conversations; None where that differs."""
 
     def between(*roles: str) -> list[str]:
