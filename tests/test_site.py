@@ -191,8 +191,9 @@ def test_without_a_repository_its_files_are_no_links(hooks: Any) -> None:
 def test_a_command_and_its_output_are_tabs(hooks: Any) -> None:
     tabbed = hooks("tabs").tabbed
     page = "```sh\nls\n\nls\n```\n<!-- output: last 2 -->\n```text\na\n```\n\nText.\n"
-    command = '=== "Command"\n\n    ```sh\n    ls\n\n    ls\n    ```\n\n'
+    command = '===! "Command"\n\n    ```sh\n    ls\n\n    ls\n    ```\n\n'
     assert tabbed(page) == command + '=== "Output"\n\n    ```text\n    a\n    ```\n\n\n\nText.\n'
+    assert tabbed(page.removesuffix("\nText.\n") * 2).count('===! "Command"') == 2, "each a set of its own"
     alone = "```sh\nls\n```\n\nText.\n\n```sh\nls\n```\n\n<!-- picture -->\n\n```text\na\n```\n"
     assert tabbed(alone) == alone
 

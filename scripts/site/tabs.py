@@ -11,10 +11,11 @@ PAIR = re.compile(
 def tabbed(markdown: str) -> str:
     """The page with a tab for each command and a tab for its output."""
     return PAIR.sub(
-        lambda found: tab("Command", "sh", found["command"]) + tab("Output", "text", found["output"]), markdown
+        lambda found: tab("!", "Command", "sh", found["command"]) + tab("", "Output", "text", found["output"]), markdown
     )
 
 
-def tab(title: str, language: str, content: str) -> str:
+def tab(begins: str, title: str, language: str, content: str) -> str:
+    """A tab; begins: "!" for the first of a set, as another set may stand directly above."""
     lines = "".join(f"    {line}\n" if line else "\n" for line in content.splitlines())
-    return f'=== "{title}"\n\n    ```{language}\n{lines}    ```\n\n'
+    return f'==={begins} "{title}"\n\n    ```{language}\n{lines}    ```\n\n'
