@@ -18,7 +18,7 @@ from lmtool.durable import filling, refuse_used, writing
 from lmtool.errors import UsageError
 from lmtool.export.card import model_card
 from lmtool.export.forms import Form, form_of
-from lmtool.export.ollama import MODELFILE, OllamaPrompt, modelfile
+from lmtool.export.ollama import OllamaPrompt, beside_gguf, modelfile
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
 from lmtool.interop.families.config import Config, write_labels
@@ -204,7 +204,7 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
-    beside = file.with_suffix(MODELFILE)
+    beside = beside_gguf(file)
     for path in filter(os.path.lexists, (file, beside)):
         raise UsageError("the file exists already", where=str(path), fix="name another", code="output_exists")
     exportable = express(reference)
@@ -234,8 +234,8 @@ def _prompting(exportable: Exportable, settings: Mapping[str, Any]) -> OllamaPro
     """settings: of the written tokenizer."""
     tokenizer, ends = exportable.base.tokenizer, _generation(exportable)["eos_token_id"]
     inner = Inner.from_str(exportable.tokenizer_files(as_source=False)[TOKENIZER].decode())
-    first, *_ = inner.encode("a").tokens
-    begins = first if first == settings.get("bos_token") else ""
+    bos = settings.get("bos_token", "")
+    begins = bos if bos in inner.encode("a").tokens[:1] else ""
     tokens = {role: text for role in ROLE_KEYS if (text := text_of(settings.get(role))) is not None}
     stops = [tokenizer.name(i) for i in (ends if isinstance(ends, list) else [ends]) if i is not None]
     return OllamaPrompt(settings.get("chat_template"), tokens, begins, stops)

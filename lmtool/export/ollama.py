@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from lmtool.tokenization.template import SandboxedTemplate
 
@@ -35,6 +36,11 @@ class OllamaPrompt:
     tokens: Mapping[str, str]
     begins: str
     stops: Sequence[str]
+
+
+def beside_gguf(file: Path) -> Path:
+    """Where the Modelfile of a GGUF file lies."""
+    return file.with_name(file.name.removesuffix(".gguf") + MODELFILE)
 
 
 def modelfile(name: str, prompting: OllamaPrompt) -> str:

@@ -1,6 +1,6 @@
 """What a language model is worth in the end: its bits per byte beside those of a 5-gram model of the same text.
 
-Shapes: N scored tokens of a text.
+Shapes: N scored tokens of a text, M of some windows, D model width.
 """
 
 import math
@@ -14,7 +14,7 @@ from lmtool.batch import IGNORE
 from lmtool.compute.device import Compute
 from lmtool.data.prepare import Prepared, prepare
 from lmtool.inference.perplexity import HeldOut
-from lmtool.model.language_model import LanguageModel, evaluating
+from lmtool.model.language_model import CountingModel, LanguageModel, evaluating
 from lmtool.model.ngram import NGramModel
 from lmtool.objective.base import Objective
 from lmtool.recipe.spec.text import BpeTokenizer
@@ -25,6 +25,9 @@ ORDER = 5
 
 ROW = 1024
 """Tokens of a row in which the n-gram model is measured."""
+
+ROWS = 16
+"""Windows that are read at once."""
 
 AT_ONCE = 1 << 18
 """Tokens that are counted at once."""
@@ -49,7 +52,8 @@ class TextResults:
     loss: nats per token.
     ngram_bits_per_byte: of the 5-gram model; None where the text is too long for it.
     limit_bits_per_byte: of the best possible model, for a bundled text.
-    interpolated_bits_per_byte: of both, interpolated; None where they read other tokens, or processes share the model.
+    interpolated_bits_per_byte: of both, interpolated; None where they read other tokens, in several processes, and for
+        a text of one token.
     ngram_weight: of the 5-gram model in it.
     """
 
@@ -108,13 +112,18 @@ def log_probabilities(
     """log p of the scored tokens of all windows (N,), in their order."""
     parts = []
     with evaluating(model), compute.autocast():
-        for span in text.spans:
-            batch = objective.collate_spans([(text.store.read(span.start, span.stop), span.first - span.start)])
-            batch = batch.to(compute.device)
+        for first in range(0, len(text.spans), ROWS):
+            spans = text.spans[first : first + ROWS]
+            rows = [(text.store.read(span.start, span.stop), span.first - span.start) for span in spans]
+            batch = objective.collate_spans(rows).to(compute.device)
             assert batch.targets_BT is not None
             scored_BT = batch.targets_BT != IGNORE
-            log_p_NV = model.logits(model(batch).hidden_BTD[scored_BT]).double().log_softmax(-1)
-            parts.append(log_p_NV.gather(1, batch.targets_BT[scored_BT][:, None])[:, 0].cpu().numpy())
+            hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.targets_BT[scored_BT]
+            if isinstance(model, CountingModel):
+                log_p_M = model.log_p(hidden_MD, target_M)
+            else:
+                log_p_M = model.logits(hidden_MD).float().log_softmax(-1).gather(1, target_M[:, None])[:, 0]
+            parts.append(log_p_M.double().cpu().numpy())
     return np.concatenate(parts)
 
 

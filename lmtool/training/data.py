@@ -282,7 +282,9 @@ class TextData:
         if not self.is_measured:
             return 0.0
         sample = min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
-        return validation * len(self._valid) / sample + SECONDS * min(len(self._train), MOST_TOKENS)
+        whole = validation * len(self._valid) / sample
+        # once more to interpolate, where counting reads the same tokens
+        return 2 * whole + SECONDS * min(len(self._train), MOST_TOKENS)
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[TextResults]:
         """Bits per byte of all validation text, computed by all processes, and in the main one of a 5-gram model."""
@@ -314,7 +316,8 @@ class TextData:
         exact = choose_compute("cpu", "float32")
         counts = TokenizedText(prepared.valid, tokenizer, ROW, ROW).perplexity(model, objective, exact)
         beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
-        if prepared is not self._prepared or compute.world.size > 1 or not isinstance(self.recipe.objective, Causal):
+        read_alike = prepared is self._prepared and isinstance(self.recipe.objective, Causal)
+        if not read_alike or compute.world.size > 1 or counts.tokens < 2:
             return beside
         texts = [
             HeldOut.of(self._valid, objective.window(longest), None, 0) for longest in (self.recipe.model.context, ROW)
@@ -322,8 +325,8 @@ class TextData:
         loss, weight = interpolated(
             log_probabilities(lm, texts[0], objective, compute), log_probabilities(model, texts[1], objective, exact)
         )
-        bits = loss / alone.loss * alone.bits_per_byte
-        return replace(beside, interpolated_bits_per_byte=bits, ngram_weight=weight)
+        both = replace(counts, nats=loss * counts.tokens)
+        return replace(beside, interpolated_bits_per_byte=both.bits_per_byte, ngram_weight=weight)
 
 
 TrainingData = TextData | TableData

@@ -97,5 +97,9 @@ def test_it_lies_beside_the_gguf_file(tmp_path: Path) -> None:
     written = (tmp_path / "model.q8.Modelfile").read_text()
     assert written.startswith("FROM ./model.q8.gguf\nTEMPLATE")
     assert "PARAMETER stop" in written
+    (tmp_path / "model.q8.gguf").unlink()
     with pytest.raises(UsageError, match="exists already"):
-        export_gguf(str(run), tmp_path / "model.q8.other", "q8_0")
+        export_gguf(str(run), tmp_path / "model.q8.gguf", "q8_0")
+    export_gguf(str(run), tmp_path / "odd.Modelfile", "q8_0")
+    assert (tmp_path / "odd.Modelfile").read_bytes()[:4] == b"GGUF"
+    assert (tmp_path / "odd.Modelfile.Modelfile").read_text().startswith("FROM ./odd.Modelfile\n")

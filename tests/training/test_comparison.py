@@ -58,6 +58,15 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
         assert f"interpolated, {found['ngram_weight']:.2f} of it: " in told_of.lines()[0]
 
 
+def test_one_token_has_no_halves(work: Work) -> None:
+    (work.folder / "valid.txt").write_text("ab", encoding="utf-8")
+    work.pretrain(f'data.valid=["{work.folder / "valid.txt"}"]', "data.documents=whole", "data.split=slice", BASELINE)
+    found = results(work)
+    assert found["tokens"] == 1
+    assert found["ngram_bits_per_byte"] > 0
+    assert found["interpolated_bits_per_byte"] is None
+
+
 def test_the_weight_of_an_interpolation_is_the_best_one_of_the_other_half() -> None:
     rng = np.random.default_rng(1)
     model_N, ngram_N = np.log(rng.uniform(0.01, 1, (2, 400)))

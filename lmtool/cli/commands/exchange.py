@@ -56,7 +56,7 @@ def export_run(
     """
     from lmtool.export.adapters import export_adapters
     from lmtool.export.exporting import SHARD, export, export_gguf
-    from lmtool.export.ollama import MODELFILE
+    from lmtool.export.ollama import beside_gguf
 
     beside = ""
     if output.suffix.lower() == GGUF:
@@ -70,7 +70,7 @@ def export_run(
                 fix = f"omit {name}; --gguf sets the type of its matrices"
                 raise UsageError(f"{name} is for a directory, and this is a GGUF file", where=where, fix=fix)
         exported = export_gguf(run, output, gguf)
-        beside = f"; for Ollama: ollama create NAME -f {output.with_suffix(MODELFILE)}"
+        beside = f"; for Ollama: ollama create NAME -f {beside_gguf(output)}"
     elif adapters:
         exported = export_adapters(run, output, dtype or "float32")
     else:
