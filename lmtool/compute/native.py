@@ -1,4 +1,4 @@
-"""Kernels in C, compiled once for this processor: products of quantised matrices, and the step of one text."""
+"""Kernels in C, compiled once for this processor: quantised products, the step of one text, parts of a training step."""
 
 import ctypes
 import logging
@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_name("kernels.c")
 FOLDER = "kernels"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math -shared -fPIC"
-WAYS = ("-march=native -fopenmp", "-mcpu=native -fopenmp")
+WAYS = ("-march=native -mprefer-vector-width=512 -fopenmp", "-march=native -fopenmp", "-mcpu=native -fopenmp")
 """How compilers name this processor's instructions, with threads; without either torch is faster."""
 
 OFF = "LMTOOL_NATIVE"
@@ -41,6 +41,15 @@ class Op(ctypes.Structure):
     )
 
 
+class Turn(ctypes.Structure):
+    """Sizes and strides of what is rotated; see the source."""
+
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in ("rows", "heads", "positions", "width", "rotated", "row", "head", "position", "of_row")
+    )
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The kernels; None without a C compiler, or where its product does not load."""
@@ -48,16 +57,21 @@ def library() -> ctypes.CDLL | None:
         return None
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CC") or COMPILERS[0], *COMPILERS])), None)
     if compiler is None:
-        _LOG.warning("warning: there is no C compiler, so that one text is decoded at half the speed or less")
+        _LOG.warning("warning: there is no C compiler, so that one text is decoded at half the speed or less, and training is slower")
         return None
     try:
         kernels = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError, LmtoolError) as error:
-        _LOG.warning("warning: the C kernels are not used, and decoding of one text is slower: %s", error)
+        _LOG.warning("warning: the C kernels are not used, and training and the decoding of one text are slower: %s", error)
         return None
     kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
     kernels.multiply.argtypes = (POINTER(Op), c_void_p, c_void_p, c_int64, c_int32)
-    kernels.step.restype = kernels.multiply.restype = None
+    kernels.drop.argtypes = (c_void_p, c_void_p, c_int64, c_uint64, c_uint32, c_float, c_int32, c_int32)
+    kernels.gate.argtypes = (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32)
+    kernels.cross_entropy.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32)
+    kernels.normalise.argtypes = (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32)
+    kernels.normalise_slopes.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32)
+    kernels.turn.argtypes = (POINTER(Turn), *(c_void_p,) * 4, c_float, c_int32, c_int32)
     return kernels
 
 

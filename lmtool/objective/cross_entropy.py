@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
+from lmtool.compute.fused import cross_entropy, is_served
 from lmtool.model import LanguageModel, Output
 from lmtool.model.language_model import CountingModel
 from lmtool.objective.base import Loss
@@ -22,9 +23,9 @@ CHUNK_SCALE = 2.0**10
 def chunk_rows(device: torch.device, vocab_size: int) -> int:
     """Number of rows of logits per chunk.
 
-    On a CPU as many as fit its cache, but enough for fast matrix products; on a GPU enough to saturate it.
+    On a CPU enough for fast matrix products, and logits of 8 MB in bfloat16; on a GPU enough to saturate it.
     """
-    return max(256, 2**20 // vocab_size) if device.type == "cpu" else max(1, 2**25 // vocab_size)
+    return max(256, 2**22 // vocab_size) if device.type == "cpu" else max(1, 2**25 // vocab_size)
 
 
 def smoothed_cross_entropy(
@@ -46,29 +47,38 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor, label_smoothing: float, weights_M: Tensor) -> Tensor:
-        log_p_MV = logits_MV.log_softmax(-1, dtype=torch.promote_types(logits_MV.dtype, torch.float32))
-        target_M1 = targets_M.clamp(min=0)[:, None]
         spread = label_smoothing / max(1, logits_MV.shape[-1] - 1)
         beyond = 1 - label_smoothing - spread  # extra mass of the target over the uniform part
+        target_M, with_slope = targets_M.clamp(min=0), ctx.needs_input_grad[0]
+        if is_served(logits_MV):
+            loss_M, slope_MV = cross_entropy(logits_MV, target_M, weights_M, (beyond, spread), with_slope)
+            ctx.save_for_backward(slope_MV)
+            ctx.dtype = logits_MV.dtype
+            return loss_M.sum()
+        log_p_MV = logits_MV.log_softmax(-1, dtype=torch.promote_types(logits_MV.dtype, torch.float32))
+        target_M1 = target_M[:, None]
         loss_M = -beyond * log_p_MV.gather(-1, target_M1)[:, 0]
         if spread:
             loss_M = loss_M - spread * log_p_MV.sum(-1)
-        if ctx.needs_input_grad[0]:
+        if with_slope:
             slope_MV = log_p_MV.exp_()
             if spread:
                 slope_MV -= spread
             slope_MV.scatter_add_(-1, target_M1, slope_MV.new_full(target_M1.shape, -beyond))
+            slope_MV *= weights_M[:, None]
             # float16 would underflow before the gradient scale, applied later, can prevent it
             kept = torch.float32 if logits_MV.dtype == torch.float16 else logits_MV.dtype
-            ctx.save_for_backward(slope_MV.to(kept), weights_M)
-            ctx.dtype = logits_MV.dtype
+            ctx.save_for_backward(slope_MV.to(kept))
+        ctx.dtype = logits_MV.dtype
         return (loss_M * weights_M).sum()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (slope_MV,) = ctx.saved_tensors
         (grad_total,) = grad_outputs
-        slope_MV, weights_M = ctx.saved_tensors
-        return (slope_MV * (grad_total * weights_M)[:, None].to(slope_MV.dtype)).to(ctx.dtype), None, None, None
+        if grad_total.device.type != "cpu" or grad_total != 1:
+            slope_MV = slope_MV * grad_total.to(slope_MV.dtype)
+        return slope_MV.to(ctx.dtype), None, None, None
 
 
 class Predictor(Protocol):

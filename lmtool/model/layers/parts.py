@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lmtool.compute.fused import Gated, is_served
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.layers.dropout import drop
@@ -194,6 +195,9 @@ def activate(inner: Tensor, activation: str) -> Tensor:
             return F.gelu(inner, approximate="tanh")
         case "silu":
             return F.silu(inner)
+    if GATES[activation] == "silu" and is_served(inner):
+        gated: Tensor = Gated.apply(inner)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return gated
     gate, value = inner.chunk(2, -1)
     return activate(gate, GATES[activation]) * value
 
