@@ -19,6 +19,7 @@ from lmtool.decoding.steps import DEVICES, PATIENCE
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_FROM
 from lmtool.model.packed import freeze_quantized, pack
+from lmtool.objective.cross_entropy import chunked_cross_entropy
 from lmtool.recipe.spec.transformer import Transformer
 
 SPEC: dict[str, Any] = {
@@ -83,6 +84,7 @@ def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
     }
     if device.type == "cpu" and library() is not None:
         ways |= {f"one text by kernels, {name}": partial(_steps, device, name) for name in ("float32", "int8", "int4")}
+        ways["training step by kernels, float32 beside float64"] = partial(_gradients, device)
     if device.type in DEVICES:
         ways["captured steps"] = partial(_steps, device, None)
     ways["compiled model"] = partial(_compiled, device, {})
@@ -138,6 +140,18 @@ def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
         return hidden[:, -1]
 
     return fast, plain
+
+
+def _gradients(device: torch.device) -> FastAndPlain:
+    """Of a training step: the kernels do not serve float64."""
+    plain, tokens = _model(device), _tokens(device, SPEC["context"])
+
+    def compute(model: LanguageModel) -> Tensor:
+        with torch.enable_grad():
+            loss = chunked_cross_entropy(model, model(Batch(tokens)).hidden_BTD[0], tokens[0])
+            return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
+
+    return partial(compute, copy.deepcopy(plain)), partial(compute, plain.double())
 
 
 def _compiled(device: torch.device, changes: dict[str, Any]) -> FastAndPlain:

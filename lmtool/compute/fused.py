@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lmtool.compute.native import Turn, library
+from lmtool.compute.native import Rotation, library
 
 GRAIN = 2**15
 """Numbers for which a further thread is worth its start."""
@@ -108,32 +108,34 @@ class Normalised(torch.autograd.Function):
 
 
 class Rotated(torch.autograd.Function):
-    """Pairs (i, i + A/2) of the first A components rotated by their angles, a row's own or those of all: (B, N, T, H)."""
+    """Pairs (i, i + A/2) of the first A components rotated by the angles of a row, or of all: (B, N, T, H)."""
 
     @staticmethod
     def forward(ctx: Any, x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_P1TA.contiguous(), sin_P1TA.contiguous())
-        return Rotated._turn(x_BNTH, *ctx.to_save, 1.0)
+        cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
+        ctx.save_for_backward(cos_P1TA, sin_P1TA)
+        return Rotated._rotate(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BNTH: Tensor) -> tuple[Tensor, None, None]:
-        return Rotated._turn(grad_BNTH, *ctx.saved_tensors, -1.0), None, None
+        cos_P1TA, sin_P1TA = ctx.saved_tensors
+        return Rotated._rotate(grad_BNTH, cos_P1TA, sin_P1TA, -1.0), None, None
 
     @staticmethod
-    def _turn(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
+    def _rotate(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
         x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
         turned = x_BNTH.new_empty(x_BNTH.shape)
         of_row = cos_P1TA[0].numel() if len(cos_P1TA) > 1 else 0
-        turn = Turn(*x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row)
-        _call("turn", byref(turn), x_BNTH, turned, cos_P1TA, sin_P1TA, sign, _is_narrow(turned), of=turned)
+        rotation = Rotation(*x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row)
+        _call("rotate_heads", byref(rotation), x_BNTH, turned, cos_P1TA, sin_P1TA, sign, _is_narrow(turned), of=turned)
         return turned
 
 
 def cross_entropy(
     logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masses: tuple[float, float], with_slope: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """w (-masses[0] log p(target) - masses[1] sum_k log p(k)) of each row, in float32, and its gradient in the logits."""
+    """w (-masses[0] log p(target) - masses[1] sum_k log p(k)) of each row, in float32, and its gradient."""
     logits_RV = logits_RV.contiguous()
     loss_R = torch.empty(len(logits_RV))
     slope_RV = torch.empty_like(logits_RV) if with_slope else None

@@ -234,15 +234,15 @@ static void linear(const Op *op, const float *x, float *y, int64_t n_rows, int t
     free(in.sums);
 }
 
-/* e^x for x <= 0 */
+/* e^x for x <= 0, and 0 where that is hardly a number; without fmaxf and branches, so that several are computed at once */
 static inline float power(float x) {
-    x = (x > -87.0f ? x : -87.0f) * 1.44269504f; /* fmaxf would not be computed for several at once */
-    const float whole = floorf(x), f = x - whole;
+    const float kept = (x < -87.0f ? -87.0f : x) * 1.44269504f;
+    const float whole = floorf(kept), f = kept - whole;
     const float p = 1 + f * (0.69314718f + f * (0.24022651f + f * (0.055504109f + f * (0.0096181291f + f * (0.0013333558f + f * 0.00015469f)))));
     int32_t bits = ((int32_t)whole + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
-    return p * scale;
+    return x < -87.0f ? 0 : p * scale;
 }
 
 /* n parts of n_in numbers, each to mean square 1, and for LayerNorm (dtype 1) to mean 0 before */
@@ -530,9 +530,9 @@ typedef struct {
     int64_t rows, heads, positions, width, rotated;
     int64_t row, head, position; /* strides of the input, in numbers */
     int64_t of_row;              /* from one row of angles to the next, 0 if all rows have the same */
-} Turn;
+} Rotation;
 
-INLINE void turn_head(const Turn *t, const void *x, void *y, const void *cosine, const void *sine, float sign, int64_t number, const int narrow) {
+INLINE void rotate_head(const Rotation *t, const void *x, void *y, const void *cosine, const void *sine, float sign, int64_t number, const int narrow) {
     const int64_t row = number / (t->heads * t->positions), head = number / t->positions % t->heads, position = number % t->positions;
     const int64_t half = t->rotated / 2, angle = row * t->of_row + position * t->rotated;
     const int64_t from = row * t->row + head * t->head + position * t->position, to = number * t->width;
@@ -545,9 +545,9 @@ INLINE void turn_head(const Turn *t, const void *x, void *y, const void *cosine,
     for (int64_t i = t->rotated; i < t->width; i++) put(y, to + i, narrow, at(x, from + i, narrow));
 }
 
-/* heads turned in pairs as in `rotate`, y without gaps; sign -1 turns back, which is the gradient */
-void turn(const Turn *t, const void *x, void *y, const void *cosine, const void *sine, float sign, int32_t narrow, int32_t threads) {
+/* heads rotated in pairs as in `rotate`, y without gaps; sign -1 rotates back, which is the gradient */
+void rotate_heads(const Rotation *t, const void *x, void *y, const void *cosine, const void *sine, float sign, int32_t narrow, int32_t threads) {
 #pragma omp parallel for num_threads(threads)
     for (int64_t number = 0; number < t->rows * t->heads * t->positions; number++)
-        FOR_BOTH(narrow, turn_head, t, x, y, cosine, sine, sign, number);
+        FOR_BOTH(narrow, rotate_head, t, x, y, cosine, sine, sign, number);
 }

@@ -1,4 +1,4 @@
-"""Kernels in C, compiled once for this processor: quantised products, the step of one text, parts of a training step."""
+"""Kernels in C, compiled once for this processor: quantised products, a step of one text, parts of a training step."""
 
 import ctypes
 import logging
@@ -41,7 +41,7 @@ class Op(ctypes.Structure):
     )
 
 
-class Turn(ctypes.Structure):
+class Rotation(ctypes.Structure):
     """Sizes and strides of what is rotated; see the source."""
 
     _fields_ = tuple(
@@ -57,12 +57,14 @@ def library() -> ctypes.CDLL | None:
         return None
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CC") or COMPILERS[0], *COMPILERS])), None)
     if compiler is None:
-        _LOG.warning("warning: there is no C compiler, so that one text is decoded at half the speed or less, and training is slower")
+        _LOG.warning("warning: there is no C compiler, and training and the decoding of one text are slower without")
         return None
     try:
         kernels = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError, LmtoolError) as error:
-        _LOG.warning("warning: the C kernels are not used, and training and the decoding of one text are slower: %s", error)
+        _LOG.warning(
+            "warning: the C kernels are not used, and training and the decoding of one text are slower: %s", error
+        )
         return None
     kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
     kernels.multiply.argtypes = (POINTER(Op), c_void_p, c_void_p, c_int64, c_int32)
@@ -71,7 +73,7 @@ def library() -> ctypes.CDLL | None:
     kernels.cross_entropy.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32)
     kernels.normalise.argtypes = (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32)
     kernels.normalise_slopes.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32)
-    kernels.turn.argtypes = (POINTER(Turn), *(c_void_p,) * 4, c_float, c_int32, c_int32)
+    kernels.rotate_heads.argtypes = (POINTER(Rotation), *(c_void_p,) * 4, c_float, c_int32, c_int32)
     return kernels
 
 

@@ -8,6 +8,7 @@ import torch
 from lmtool.checks import device as module
 from lmtool.checks.device import compare_ways
 from lmtool.compute.agreement import agree
+from lmtool.compute.native import library
 from lmtool.model import LanguageModel
 from lmtool.training.events import Stepped
 from tests.training.tiny import Work, warnings_in
@@ -26,6 +27,7 @@ def test_all_ways_of_this_device_agree() -> None:
     compared = list(compare_ways(CPU))
     assert {way.verdict for way in compared} == {"same"}
     assert {"matrices in int4", "fused AdamW"} <= {way.name for way in compared}
+    assert any("training step" in way.name for way in compared) == (library() is not None)
     assert all(way.fast and way.plain for way in compared)
 
 

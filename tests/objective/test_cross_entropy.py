@@ -171,9 +171,9 @@ def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -
     assert float(total) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_chunks_fit_the_cache_of_a_processor_and_fill_a_gpu() -> None:
-    assert cross_entropy.chunk_rows(torch.device("cpu"), 4096) == 256
-    assert cross_entropy.chunk_rows(torch.device("cpu"), 64) == 2**14
+def test_chunks_suffice_for_fast_products_and_fill_a_gpu() -> None:
+    assert cross_entropy.chunk_rows(torch.device("cpu"), 2**17) == 256
+    assert cross_entropy.chunk_rows(torch.device("cpu"), 4096) == 2**10
     assert cross_entropy.chunk_rows(torch.device("cuda"), 2**15) == 2**10
     assert cross_entropy.chunk_rows(torch.device("cuda"), 2**26) == 1
 
@@ -242,7 +242,7 @@ def test_the_logits_of_a_whole_batch_are_never_alive(
     peak: Callable[[int, bool, float], int], grad: bool, eps: float
 ) -> None:
     """Rows alive at once, counting logits, probabilities and gradients: a few chunks, not the batch."""
-    assert peak(64, grad, eps) >= 2 * 64
+    assert peak(64, grad, eps) >= (1 + grad) * 64
     assert peak(4, grad, eps) <= 5 * 4
 
 

@@ -1,0 +1,151 @@
+"""Each kernel of a training step against the formula in float64, in both types, for shapes that fill no register."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.compute import fused, native
+from lmtool.compute.fused import Dropped, Gated, Normalised, Rotated, cross_entropy, is_served
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C compiler")
+
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Even a few numbers are shared among them."""
+    monkeypatch.setattr(fused, "GRAIN", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
+    n: int = request.param
+    return n
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def compare(kernel: Callable[..., Tensor], formula: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Values and gradients, each with an error relative to the largest."""
+    fast_inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    plain_inputs = [x.detach().double().requires_grad_() for x in inputs]
+    fast, plain = kernel(*fast_inputs), formula(*plain_inputs)
+    slope = normal(*plain.shape, seed=9, dtype=fast.dtype)
+    grads = torch.autograd.grad(fast, fast_inputs, slope), torch.autograd.grad(plain, plain_inputs, slope.double())
+    assert fast.dtype == inputs[0].dtype
+    for one, other in zip((fast, *grads[0]), (plain, *grads[1]), strict=True):
+        error = float(((one.double() - other).abs().max() / other.abs().max()).detach())
+        assert error < ROUNDING[fast.dtype]
+
+
+@TYPES
+@pytest.mark.parametrize("shape", [(1, 2), (3, 5, 34), (64, 832), (2, 0), (0, 6)])
+def test_gate(shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
+    def formula(inner: Tensor) -> Tensor:
+        gate, value = inner.chunk(2, -1)
+        return gate / (1 + (-gate).exp()) * value
+
+    inner = 4 * normal(*shape, dtype=dtype)
+    if inner.numel() == 0:
+        assert Gated.apply(inner).shape == (*shape[:-1], shape[-1] // 2)  # type: ignore[no-untyped-call]
+        return
+    compare(Gated.apply, formula, inner)
+
+
+def test_gate_of_extremes() -> None:
+    inner = torch.tensor([[-1e4, 1e4, -200.0, torch.inf, 2.0, 3.0, 4.0, 5.0]])
+    assert Gated.apply(inner).tolist() == [[-0.0, 3e4, -0.0, torch.inf]]  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (7, 3, 33), (40, 160)])
+def test_norm(shape: tuple[int, ...], threads: int) -> None:
+    def formula(x: Tensor, gain: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
+
+    compare(lambda x, gain: Normalised.apply(x, gain, 1e-5), formula, normal(*shape), normal(shape[-1], seed=1))  # type: ignore[no-untyped-call]
+
+
+@TYPES
+@pytest.mark.parametrize("n_angles", [1, 2])
+@pytest.mark.parametrize("rotated", [4, 6, 40])
+def test_rotation_of_heads_that_lie_between_others(
+    rotated: int, n_angles: int, dtype: torch.dtype, threads: int
+) -> None:
+    B, T, N, H = 2, 5, 3, 40
+    angle = normal(n_angles, 1, T, rotated // 2, seed=2)
+    cos = torch.cat((angle.cos(), angle.cos()), -1).to(dtype)
+    sin = torch.cat((-angle.sin(), angle.sin()), -1).to(dtype)
+
+    def heads(x: Tensor) -> Tensor:
+        return x[..., 8 : 8 + N * H].unflatten(-1, (N, H)).transpose(1, 2)
+
+    def formula(x: Tensor) -> Tensor:
+        turned, rest = heads(x)[..., :rotated], heads(x)[..., rotated:]
+        first, second = turned.chunk(2, -1)
+        c, s = cos.double()[..., : rotated // 2], sin.double()[..., rotated // 2 :]
+        return torch.cat((first * c - second * s, second * c + first * s, rest), -1)
+
+    compare(lambda x: Rotated.apply(heads(x), cos, sin), formula, normal(B, T, 16 + N * H, dtype=dtype))  # type: ignore[no-untyped-call]
+
+
+@TYPES
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("size", [1, 7, 4099])
+def test_cross_entropy(size: int, smoothing: float, dtype: torch.dtype, threads: int) -> None:
+    masses = (1 - smoothing, smoothing / size)
+    logits, targets = 5 * normal(9, size, dtype=dtype), torch.arange(9) * 31 % size
+    weights = torch.tensor([1, 0, 0.5, 2, 1, 1, 0, 1, 1])
+    loss, slope = cross_entropy(logits, targets, weights, masses, with_slope=True)
+    exact = logits.double().requires_grad_()
+    log_p = exact.log_softmax(-1)
+    wanted = weights * (-masses[0] * log_p[torch.arange(9), targets] - masses[1] * log_p.sum(-1))
+    torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
+    if smoothing == 0:
+        assert slope is not None
+        (grad,) = torch.autograd.grad(wanted.sum(), exact)
+        torch.testing.assert_close(slope.double(), grad, rtol=0, atol=ROUNDING[dtype])
+    assert cross_entropy(logits, targets, weights, masses, with_slope=False)[1] is None
+
+
+@TYPES
+def test_the_loss_of_logits_that_are_not_finite(dtype: torch.dtype) -> None:
+    """A token that cannot come has no share; NaN and inf are not hidden."""
+    logits = torch.tensor(
+        [[1.0, -torch.inf, 1.0], [0.0, torch.nan, 0.0], [0.0, -torch.nan, 0.0], [torch.inf, 0.0, 0.0]], dtype=dtype
+    )
+    loss, slope = cross_entropy(logits, torch.tensor([0, 0, 0, 1]), torch.ones(4), (1.0, 0.0), with_slope=True)
+    assert slope is not None
+    assert float(loss[0]) == pytest.approx(0.693147, abs=1e-5)
+    assert slope[0].tolist() == [-0.5, 0.0, 0.5]
+    assert not loss[1:].isfinite().any()
+
+
+@TYPES
+def test_the_gradient_is_dropped_where_the_value_is(dtype: torch.dtype, threads: int) -> None:
+    x = torch.ones(1003, dtype=dtype, requires_grad=True)
+    torch.manual_seed(3)
+    y = Dropped.apply(x, 0.25)  # type: ignore[no-untyped-call]
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())  # type: ignore[arg-type]
+    assert len(y.unique()) == 2
+    torch.manual_seed(3)
+    assert torch.equal(Dropped.apply(x[:500], 0.25), y[:500])  # type: ignore[no-untyped-call]
+
+
+def test_drops_of_different_seeds_are_independent() -> None:
+    kept = torch.stack([Dropped.apply(torch.ones(200_000), 0.5) / 2 for _ in range(6)]) - 0.5  # type: ignore[no-untyped-call]
+    correlations = kept @ kept.T / 50_000 - torch.eye(6)
+    assert float(correlations.abs().max()) < 5 / 200_000**0.5
+
+
+def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(2)
+    assert is_served(x, torch.nn.Parameter(x))
+    assert not is_served(x, x.bfloat16())
+    assert not is_served(x.double())
+    assert not is_served(x.to("meta"))
+    monkeypatch.setattr(fused, "library", lambda: None)
+    assert not is_served(x)
