@@ -8,7 +8,7 @@ once from front to end and its 16 sums stay in registers. O is filled up to a mu
     int4:  (O / 16, I / 32) groups of 32 inputs: 256 bytes (4, 16, 4), inputs 0 to 15 in the low halves and 16 to 31 in the
            high ones, then 16 scales and 16 minima in float16; a weight is scale * value + minimum
 
-Inputs of int8 have a scale for each row, those of int4 for each group of 32, as sums of products are of whole numbers. */
+Inputs of both have a scale for each group of 32, as sums of products are of whole numbers. */
 
 #include <math.h>
 #include <stdint.h>
@@ -101,7 +101,7 @@ const int largest_input = 127;
 const int largest_input = 63;
 #endif
 
-/* whole numbers of a part of a row, with their sum; returns the scale */
+/* whole numbers of a group, with their sum; returns the scale */
 static float quantise(const float *x, int n, int8_t *whole, int32_t *sum) {
     float largest = 1e-30f, none = 0;
     for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i])), none += x[i] * 0;
@@ -141,26 +141,30 @@ INLINE void block_of_floats(const Op *op, int64_t block, const float *x, v16f *o
 
 typedef struct {
     int8_t *whole; /* (rows, I) */
-    float *scales; /* (rows) or (rows, I / 32) */
+    float *scales; /* (rows, I / 32) */
     int32_t *sums; /* the same */
 } Inputs;
 
 INLINE void block_of_int8(const Op *op, int64_t block, const Inputs *in, v16f *out, const int rows) {
-    const int n = op->n_in;
+    const int n = op->n_in, groups = n / 32;
     const uint8_t *w = (const uint8_t *)op->weight + block * n * 16;
-    v16i sums[ROWS][2] = {0};
-    for (int i = 0; i < n; i += 8) {
-        const v64u first = BYTES(w + 16 * i), second = BYTES(w + 16 * i + 64);
+    v16f sums[ROWS] = {0};
+    for (int g = 0; g < groups; g++) {
+        v16i whole[ROWS][2] = {0};
+        for (int i = 0; i < 32; i += 8, w += 128) {
+            const v64u first = BYTES(w), second = BYTES(w + 64);
+            for (int r = 0; r < rows; r++) {
+                const int8_t *x = in->whole + r * n + 32 * g + i;
+                whole[r][0] = dot4(whole[r][0], first, four(x));
+                whole[r][1] = dot4(whole[r][1], second, four(x + 4));
+            }
+        }
         for (int r = 0; r < rows; r++) {
-            const int8_t *x = in->whole + r * n + i;
-            sums[r][0] = dot4(sums[r][0], first, four(x));
-            sums[r][1] = dot4(sums[r][1], second, four(x + 4));
+            const v16i all = whole[r][0] + whole[r][1] - 128 * in->sums[r * groups + g];
+            sums[r] += __builtin_convertvector(all, v16f) * in->scales[r * groups + g];
         }
     }
-    for (int r = 0; r < rows; r++) {
-        const v16i all = sums[r][0] + sums[r][1] - 128 * in->sums[r];
-        out[r] = __builtin_convertvector(all, v16f) * FLOATS(op->scale + 16 * block) * in->scales[r];
-    }
+    for (int r = 0; r < rows; r++) out[r] = sums[r] * FLOATS(op->scale + 16 * block);
 }
 
 INLINE void block_of_int4(const Op *op, int64_t block, const Inputs *in, v16f *out, const int rows) {
@@ -194,25 +198,23 @@ INLINE void block_of(const Op *op, int64_t block, const float *x, const Inputs *
 
 /* W x + b of rows of inputs, this thread's outputs of them; flag: added to what is there */
 static void linear(const Op *op, const float *x, float *y, int64_t n_rows, int thread, int threads) {
-    const int n = op->n_in, part = op->dtype == INT8 ? n : 32;
+    const int n = op->n_in, groups = n / 32;
     int64_t from, to;
     share((op->n_out + 15) / 16, thread, threads, &from, &to);
     if (from == to) return;
     Inputs in = {0};
     if (op->dtype >= INT8) {
-        const int per_row = n / part;
-        char *memory = malloc(ROWS * (n + 8 * (int64_t)per_row));
+        char *memory = malloc(ROWS * (n + 8 * (int64_t)groups));
         in.sums = (int32_t *)memory;
-        in.scales = (float *)(in.sums + ROWS * per_row);
-        in.whole = (int8_t *)(in.scales + ROWS * per_row);
+        in.scales = (float *)(in.sums + ROWS * groups);
+        in.whole = (int8_t *)(in.scales + ROWS * groups);
     }
     for (int64_t first = 0, rows = ROWS; first < n_rows; first += rows) {
         while (rows > n_rows - first) rows /= 2;
-        const int parts = rows * (n / part);
         const float *here = x + first * n;
         if (op->dtype >= INT8)
-            for (int i = 0; i < parts; i++)
-                in.scales[i] = quantise(here + (int64_t)i * part, part, in.whole + (int64_t)i * part, in.sums + i);
+            for (int i = 0; i < rows * groups; i++)
+                in.scales[i] = quantise(here + 32 * (int64_t)i, 32, in.whole + 32 * (int64_t)i, in.sums + i);
         for (int64_t block = from; block < to; block++) {
             v16f out[ROWS];
             switch (rows) {
