@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.compute.device import multiplies_bfloat16
+from lmtool.compute.device import DTYPES, multiplies_bfloat16
 from lmtool.compute.fused import mapped
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
@@ -80,11 +80,10 @@ def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
             return NativeMatrix(weight, precision)
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         return _Int8ByOneDnn(weight) if precision == "int8" and is_avx else Rounded(weight, precision)
-    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
-    if device.type != "cpu" or dtype == torch.float16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return _Plain(weight.to(dtype))
-    is_widened = dtype == torch.bfloat16 and not multiplies_bfloat16(device)
-    return _Widened(weight.to(dtype)) if is_widened else _ByOneDnn(weight.to(dtype))
+    weight = weight.to(DTYPES[precision])
+    if device.type != "cpu" or precision == "float16" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return _Plain(weight)
+    return _Widened(weight) if precision == "bfloat16" and not multiplies_bfloat16(device) else _ByOneDnn(weight)
 
 
 def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
@@ -182,11 +181,6 @@ def freeze_quantized(model: nn.Module, precision: str, *, in_place: bool) -> Non
             linear.weight.data.copy_(product.dense())
         else:
             linear.weight = PackedMatrix(_shape_of(linear.weight.detach()), product)
-
-
-def is_packed(model: nn.Module) -> bool:
-    """Whether its matrices are packed, so that its weights stay."""
-    return any(isinstance(p, PackedMatrix) for p in model.parameters())
 
 
 def rounds_inputs(model: nn.Module) -> bool:
