@@ -89,10 +89,8 @@ class Product(ABC):
 
     def native(self) -> "NativeMatrix | None":
         """The same product by the kernels, if they have it; the weights are there twice then."""
-        if (weight_OI := self.dense()) is None:
-            return None
-        dtype = str(weight_OI.dtype).removeprefix("torch.")
-        return NativeMatrix(weight_OI, dtype) if NativeMatrix.serves(weight_OI, dtype) else None
+        weight_OI = self.dense()
+        return None if weight_OI is None else NativeMatrix.of(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
 
 
 class ByRows(Product):
@@ -126,11 +124,11 @@ class NativeMatrix(Product):
                 self.weight = of_type.view(-1, OUTPUTS, self.n_in).transpose(1, 2)
         self.weight = self.weight.contiguous()
 
-    @staticmethod
-    def serves(weight_OI: Tensor, dtype: str) -> bool:
-        """Whether the kernels multiply by such a matrix."""
+    @classmethod
+    def of(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
+        """None where the kernels do not multiply by such a matrix."""
         whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP == 0
-        return whole and weight_OI.device.type == "cpu" and library() is not None
+        return cls(weight_OI, dtype) if whole and weight_OI.device.type == "cpu" and library() is not None else None
 
     def native(self) -> "NativeMatrix":
         return self

@@ -76,8 +76,8 @@ def _shape_of(weight: Tensor) -> Tensor:
 def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
     if precision in ("int8", "int4"):
         precision = precision if weight.shape[1] % GROUP == 0 else "int8"
-        if NativeMatrix.serves(weight, precision):
-            return NativeMatrix(weight, precision)
+        if (matrix := NativeMatrix.of(weight, precision)) is not None:
+            return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         return _Int8ByOneDnn(weight) if precision == "int8" and is_avx else Rounded(weight, precision)
     weight = weight.to(DTYPES[precision])
