@@ -1,22 +1,24 @@
 """`lmtool check --device`: every fast way of computing on a device against the plain one, on a small model."""
 
 import copy
-import time
+import timeit
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW
+from torch.utils.benchmark import timer
 
 from lmtool.batch import Batch
 from lmtool.compute.agreement import agree, away
+from lmtool.compute.device import Compute
 from lmtool.compute.native import library
 from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.steps import DEVICES, PATIENCE
 from lmtool.model import LanguageModel, build
+from lmtool.model.language_model import DecodeState
 from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_FROM
 from lmtool.model.packed import freeze_quantized, pack
 from lmtool.objective.cross_entropy import chunked_cross_entropy
@@ -42,10 +44,6 @@ class Compared(NamedTuple):
     fast: float | None = None
     plain: float | None = None
 
-    @property
-    def is_fault(self) -> bool:
-        return self.verdict != "same"
-
 
 FastAndPlain = tuple[Callable[[], Tensor], Callable[[], Tensor]]
 """A fast computation and a plain one of the same."""
@@ -57,8 +55,7 @@ def compare_ways(device: torch.device) -> Iterator[Compared]:
     for name, ways in _ways(device).items():
         try:
             with torch.no_grad():
-                fast, plain = ways()
-                outputs, seconds = zip(*map(_timed, (fast, plain)), strict=True)
+                outputs, seconds = zip(*map(_timed, ways()), strict=True)
             verdict = "same" if agree(*outputs) else f"differs by {100 * away(*outputs):.0f} %"
             yield Compared(name, verdict, *seconds)
         except Exception as error:  # any: a compiler's, a driver's, one of memory
@@ -66,15 +63,8 @@ def compare_ways(device: torch.device) -> Iterator[Compared]:
 
 
 def _timed(compute: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    """What is computed, and the least of three times after a first."""
-    seconds = []
-    for _ in range(4):
-        began = time.perf_counter()
-        output = compute()
-        if output.is_cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return output, min(seconds[1:])
+    """What is computed, and the least of three times after it."""
+    return compute(), min(timeit.repeat(compute, timer=timer, number=1, repeat=3))
 
 
 def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
@@ -96,8 +86,7 @@ def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
 
 
 def _model(device: torch.device, **changes: Any) -> LanguageModel:
-    model = build(Transformer.model_validate({**SPEC, **changes}), VOCAB).to(device)
-    return model.eval()
+    return build(Transformer.model_validate({**SPEC, **changes}), VOCAB).to(device).eval()
 
 
 def _tokens(device: torch.device, n: int) -> Tensor:
@@ -110,14 +99,12 @@ def _packed(device: torch.device, precision: str) -> FastAndPlain:
     pack(fast, precision, device)
     if precision in ("int8", "int4"):
         freeze_quantized(plain, precision, in_place=True)
-    half = precision in ("bfloat16", "float16")
-    context = torch.autocast(device.type, getattr(torch, precision)) if half else nullcontext()
 
-    def compute(model: LanguageModel, how: Any) -> Tensor:
-        with how:
+    def compute(model: LanguageModel, precision: str) -> Tensor:
+        with Compute(device, precision).autocast():
             return model.logits(model(batch).hidden_BTD)
 
-    return partial(compute, fast, context), partial(compute, plain, nullcontext())
+    return partial(compute, fast, precision), partial(compute, plain, "float32")
 
 
 def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
@@ -125,21 +112,18 @@ def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
     model, tokens = _model(device), _tokens(device, 16 + N_STEPS)
     if precision is not None:
         pack(model, precision, device)
-    runner, prompt, rest = ModelRunner(model), tokens[:, :16], tokens[0, 16:].tolist()
 
-    def fast() -> Tensor:
-        hidden, state = model.advance(prompt, model.start(Batch(prompt)))
-        for token in rest:
-            hidden, state = runner.step([token], state)
+    def compute(step: Callable[[list[int], DecodeState], tuple[Tensor, DecodeState]]) -> Tensor:
+        hidden, state = model.advance(tokens[:, :16], model.start(Batch(tokens[:, :16])))
+        for token in tokens[0, 16:].tolist():
+            hidden, state = step([token], state)
         return hidden
 
-    def plain() -> Tensor:
-        hidden, state = model.advance(prompt, model.start(Batch(prompt)))
-        for token in rest:
-            hidden, state = model.advance(torch.tensor([[token]], device=device), state)
-        return hidden[:, -1]
+    def step(row: list[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
+        hidden, state = model.advance(torch.tensor([row], device=device), state)
+        return hidden[:, -1], state
 
-    return fast, plain
+    return partial(compute, ModelRunner(model).step), partial(compute, step)
 
 
 def _gradients(device: torch.device) -> FastAndPlain:

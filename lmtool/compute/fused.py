@@ -5,7 +5,9 @@ kernel is computed by those. Shapes: R rows of C numbers, B rows, T positions, N
 components, V vocabulary.
 """
 
+from collections.abc import Callable
 from ctypes import byref
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from lmtool.compute.native import Rotation, library
 
 GRAIN = 2**15
 """Numbers for which a further thread is worth its start."""
+
+Map = Callable[[Tensor], Tensor]
 
 
 def is_served(*tensors: Tensor) -> bool:
@@ -43,25 +47,52 @@ def _is_narrow(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16
 
 
-class Dropped(torch.autograd.Function):
-    """x / (1 - p), and 0 with probability p, rounded to 2^-32; of its gradient the same, by the same random bits."""
+class LinearMap(torch.autograd.Function):
+    """A linear map by a function `forth`, whose gradient comes by a function `back`, its transpose."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        ctx.p, ctx.seed = p, int(torch.empty((), dtype=torch.int64).random_())
-        return Dropped._drop(x, p, ctx.seed)
+    def forward(ctx: Any, x: Tensor, forth: Map, back: Map) -> Tensor:
+        ctx.back, ctx.dtype = back, x.dtype
+        return forth(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return Dropped._drop(grad, ctx.p, ctx.seed), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad).to(ctx.dtype), None, None
 
-    @staticmethod
-    def _drop(x: Tensor, p: float, seed: int) -> Tensor:
+
+def mapped(x: Tensor, forth: Map, back: Map) -> Tensor:
+    """The same as a function. Neither map keeps x, which so is free after it."""
+    result: Tensor = LinearMap.apply(x, forth, back)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return result
+
+
+def dropped(x: Tensor, p: float) -> Tensor:
+    """x / (1 - p), and 0 with probability p, rounded to 2^-32; of its gradient the same, by the same random bits."""
+    seed, below = int(torch.empty((), dtype=torch.int64).random_()), min(round(p * 2**32), 2**32 - 1)
+
+    def drop(x: Tensor) -> Tensor:
         x = x.contiguous()
-        dropped, below = torch.empty_like(x), min(round(p * 2**32), 2**32 - 1)
-        _call("drop", x, dropped, x.numel(), seed, below, 2**32 / (2**32 - below), _is_narrow(x), of=x)
-        return dropped
+        out = torch.empty_like(x)
+        _call("drop", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_narrow(x), of=x)
+        return out
+
+    return mapped(x, drop, drop)
+
+
+def rotated(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
+    """Pairs (i, i + A/2) of the first A components rotated by the angles of a row, or of all: (B, N, T, H)."""
+    cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
+    of_row = cos_P1TA[0].numel() if len(cos_P1TA) > 1 else 0
+
+    def rotate(x_BNTH: Tensor, sign: float) -> Tensor:
+        x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
+        out = x_BNTH.new_empty(x_BNTH.shape)
+        rotation = Rotation(*x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row)
+        _call("rotate_heads", byref(rotation), x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_narrow(out), of=out)
+        return out
+
+    return mapped(x_BNTH, partial(rotate, sign=1.0), partial(rotate, sign=-1.0))
 
 
 class Gated(torch.autograd.Function):
@@ -105,31 +136,6 @@ class Normalised(torch.autograd.Function):
         sizes = factors_R.numel(), len(gain_C)
         _call("normalise_slopes", x, gain_C, factors_R, grad, slope, of_threads, *sizes, of=x)
         return slope, of_threads.sum(0), None
-
-
-class Rotated(torch.autograd.Function):
-    """Pairs (i, i + A/2) of the first A components rotated by the angles of a row, or of all: (B, N, T, H)."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
-        cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
-        ctx.save_for_backward(cos_P1TA, sin_P1TA)
-        return Rotated._rotate(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_BNTH: Tensor) -> tuple[Tensor, None, None]:
-        cos_P1TA, sin_P1TA = ctx.saved_tensors
-        return Rotated._rotate(grad_BNTH, cos_P1TA, sin_P1TA, -1.0), None, None
-
-    @staticmethod
-    def _rotate(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
-        x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
-        turned = x_BNTH.new_empty(x_BNTH.shape)
-        of_row = cos_P1TA[0].numel() if len(cos_P1TA) > 1 else 0
-        rotation = Rotation(*x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row)
-        _call("rotate_heads", byref(rotation), x_BNTH, turned, cos_P1TA, sin_P1TA, sign, _is_narrow(turned), of=turned)
-        return turned
 
 
 def cross_entropy(

@@ -55,16 +55,10 @@ def library() -> ctypes.CDLL | None:
     """The kernels; None without a C compiler, or where its product does not load."""
     if os.environ.get(OFF) == "0":
         return None
-    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC") or COMPILERS[0], *COMPILERS])), None)
-    if compiler is None:
-        _LOG.warning("warning: there is no C compiler, and training and the decoding of one text are slower without")
-        return None
     try:
-        kernels = ctypes.CDLL(str(_compiled(compiler)))
+        kernels = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError, LmtoolError) as error:
-        _LOG.warning(
-            "warning: the C kernels are not used, and training and the decoding of one text are slower: %s", error
-        )
+        _LOG.warning("warning: training and the decoding of one text are slower without the C kernels: %s", error)
         return None
     kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
     kernels.multiply.argtypes = (POINTER(Op), c_void_p, c_void_p, c_int64, c_int32)
@@ -77,8 +71,11 @@ def library() -> ctypes.CDLL | None:
     return kernels
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled() -> Path:
     """The library in the cache, made first where it is missing or damaged; its name ends in its checksum."""
+    compilers = map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))
+    if (compiler := next(filter(None, compilers), None)) is None:
+        raise FileNotFoundError("there is no C compiler")
     key = xxh3(SOURCE.read_bytes() + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
     folder = durable.cache_folder() / FOLDER
     with durable.locked(folder / f"{key}.lock"):

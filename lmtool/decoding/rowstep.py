@@ -43,21 +43,18 @@ class NativeLayers:
         """None for a model that the kernels do not serve, or that is not packed, so that its weights may change."""
         if not isinstance(model, TransformerModel) or not _is_served(model) or library() is None:
             return None
-        linears = linears_of(model.stacks()[-1])
-        weights = [cast(PackedMatrix, linear.weight) for linear in linears]
-        again = sum(weight.nbytes for weight in weights if not isinstance(weight.product, NativeMatrix))
+        weights = {linear: cast(PackedMatrix, linear.weight) for linear in linears_of(model.stacks()[-1])}
+        again = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
         if again > MOST_MEMORY * (machine_memory() or math.inf):
             return None
-        matrices = {}
-        for linear, weight in zip(linears, weights, strict=True):
-            if (matrix := weight.product.native()) is None:
-                return None
-            matrices[linear] = matrix
+        products = {linear: weight.product.native() for linear, weight in weights.items()}
+        matrices = {linear: matrix for linear, matrix in products.items() if matrix is not None}
+        if len(matrices) < len(products):
+            return None
         for head in model.head_parameters():
-            if not isinstance(head, PackedMatrix) or isinstance(head.product, NativeMatrix):
-                continue
-            if (matrix := head.product.native()) is not None:
-                head.product = ByRows(matrix, head.product)
+            if isinstance(head, PackedMatrix) and not isinstance(head.product, NativeMatrix):
+                one = head.product.native()
+                head.product = head.product if one is None else ByRows(one, head.product)
         return cls(model, matrices)
 
 
@@ -75,8 +72,10 @@ def _is_served(model: TransformerModel) -> bool:
         and mask.dilation == 1
         and not mask.n_global
         # adapters are no part of a plain map
-        and all(type(linear) in (nn.Linear, JoinedLinear) for linear in linears_of(stack))
-        and all(isinstance(linear.weight, PackedMatrix) for linear in linears_of(stack))
+        and all(
+            type(linear) in (nn.Linear, JoinedLinear) and isinstance(linear.weight, PackedMatrix)
+            for linear in linears_of(stack)
+        )
     )
 
 
@@ -168,27 +167,24 @@ class RowStep:
         if isinstance(module, nn.Identity):
             return src
         norm = cast(nn.LayerNorm | RMSNorm, module)
-        is_rms = isinstance(norm, RMSNorm)
         gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        sizes = {"n_in": norm.normalized_shape[0], "n": n_parts, "dtype": int(not is_rms)}
+        sizes = {"n_in": norm.normalized_shape[0], "n": n_parts, "dtype": int(isinstance(norm, nn.LayerNorm))}
         self._add(NORM, src, dst, **sizes, eps=eps, scale=self._hold(gain), bias=self._hold(bias))
         return dst
 
     def _mix(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
         """Where the input of the projection into the residual stream is."""
-        match mixer:
-            case FeedForward():
+        match mixer, state:
+            case FeedForward(), _:
                 self._linear(mixer.up, read, self._inner)
                 how = ACTIVATIONS.index(GATES.get(mixer.activation, mixer.activation))
                 gated = int(mixer.activation in GATES)
                 self._add(ACTIVATE, self._inner, self._mixed, dtype=how, n_in=mixer.out.in_features, flag=gated)
-            case CrossAttention():
-                assert isinstance(state, Memory)
+            case CrossAttention(), Memory():
                 self._linear(mixer.q, read, self._inner)
                 self._attend(mixer, state, dtype=1)
-            case SelfAttention():
-                assert isinstance(state, KeyValue)
+            case SelfAttention(), KeyValue():
                 self._linear(mixer.qkv, read, self._inner)
                 self._place(mixer, state, is_full)
         return self._mixed

@@ -15,12 +15,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from lmtool.compute.agreement import agree, away
-from lmtool.decoding.rowstep import NativeLayers, RowStep
+from lmtool.decoding.rowstep import MIXERS, NativeLayers, RowStep
 from lmtool.model.fixed import FixedState, Shape
 from lmtool.model.language_model import DecodeState, LanguageModel, RowTokens
-from lmtool.model.layers.attention import CrossAttention, SelfAttention, mixers_of
-from lmtool.model.layers.parts import FeedForward
-from lmtool.model.packed import is_packed, rounds_inputs
+from lmtool.model.layers.attention import mixers_of
+from lmtool.model.packed import rounds_inputs
 from lmtool.model.transformer import TransformerModel
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Steps:
         self._serves = (
             device.type in DEVICES
             and isinstance(model, TransformerModel)
-            and all(type(mixer) in (SelfAttention, CrossAttention, FeedForward) for mixer in mixers_of(model))
+            and all(type(mixer) in MIXERS for mixer in mixers_of(model))
             and not (dist.is_available() and dist.is_initialized())
         )
         self._is_native = device.type == "cpu"
@@ -58,7 +57,7 @@ class Steps:
     @cached_property
     def native(self) -> NativeLayers | None:
         """The layers, and from now on the head, as kernels compute them for one row; None where they do not."""
-        return NativeLayers.of(self._model) if self._is_native and is_packed(self._model) else None
+        return NativeLayers.of(self._model) if self._is_native else None
 
     def __call__(self, tokens_B1: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState] | None:
         """Hidden states (B, D), and the new state, as of `CapturedStep`; None where no fast step serves.
@@ -102,8 +101,7 @@ class Steps:
         shape = Shape.of(state)
         if shape not in self._captured:
             growing = state.growing()
-            fixed = FixedState.like(growing.of_type(torch.float32), shape)
-            fixed = replace(fixed, grows_as=growing.dtype)
+            fixed = replace(FixedState.like(growing.of_type(torch.float32), shape), grows_as=growing.dtype)
             self._captured[shape] = CapturedStep(self._model, fixed, RowStep(layers, fixed))
         return self._captured[shape]
 

@@ -48,15 +48,12 @@ def modelfile(name: str, prompting: OllamaPrompt) -> str:
 
     Where turns depend on more than their role and place, Ollama is left to find a template, as a comment says.
     """
-    template = "{{ .Prompt }}" if prompting.chat is None else _in_go(prompting.chat, prompting)
-    lines = [f"FROM ./{name}"]
-    if template is None:
-        lines.append("# its chat template cannot be written in Ollama's language: turns depend on more than their role")
-    else:
-        lines.append(f'TEMPLATE """{template}"""')
-    return "\n".join(
-        [*lines, *(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in prompting.stops), ""]
-    )
+    written = "{{ .Prompt }}" if prompting.chat is None else _in_go(prompting.chat, prompting)
+    template = f'TEMPLATE """{written}"""'
+    if written is None:
+        template = "# its chat template cannot be written in Ollama's language: turns depend on more than their role"
+    stops = [f"PARAMETER stop {_quoted(stop)}" for stop in prompting.stops]
+    return "\n".join([f"FROM ./{name}", template, *stops, ""])
 
 
 def _in_go(chat: str, prompting: OllamaPrompt) -> str | None:
@@ -64,11 +61,10 @@ def _in_go(chat: str, prompting: OllamaPrompt) -> str | None:
 
     def between(*roles: str) -> list[str]:
         template = SandboxedTemplate(chat)
-        texts = [f"zq{i}zq" for i in range(len(roles))]
-        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        messages = [{"role": role, "content": f"zq{i}zq"} for i, role in enumerate(roles)]
         others = {"tools": None, "documents": None, "marks": ()}
         written = template.render(messages=messages, add_generation_prompt=True, **others, **prompting.tokens)
-        return re.split("|".join(texts), written)
+        return re.split(r"zq\d+zq", written)
 
     turns = ("user", "assistant") * 2
     try:
@@ -82,5 +78,9 @@ def _in_go(chat: str, prompting: OllamaPrompt) -> str | None:
     opening, alone = (text.removeprefix(prompting.begins) for text in (opening, alone))
     pieces = {"OPENING": opening, "AFTER_SYSTEM": after_system, "ALONE": alone}
     pieces |= {"AFTER_USER": after_user, "ASKING": asking, "AFTER_ANSWER": after_answer}
-    quoted = {name: json.dumps(text, ensure_ascii=False) for name, text in pieces.items()}
-    return re.sub(r"\{\{ ([A-Z_]+) \}\}", lambda m: f"{{{{ {quoted[m[1]]} }}}}" if pieces[m[1]] else "", _TURNS)
+    actions = {name: f"{{{{ {_quoted(text)} }}}}" if text else "" for name, text in pieces.items()}
+    return re.sub(r"\{\{ ([A-Z_]+) \}\}", lambda match: actions[match[1]], _TURNS)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -20,23 +20,38 @@ GROUP = 32
 """Inputs whose weights of 4 bits share a scale and a minimum, as in GGUF's Q4_0 and Q4_1."""
 
 
-class Grouped(NamedTuple):
-    """Weights of 4 bits: codes_OGI * scale_OG + least_OG. codes_OGI: 0 to 15, for the 32 inputs of each group."""
+class Quantized(NamedTuple):
+    """Weights of 8 bits: whole_OI, from -127 to 127, times scale_O1."""
 
-    codes_OGI: Tensor
+    whole_OI: Tensor
+    scale_O1: Tensor
+
+    def dense(self) -> Tensor:
+        """The weights (O, I) in float32."""
+        return self.whole_OI * self.scale_O1
+
+
+class Grouped(NamedTuple):
+    """Weights of 4 bits: codes, from 0 to 15, times scale_OG + least_OG.
+
+    pairs_OGJ: codes of a group, inputs 0 to 15 in the low halves of bytes, and 16 to 31 in the high ones.
+    """
+
+    pairs_OGJ: Tensor
     scale_OG: Tensor
     least_OG: Tensor
 
     def dense(self) -> Tensor:
-        """The weights (O, I)."""
-        weight_OGI = self.codes_OGI * self.scale_OG.float()[..., None] + self.least_OG.float()[..., None]
-        return weight_OGI.flatten(1)
+        """The weights (O, I) in float32."""
+        codes_OGI = torch.cat((self.pairs_OGJ & 15, self.pairs_OGJ >> 4), -1)
+        return (codes_OGI * self.scale_OG.float()[..., None] + self.least_OG.float()[..., None]).flatten(1)
 
 
-def quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 values from -127 to 127 and a scale per row (absmax)."""
-    scale_O1 = weight_OI.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight_OI.dtype).tiny) / 127
-    return (weight_OI / scale_O1).round(), scale_O1
+def quantized(weight_OI: Tensor) -> Quantized:
+    """Symmetric int8 values and a scale per row (absmax)."""
+    weight_OI = weight_OI.float()
+    scale_O1 = weight_OI.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    return Quantized((weight_OI / scale_O1).round().to(torch.int8), scale_O1)
 
 
 def grouped(weight_OI: Tensor) -> Grouped:
@@ -53,7 +68,8 @@ def grouped(weight_OI: Tensor) -> Grouped:
         scale, lowest = scale.half(), lowest.half()
         wide = torch.where(scale == 0, 1, scale.float())
         codes = ((weight_OGI - lowest.float()[..., None]) / wide[..., None]).round().clamp(0, 15).to(torch.uint8)
-        grids.append(Grouped(codes, scale, lowest))
+        low, high = codes.chunk(2, -1)
+        grids.append(Grouped(low | high << 4, scale, lowest))
     errors = [(grid.dense() - weight_OI).view_as(weight_OGI).square().sum(-1) for grid in grids]
     first = errors[0] <= errors[1]
     return Grouped(*(torch.where(first[..., None] if a.ndim > 2 else first, a, b) for a, b in zip(*grids, strict=True)))
@@ -73,10 +89,8 @@ class Product(ABC):
 
     def native(self) -> "NativeMatrix | None":
         """The same product by the kernels, if they have it; the weights are there twice then."""
-        if (weight_OI := self.dense()) is None:
-            return None
-        dtype = str(weight_OI.dtype).removeprefix("torch.")
-        return NativeMatrix(weight_OI, dtype) if NativeMatrix.serves(weight_OI, dtype) else None
+        weight_OI = self.dense()
+        return None if weight_OI is None else NativeMatrix.of(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
 
 
 class ByRows(Product):
@@ -100,8 +114,8 @@ class NativeMatrix(Product):
         self.scale: Tensor | None = None
         match dtype:
             case "int8":
-                whole_OI, scale_O1 = quantized(padded.float())
-                self.weight = (whole_OI + 128).to(torch.uint8).view(-1, OUTPUTS, self.n_in // 4, 4).transpose(1, 2)
+                whole_OI, scale_O1 = quantized(padded)
+                self.weight = (whole_OI.view(torch.uint8) + 128).view(-1, OUTPUTS, self.n_in // 4, 4).transpose(1, 2)
                 self.scale = scale_O1[:, 0].contiguous()
             case "int4":
                 self.weight = _in_groups(grouped(padded))
@@ -110,11 +124,11 @@ class NativeMatrix(Product):
                 self.weight = of_type.view(-1, OUTPUTS, self.n_in).transpose(1, 2)
         self.weight = self.weight.contiguous()
 
-    @staticmethod
-    def serves(weight_OI: Tensor, dtype: str) -> bool:
-        """Whether the kernels multiply by such a matrix."""
+    @classmethod
+    def of(cls, weight_OI: Tensor, dtype: str) -> "NativeMatrix | None":
+        """None where the kernels do not multiply by such a matrix."""
         whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP == 0
-        return whole and weight_OI.device.type == "cpu" and library() is not None
+        return cls(weight_OI, dtype) if whole and weight_OI.device.type == "cpu" and library() is not None else None
 
     def native(self) -> "NativeMatrix":
         return self
@@ -145,7 +159,6 @@ class NativeMatrix(Product):
 
 def _in_groups(weights: Grouped) -> Tensor:
     """Blocks of bytes (N, G, 320), as the kernels read them."""
-    low, high = weights.codes_OGI.chunk(2, -1)
-    codes = (low | high << 4).view(-1, OUTPUTS, low.shape[1], 4, 4).permute(0, 2, 3, 1, 4)
+    pairs = weights.pairs_OGJ.view(-1, OUTPUTS, weights.scale_OG.shape[1], 4, 4).permute(0, 2, 3, 1, 4)
     ends = [t.view(-1, OUTPUTS, t.shape[1]).transpose(1, 2).contiguous() for t in (weights.scale_OG, weights.least_OG)]
-    return torch.cat((codes.flatten(2), *(end.view(torch.uint8) for end in ends)), -1)
+    return torch.cat((pairs.flatten(2), *(end.view(torch.uint8) for end in ends)), -1)

@@ -3,18 +3,17 @@
 Shapes: I input width, O output width, R rows of a product.
 """
 
-from abc import abstractmethod
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lmtool.compute.device import multiplies_bfloat16
+from lmtool.compute.device import DTYPES, multiplies_bfloat16
+from lmtool.compute.fused import mapped
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
-from lmtool.model.layouts import GROUP, Grouped, NativeMatrix, Product, grouped, quantized
+from lmtool.model.layouts import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
 
 ROWS = 16
 """Number of input rows that the layout is optimised for; any number works."""
@@ -77,15 +76,14 @@ def _shape_of(weight: Tensor) -> Tensor:
 def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
     if precision in ("int8", "int4"):
         precision = precision if weight.shape[1] % GROUP == 0 else "int8"
-        if NativeMatrix.serves(weight, precision):
-            return NativeMatrix(weight, precision)
+        if (matrix := NativeMatrix.of(weight, precision)) is not None:
+            return matrix
         is_avx = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-        return _Int8ByOneDnn(weight) if precision == "int8" and is_avx else rounded(weight, precision)
-    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
-    if device.type != "cpu" or dtype == torch.float16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return _Plain(weight.to(dtype))
-    is_widened = dtype == torch.bfloat16 and not multiplies_bfloat16(device)
-    return _Widened(weight.to(dtype)) if is_widened else _ByOneDnn(weight.to(dtype))
+        return _Int8ByOneDnn(weight) if precision == "int8" and is_avx else Rounded(weight, precision)
+    weight = weight.to(DTYPES[precision])
+    if device.type != "cpu" or precision == "float16" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return _Plain(weight)
+    return _Widened(weight) if precision == "bfloat16" and not multiplies_bfloat16(device) else _ByOneDnn(weight)
 
 
 def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
@@ -151,79 +149,38 @@ class _InHalf(Product):
         return cast(Tensor, torch.ops.quantized.linear_unpack_fp16(self.packed)[0]).half()
 
 
-class _Rounded(Product):
-    """Quantized weights that are made float32 for each product."""
+class Rounded(Product):
+    """Weights of 4 bits where a matrix has whole groups of inputs, or else of 8, made float32 for each product.
+
+    Gradients pass, and are multiplied by weights that are made again, so that none are kept between.
+    """
+
+    def __init__(self, weight: Tensor, precision: str) -> None:
+        rounds = grouped if precision == "int4" and weight.shape[1] % GROUP == 0 else quantized
+        self.weights: Quantized | Grouped = rounds(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x.float(), self.dense(), bias)
-
-    @abstractmethod
-    def dense(self) -> Tensor: ...
-
-
-class _Int8(_Rounded):
-    def __init__(self, weight: Tensor) -> None:
-        whole_OI, self.scale_O1 = quantized(weight.float())
-        self.whole_OI = whole_OI.to(torch.int8)
-
-    def dense(self) -> Tensor:
-        return self.whole_OI * self.scale_O1
-
-
-class _Int4(_Rounded):
-    def __init__(self, weight: Tensor) -> None:
-        codes_OGI, *self.ends = grouped(weight)
-        low, high = codes_OGI.chunk(2, -1)
-        self.both = low | high << 4
-
-    def dense(self) -> Tensor:
-        return Grouped(torch.cat((self.both & 15, self.both >> 4), -1), *self.ends).dense()
-
-
-def rounded(weight: Tensor, precision: str) -> _Rounded:
-    """A matrix in int4 where it has whole groups of inputs, or else in int8."""
-    return _Int4(weight) if precision == "int4" and weight.shape[1] % GROUP == 0 else _Int8(weight)
-
-
-class _Frozen(Product):
-    """Quantized weights, for gradients to pass: they are made float32 in both passes, and kept in none."""
-
-    def __init__(self, weights: _Rounded) -> None:
-        self.weights = weights
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        product: Tensor = _FrozenProduct.apply(x, self.weights)  # type: ignore[no-untyped-call]  # torch leaves it so
+        product = mapped(x, self._forth, self._back)
         return product if bias is None else product + bias
+
+    def _forth(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.dense().to(x.dtype))
+
+    def _back(self, grad: Tensor) -> Tensor:
+        return grad @ self.dense().to(grad.dtype)
 
     def dense(self) -> Tensor:
         return self.weights.dense()
 
 
-class _FrozenProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: _Rounded) -> Tensor:
-        ctx.weights, ctx.dtype = weights, x.dtype
-        return F.linear(x, weights.dense().to(x.dtype))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return (grad @ ctx.weights.dense().to(grad.dtype)).to(ctx.dtype), None
-
-
 def freeze_quantized(model: nn.Module, precision: str, *, in_place: bool) -> None:
     """Round the matrices of the layers to int8 or int4: in place, or as frozen ones that are kept so for training."""
     for linear in linears_of(model):
-        weights = rounded(linear.weight.detach(), precision)
+        product = Rounded(linear.weight.detach(), precision)
         if in_place:
-            linear.weight.data.copy_(weights.dense())
+            linear.weight.data.copy_(product.dense())
         else:
-            linear.weight = PackedMatrix(_shape_of(linear.weight.detach()), _Frozen(weights))
-
-
-def is_packed(model: nn.Module) -> bool:
-    """Whether its matrices are packed, so that its weights stay."""
-    return any(isinstance(p, PackedMatrix) for p in model.parameters())
+            linear.weight = PackedMatrix(_shape_of(linear.weight.detach()), product)
 
 
 def rounds_inputs(model: nn.Module) -> bool:
@@ -246,8 +203,8 @@ class _Int8ByOneDnn(Product):
     rounds_inputs = True
 
     def __init__(self, weight: Tensor) -> None:
-        whole_OI, scale_O1 = quantized(weight.float())
-        self.weight = torch.ops.onednn.qlinear_prepack(whole_OI.to(torch.int8), [ROWS, weight.shape[1]])
+        whole_OI, scale_O1 = quantized(weight)
+        self.weight = torch.ops.onednn.qlinear_prepack(whole_OI, [ROWS, weight.shape[1]])
         self.scale_O = scale_O1[:, 0] / LEVELS
         self.zero_O, self.one_O = torch.zeros_like(self.scale_O, dtype=torch.int64), torch.ones_like(self.scale_O)
 

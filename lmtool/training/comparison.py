@@ -116,9 +116,8 @@ def log_probabilities(
             spans = text.spans[first : first + ROWS]
             rows = [(text.store.read(span.start, span.stop), span.first - span.start) for span in spans]
             batch = objective.collate_spans(rows).to(compute.device)
-            assert batch.targets_BT is not None
-            scored_BT = batch.targets_BT != IGNORE
-            hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.targets_BT[scored_BT]
+            scored_BT = batch.known_targets_BT != IGNORE
+            hidden_MD, target_M = model(batch).hidden_BTD[scored_BT], batch.known_targets_BT[scored_BT]
             if isinstance(model, CountingModel):
                 log_p_M = model.log_p(hidden_MD, target_M)
             else:

@@ -33,16 +33,8 @@ from lmtool.run.order import MixtureOrder, hash_key
 from lmtool.tables.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.training.comparison import (
-    MOST_TOKENS,
-    ROW,
-    SECONDS,
-    TextResults,
-    counted,
-    interpolated,
-    log_probabilities,
-    to_count,
-)
+from lmtool.training import comparison
+from lmtool.training.comparison import ROW, TextResults
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.streamed import StreamedMixture, StreamedWindows, streaming
 from lmtool.training.windows import ExampleSource, Mixture, Windows
@@ -284,7 +276,7 @@ class TextData:
         sample = min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
         whole = validation * len(self._valid) / sample
         # once more to interpolate, where counting reads the same tokens
-        return 2 * whole + SECONDS * min(len(self._train), MOST_TOKENS)
+        return 2 * whole + comparison.SECONDS * min(len(self._train), comparison.MOST_TOKENS)
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[TextResults]:
         """Bits per byte of all validation text, computed by all processes, and in the main one of a 5-gram model."""
@@ -306,24 +298,23 @@ class TextData:
         """The same with a 5-gram model of the training text, but for very long and streamed texts."""
         if self._prepared.streamed:
             return alone
-        prepared = to_count(self._prepared, self.recipe.seed)
+        prepared = comparison.to_count(self._prepared, self.recipe.seed)
         train, tokenizer = prepared.train, prepared.tokenizer
-        if len(train) > MOST_TOKENS:
+        if len(train) > comparison.MOST_TOKENS:
             return alone
         objective = build_objective(self.recipe.with_values({"objective": Causal()}), tokenizer)
         windows = Windows(train, objective.cut(min(ROW, len(train) - 1)), self.recipe.seed)
-        model = counted(windows, tokenizer.embedding_rows(None))
+        model = comparison.counted(windows, tokenizer.embedding_rows(None))
         exact = choose_compute("cpu", "float32")
         counts = TokenizedText(prepared.valid, tokenizer, ROW, ROW).perplexity(model, objective, exact)
         beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
         read_alike = prepared is self._prepared and isinstance(self.recipe.objective, Causal)
         if not read_alike or compute.world.size > 1 or counts.tokens < 2:
             return beside
-        texts = [
-            HeldOut.of(self._valid, objective.window(longest), None, 0) for longest in (self.recipe.model.context, ROW)
-        ]
-        loss, weight = interpolated(
-            log_probabilities(lm, texts[0], objective, compute), log_probabilities(model, texts[1], objective, exact)
+        texts = [HeldOut.of(self._valid, objective.window(n), None, 0) for n in (self.recipe.model.context, ROW)]
+        loss, weight = comparison.interpolated(
+            comparison.log_probabilities(lm, texts[0], objective, compute),
+            comparison.log_probabilities(model, texts[1], objective, exact),
         )
         both = replace(counts, nats=loss * counts.tokens)
         return replace(beside, interpolated_bits_per_byte=both.bits_per_byte, ngram_weight=weight)

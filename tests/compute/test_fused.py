@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtool.compute import fused, native
-from lmtool.compute.fused import Dropped, Gated, Normalised, Rotated, cross_entropy, is_served
+from lmtool.compute.fused import Gated, Normalised, cross_entropy, dropped, is_served
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C compiler")
 
@@ -88,7 +88,7 @@ def test_rotation_of_heads_that_lie_between_others(
         c, s = cos.double()[..., : rotated // 2], sin.double()[..., rotated // 2 :]
         return torch.cat((first * c - second * s, second * c + first * s, rest), -1)
 
-    compare(lambda x: Rotated.apply(heads(x), cos, sin), formula, normal(B, T, 16 + N * H, dtype=dtype))  # type: ignore[no-untyped-call]
+    compare(lambda x: fused.rotated(heads(x), cos, sin), formula, normal(B, T, 16 + N * H, dtype=dtype))
 
 
 @TYPES
@@ -127,16 +127,16 @@ def test_the_loss_of_logits_that_are_not_finite(dtype: torch.dtype) -> None:
 def test_the_gradient_is_dropped_where_the_value_is(dtype: torch.dtype, threads: int) -> None:
     x = torch.ones(1003, dtype=dtype, requires_grad=True)
     torch.manual_seed(3)
-    y = Dropped.apply(x, 0.25)  # type: ignore[no-untyped-call]
+    y = dropped(x, 0.25)
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())  # type: ignore[arg-type]
     assert len(y.unique()) == 2
     torch.manual_seed(3)
-    assert torch.equal(Dropped.apply(x[:500], 0.25), y[:500])  # type: ignore[no-untyped-call]
+    assert torch.equal(dropped(x[:500], 0.25), y[:500])
 
 
 def test_drops_of_different_seeds_are_independent() -> None:
-    kept = torch.stack([Dropped.apply(torch.ones(200_000), 0.5) / 2 for _ in range(6)]) - 0.5  # type: ignore[no-untyped-call]
+    kept = torch.stack([dropped(torch.ones(200_000), 0.5) / 2 for _ in range(6)]) - 0.5
     correlations = kept @ kept.T / 50_000 - torch.eye(6)
     assert float(correlations.abs().max()) < 5 / 200_000**0.5
 

@@ -137,7 +137,7 @@ def test_neither_are_unknown_mixers_many_rows_and_hypotheses_that_share_a_line(
     events(model, Beam(num_beams=3, max_new_tokens=12), [4])
     # a beam of one text starts from a line that is not shared yet
     assert set(taken) <= {3}
-    monkeypatch.setattr(module, "FeedForward", torch.nn.Identity)
+    monkeypatch.setattr(module, "MIXERS", ())
     assert Steps(model, CPU).of(tiny.start(model, 1)) is None
 
 

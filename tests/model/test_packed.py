@@ -12,7 +12,7 @@ from lmtool.compute.native import library
 from lmtool.model import LanguageModel
 from lmtool.model import packed as packing
 from lmtool.model.layouts import quantized
-from lmtool.model.packed import LEVELS, PackedMatrix, _Int8, _Int8ByOneDnn, pack
+from lmtool.model.packed import LEVELS, PackedMatrix, Rounded, _Int8ByOneDnn, pack
 from tests.model import tiny
 from tests.model.tiny import FAMILIES
 
@@ -81,9 +81,8 @@ def test_eight_bit_weights_are_each_channel_rounded_to_its_largest() -> None:
             rounded = [round(w / step) * step if step else 0.0 for w in channel]
             outs.append(sum(a * w for a, w in zip(row, rounded, strict=True)) + b)
         expected.append(outs)
-    for kind in (_Int8ByOneDnn, _Int8):
-        product = kind(weight)
-        if kind is _Int8ByOneDnn and LEVELS < 127:
+    for product in (_Int8ByOneDnn(weight), Rounded(weight, "int8")):
+        if isinstance(product, _Int8ByOneDnn) and LEVELS < 127:
             continue
         torch.testing.assert_close(product(x, bias), torch.tensor(expected), rtol=1e-4, atol=1e-4)
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lmtool.cli import app
-from lmtool.training import data
+from lmtool.training import comparison
 from lmtool.training.comparison import TextResults, interpolated
 from tests.training.tiny import Work, documents, ended, words
 
@@ -114,7 +114,7 @@ def test_a_run_that_was_killed_before_it_is_measured_when_resumed(work: Work, mo
 
 
 def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MOST_TOKENS", 10)
+    monkeypatch.setattr(comparison, "MOST_TOKENS", 10)
     told = work.pretrain(BASELINE)[-1]
     assert isinstance(told, TextResults)
     assert told.ngram_bits_per_byte is None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import widest
-from lmtool.compute.fused import Rotated, is_served
+from lmtool.compute import fused
 from lmtool.model.layers.scores import Disentangled, DisentangledAt, Score
 from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
@@ -131,9 +131,8 @@ def scaled(frequencies: Tensor, scaling: specs.RotaryScaling, fall: float) -> tu
 
 def rotated(x_BNTH: Tensor, cos_P1TR: Tensor, sin_P1TR: Tensor) -> Tensor:
     """Each pair (a, b) = (i, i + R/2) rotated by its angle: (a cos - b sin, b cos + a sin). The rest is unchanged."""
-    if is_served(x_BNTH, cos_P1TR, sin_P1TR):
-        kept: Tensor = Rotated.apply(x_BNTH, cos_P1TR, sin_P1TR)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return kept
+    if fused.is_served(x_BNTH, cos_P1TR, sin_P1TR):
+        return fused.rotated(x_BNTH, cos_P1TR, sin_P1TR)
     R = cos_P1TR.shape[-1]
     turned = x_BNTH[..., :R]
     turned = torch.addcmul(turned * cos_P1TR, turned.roll(R // 2, -1), sin_P1TR)
