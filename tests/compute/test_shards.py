@@ -44,6 +44,7 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
         assert n_held < 0.6 * sum(parameter.numel() for parameter in expected.values())
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", tiny.TRANSFORMERS)
 def test_initial_weights(name: str) -> None:
     def make() -> nn.Module:

@@ -83,6 +83,7 @@ FILES = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", FILES)
 def test_a_corpus_and_a_table_hold_the_same_cells(name: str, packed: bool, tmp_path: Path) -> None:

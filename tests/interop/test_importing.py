@@ -430,6 +430,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("how", DAMAGED)
 def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, tmp_path: Path) -> None:
     damage, what = DAMAGED[how]

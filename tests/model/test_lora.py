@@ -93,6 +93,7 @@ def test_adapters_are_drawn_so_that_what_they_read_keeps_its_size() -> None:
     assert float(layer.down_RI.detach().std()) == pytest.approx(400**-0.5, rel=0.02)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", tiny.TRANSFORMERS)
 def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_it(name: str) -> None:
     plain, adapted = (tiny.model(**tiny.TRANSFORMERS[name]) for _ in range(2))

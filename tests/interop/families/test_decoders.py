@@ -638,6 +638,7 @@ def test_any_recipe_is_written_or_refused(model: Transformer, family: Decoder, o
 NAMES = ("a", "b")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("objective", "key"),
     [
