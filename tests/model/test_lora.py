@@ -147,6 +147,7 @@ def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
     assert len(set(adapters(model))) == 2 * len(mixers) / 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpt2-124m", "bert-base", "gpt1", "roberta-base"])
 def test_adapters_are_at_most_two_percent_of_a_model(name: str) -> None:
     """As shipped, and with all matrices adapted at the default rank."""

@@ -99,7 +99,7 @@ def built_elsewhere() -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in PAPERS if name not in ("prefix-lm", "transformer-base")])
 def test_transformers_builds_the_same_size(name: str) -> None:
     kind, config = built_elsewhere()[name]

@@ -95,6 +95,7 @@ def one_thread_beside() -> Iterator[list[None]]:
         thread.join()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bpe", "wordpiece", "word"])
 def test_other_threads_run_while_a_long_text_is_encoded(name: str) -> None:
     tokenizer, text = TOKENIZERS[name], prose(4000) * 5

@@ -128,7 +128,7 @@ JSON = st.recursive(
 ARGUMENTS = st.dictionaries(st.sampled_from(["city", "<|im_end|>", "</s>", '"', "ü"]), JSON, max_size=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CONVENTIONS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
@@ -168,7 +168,7 @@ PIECES = st.sampled_from(
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral", "textual"])
 @settings(max_examples=150, deadline=None)
 @given(pieces=st.lists(PIECES, max_size=9), cuts=st.lists(st.integers(0, 200), max_size=8))

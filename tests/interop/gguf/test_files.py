@@ -260,6 +260,7 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     assert ours.get("rope_parameters") == theirs.get("rope_parameters")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", THEIRS)
 def test_the_logits_are_those_of_transformers_reader(tmp_path, name):
     written(tmp_path / "model.gguf", name)
@@ -720,6 +721,7 @@ def test_what_is_written_is_read_again(tmp_path, name, quantization):
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "gpt2"])
 def test_transformers_reads_what_is_written(tmp_path, name):
     model = model_of(name)
