@@ -153,6 +153,7 @@ def test_what_it_does_not_have_is_computed_as_before(
     assert Attend(WINDOW, T, torch.arange(T)[None], rule=AttentionPositions())._flexes(x, x, 0.0, Score(1.0))
 
 
+@pytest.mark.slow
 def test_scores_with_weights(flexes: Flexes) -> None:
     """They are dot products of transformed queries and keys."""
     score, q = Bilinear(N, H).double(), drawn(B, N, T, H, seed=1)

@@ -16,6 +16,7 @@ from lmtool.recipe.spec.text import BpeTokenizer, WordTokenizer
 from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.tokenization.tools import CallParser, Convention, NoTools, ToolCall, read_calls, read_tools
+from tests.examples import examples
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, published
 from tests.tokenization.tool_templates import CALLING, GIVEN, TOOLS, calling
 
@@ -170,7 +171,7 @@ PIECES = st.sampled_from(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral", "textual"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(80, 150), deadline=None)
 @given(pieces=st.lists(PIECES, max_size=9), cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     formats: Any, name: str, pieces: list[str], cuts: list[int]
