@@ -13,6 +13,9 @@ VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 # Files with tests that start programs: each worker imports these alone, not all tests.
 SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 
+# Files with properties of which the fast tests try fewer examples.
+EXAMPLES = $(sort $(shell grep -rl --include='test_*.py' 'import examples' tests))
+
 .PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data pictures notebooks course course-models gallery recording docs grade bench clean
 
 help:
@@ -57,6 +60,7 @@ test-system: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest --hypothesis-profile thorough tests/model/test_cache.py
+	$(BIN)/python -m pytest --hypothesis-profile thorough -m hypothesis $(EXAMPLES)
 
 test-browser: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser tests/browser

@@ -53,6 +53,18 @@ SOURCES = [
 ]
 
 
+BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """The statements of a module, also those inside others; not their expressions, which are most of its nodes."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, BLOCKS)][::-1]
+
+
 def imports(path: Path, tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
     """(line, dotted name, whether it runs when the module is imported) of all imports of a module of `path`.
 
@@ -73,10 +85,11 @@ def imports(path: Path, tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
                     yield node.lineno, f"lmtool.{alias.name}" if is_room else "lmtool", at_import
             else:
                 yield node.lineno, module, at_import
-        later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         unseen = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, at_import and not later and not unseen)
+            if isinstance(child, BLOCKS):
+                yield from visit(child, at_import and not later and not unseen)
 
     return visit(tree, True)
 
@@ -107,9 +120,10 @@ def faults(path: Path, source: str) -> list[str]:
             elif below >= LEVEL[room]:
                 found.append(f"{where}: imports {name}, which does not lie below the room '{room}'")
     for node in ast.walk(tree):
-        is_asked = isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.platform", "os.name")
-        if is_asked and path.parts[0] == "lmtool" and str(path) != "lmtool/system.py":
-            found.append(f"{path}:{node.lineno}: asks for the platform, as only lmtool/system.py does")
+        if isinstance(node, ast.Attribute) and node.attr in ("platform", "name"):
+            is_asked = ast.unparse(node) in ("sys.platform", "os.name")
+            if is_asked and path.parts[0] == "lmtool" and str(path) != "lmtool/system.py":
+                found.append(f"{path}:{node.lineno}: asks for the platform, as only lmtool/system.py does")
         if isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node) == "torch.load":
             found.append(f"{path}:{node.lineno}: torch.load may run code; use safetensors")
         if isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in {a.name for a in node.names}:
@@ -189,7 +203,7 @@ def circle(sources: Iterable[tuple[str, str]]) -> list[str]:
     imported = {
         name: {
             inner if (inner := f"{node.module}.{alias.name}") in trees else node.module
-            for node in ast.walk(ast.parse(source))
+            for node in statements(ast.parse(source))
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
         }
@@ -256,7 +270,7 @@ def names_in(source: str) -> Iterator[tuple[int, str]]:
         match node:
             case ast.Name(id=name) | ast.arg(arg=name):
                 yield node.lineno, name
-            case ast.Attribute(attr=name) if not ast.unparse(node).endswith("norm.place"):
+            case ast.Attribute(attr=name) if name != "place" or not ast.unparse(node).endswith("norm.place"):
                 yield node.lineno, name
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 yield node.lineno, name
@@ -284,7 +298,7 @@ PARAMETERS, LINES = 6, 60
 
 def long_functions(source: str) -> Iterator[str]:
     """Functions with more parameters or lines, in words."""
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             of = node.args
             names = [*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, [of.vararg, of.kwarg])]

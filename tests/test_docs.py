@@ -122,6 +122,7 @@ def check(words):
         assert program in OTHER_PROGRAMS or (ROOT / program).is_file(), "an unknown program"
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page):
     for line, command in commands(page):
@@ -206,6 +207,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):

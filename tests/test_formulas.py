@@ -426,11 +426,13 @@ def test_a_form_is_what_its_settings_give(form: str) -> None:
     compare(Training(words, name, None).small())
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", shipped())
 def test_a_model_of_a_recipe_is_the_plain_one(name: str) -> None:
     compare(Training([], name, None).small())
 
 
+@pytest.mark.sampled(6)
 @topics
 def test_steps_are_those_of_the_optimizer_and_schedule(topic: str) -> None:
     for training in TRAININGS[topic]:

@@ -205,4 +205,7 @@ def leaves(tree: object, path: KeyPath = ()) -> dict[str, Any]:
 
 def dotted(path: KeyPath) -> str:
     """The dotted path, such as training.steps."""
+    whole = ".".join(map(str, path))
+    if len(whole) <= 60 and whole.isprintable():
+        return whole  # nearly always, and fast: no step of it is shortened or escaped
     return ".".join(escaped(str(step)) for step in path)

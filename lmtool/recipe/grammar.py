@@ -20,6 +20,7 @@ def parts(field: FieldInfo) -> dict[str, type[Spec]]:
     return {kind_of(part): part for part in types if isinstance(part, type) and issubclass(part, Spec)}
 
 
+@cache
 def kind_of(spec: type[Spec]) -> str:
     """The discriminator of a spec in its union; "" for a spec without kinds."""
     names = get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()

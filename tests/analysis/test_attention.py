@@ -235,6 +235,7 @@ EXPLAINED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_words_that_decided(load: Any, name: str) -> None:
     """Each measure against a plain computation: rows without a word, one by one; gradients at scaled embeddings."""

@@ -92,6 +92,7 @@ def test_every_flipped_bit_of_logs_and_checkpoints_is_reported(whole: Path) -> N
 NAMES = ("run.json", "validated.json", "metrics.json", "split.json", "baseline.json", "lines.bin")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"3", b"\xff", b"null", b"[" * 100_000, b'{"a": %s}' % (b"9" * 5_000)]

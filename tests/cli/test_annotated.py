@@ -108,6 +108,7 @@ def test_tags_are_learnt_measured_and_predicted(body: str, folder: Path) -> None
     assert "has completed all 4 steps" in CliRunner().invoke(app, ["resume", str(made)]).output
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("body", MODELS)
 def test_questions_are_learnt_measured_and_answered(body: str, folder: Path) -> None:
     train, test = asked(folder / "a.json", 40), asked(folder / "b.json", 9)

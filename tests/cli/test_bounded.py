@@ -130,6 +130,7 @@ def published(tmp_path_factory, trained):
     return folder
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="measures its memory through /proc")
 @pytest.mark.parametrize(
     ("name", "attack"),

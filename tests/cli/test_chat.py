@@ -143,6 +143,7 @@ def test_a_command_ends_it_and_is_in_the_list(chat, talker, line):
     assert line.strip() in outcome.err
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("line", "words", "code"),
     [

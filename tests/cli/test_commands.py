@@ -264,7 +264,7 @@ def write(kind, home):
     return [kind], len(DOCUMENTS)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_text(lmtool, home, kind):
     names, documents = write(kind, home)

@@ -52,6 +52,7 @@ def reviews(path: Path, n: int = 60) -> Path:
     return path
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("body", ["bert", "modernbert", "electra"])
 def test_a_published_encoder_is_tuned_exported_and_read_back(body: str, folder: Path, lmtool: CommandLine) -> None:
     """The form is told before the first step; the directory predicts as the run, and can be tuned further."""
@@ -71,6 +72,7 @@ def test_a_published_encoder_is_tuned_exported_and_read_back(body: str, folder: 
     assert "the head is reused" in again.err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", [(), ("-s", "objective.normalize=true", "-s", "objective.pool=max")])
 def test_trained_vectors_are_exported_for_sentence_transformers(
     settings: tuple[str, ...], folder: Path, lmtool: CommandLine

@@ -149,6 +149,7 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
     assert "the head is reused" in result.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("source", "settings"),
     [

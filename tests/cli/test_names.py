@@ -212,6 +212,7 @@ NOT_OPENED = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool: CommandLine) -> None:
     words = OPTIONS[option].split()

@@ -22,6 +22,7 @@ def edited(run, before, after):
     recipe.write_text(text.replace(before, after))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", EDITS)
 def test_an_edited_recipe_is_not_believed(lmtool, run, corpus, key):
     edited(run, *EDITS[key])
@@ -41,7 +42,7 @@ def test_what_a_resumed_run_may_change_may_be_edited(lmtool, run, corpus):
     lmtool.succeeds("eval", run, corpus)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("damage", ["missing", "cut", "binary", "other", "key"])
 def test_a_run_works_without_its_recipe(lmtool, run, corpus, damage):
     before = json.loads(lmtool.succeeds("eval", run, corpus, "--json").out)

@@ -40,6 +40,7 @@ BAD_TEXTS = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", BAD_TEXTS)
 @pytest.mark.parametrize("command", ["pretrain", "tokenize", "eval"])
 def test_text_that_cannot_be_read(lmtool, run, home, command, name):

@@ -167,6 +167,7 @@ def test_tables_are_swept_as_finetune_trains_them(lmtool, home, inside):
     lmtool.succeeds("finetune", "-r", "runs/table/best.yaml", "-q", "-o", "runs/again")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("source", [["--from", "last"], []])
 def test_a_run_is_tuned_with_several_values(lmtool, run, inside, source):
     """Also the last one, which by then is one of the sweep."""

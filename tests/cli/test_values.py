@@ -83,6 +83,7 @@ def folder(lmtool, run, home, corpus, monkeypatch):
     return home
 
 
+@pytest.mark.sampled(77)
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in COMMANDS for option in OPTIONS[name]])
 def test_no_value_of_an_option_is_an_unexpected_error(lmtool, folder, monkeypatch, name, option):
     told = lmtool(*name.split(), *COMMANDS[name], f"{option}=x").err

@@ -155,6 +155,7 @@ class WithoutFloat64(TorchDispatchMode):
         return made
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("name", tiny.FAMILIES)
 def test_models_compute_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, as on a device that has none."""

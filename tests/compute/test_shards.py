@@ -44,6 +44,7 @@ def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
         assert n_held < 0.6 * sum(parameter.numel() for parameter in expected.values())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", tiny.TRANSFORMERS)
 def test_initial_weights(name: str) -> None:
     def make() -> nn.Module:
@@ -68,7 +69,7 @@ def with_head(of: str, spec: Transformer) -> nn.Module:
     return Classifier(body, objective, spec)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("of", ["class", "mix", "tagging", "question-answering", "replaced-tokens"])
 @pytest.mark.parametrize("position", ["learned", "alibi"])
 def test_heads(of: str, position: str) -> None:
@@ -77,6 +78,7 @@ def test_heads(of: str, position: str) -> None:
     assert_rows_of(with_head(of, spec), lambda: with_head(of, spec))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("score", ["bilinear", "reduced-rank", "additive"])
 def test_heads_above_scores_with_weights(score: str) -> None:
     spec = tiny.spec(**{**tiny.BERT, "next_sentence_head": False, "score": score})

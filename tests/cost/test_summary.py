@@ -39,6 +39,7 @@ def own(part):
     return parameters, part.flops // part.times - sum(child.flops for child in below)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", shipped())
 def test_parameters_are_those_of_the_built_model(name):
     model = load(name).recipe.model
@@ -63,6 +64,7 @@ BELOW = T * (T - 1) // 2
 WINDOWED = {"pattern": {"kind": "window", "size": 3, "dilation": 2, "global_tokens": 1, "full_layers": [1]}}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("changes", "unseen"),
     [
@@ -91,6 +93,7 @@ def test_operations_of_transformers(changes, unseen):
     assert model_summary(model, V, T).flops == counted(model, source) - unseen * model.n_heads * 2 * 2 * width
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize(
     ("changes", "unseen"),

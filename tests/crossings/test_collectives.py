@@ -187,6 +187,7 @@ def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: 
             assert loss == near(measured.loss)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
 def test_a_student(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
     overrides = still(())
@@ -275,6 +276,7 @@ def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str
         assert (("root",) in entered) is (memory == 1 and name in ("decoder", "prefix"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_prompts_are_shared(work: Work, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Each is scored by one process, and all have the same figures."""

@@ -50,6 +50,7 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["flipped", "truncated", "emptied", "deleted"])
 def test_whatever_is_damaged_is_made_anew(
     how: str, book: Path, cache: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path

@@ -200,6 +200,7 @@ def test_a_long_row_comes_in_chunks(tmp_path: Path) -> None:
     assert documents(chunks) == [text, "next"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
 @pytest.mark.parametrize("documents_are", ["whole", "line", "blank-line"])
 def test_a_text_without_any_space_comes_in_chunks(suffix: str, documents_are: Any, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def short_list(rng: random.Random) -> str:
     return "\n".join(word(rng) for _ in range(LINES - 1)) + "\n"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

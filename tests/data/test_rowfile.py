@@ -27,6 +27,7 @@ from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled
 from tests.data.test_corpus import documents
 from tests.data.texts import prose
+from tests.examples import examples
 
 CELLS = ["First, with a comma", 'second, with "quotes" and é', "third\r\nlines\n\nand more", "", " spaces ", "fifth;"]
 
@@ -83,6 +84,7 @@ FILES = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", FILES)
 def test_a_corpus_and_a_table_hold_the_same_cells(name: str, packed: bool, tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_the_same_fault_is_told_in_the_same_words(name: str, tmp_path: Path) -> 
     assert of_table.value.fix.startswith(of_corpus.value.fix) or "--encoding" in of_table.value.fix
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150, 300), deadline=None)
 @given(text=st.text(alphabet='a",\n\r é', max_size=30))
 def test_hostile_text_is_read_alike(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("csv") / "a.csv"

@@ -20,6 +20,7 @@ from lmtool.data.table import RowFault, Skipped, Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 from tests.errors import refuses
+from tests.examples import examples
 
 ROWS = [("Good, very good", "pos"), ('say "no"', "neg"), ("two\nlines é", "pos")]
 
@@ -114,7 +115,7 @@ def test_a_dataset_names_its_classes_and_flattens_translations(tmp_path: Path) -
 FIELDS = st.text(alphabet='ab",;\t| \n\ré', max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120, 300), deadline=None)
 @given(
     rows=st.lists(st.lists(FIELDS, min_size=2, max_size=4), min_size=1, max_size=8),
     delimiter=st.sampled_from(",;\t|"),
@@ -129,7 +130,7 @@ def test_written_tables_are_read_as_csv_reads_them(
     agrees_with_csv(buffer.getvalue(), delimiter, skip=False)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(250, 500), deadline=None)
 @given(text=st.text(alphabet='a",,""\n\r ', max_size=24), skip=st.booleans())
 def test_hostile_text_is_read_as_csv_reads_it(text: str, skip: bool) -> None:
     agrees_with_csv(text, ",", skip)

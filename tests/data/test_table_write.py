@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lmtool.data.table import Row, Table, open_table, table_lines, write_table
 from lmtool.errors import ResourceError, UsageError
 from lmtool.recipe.spec.text import Data
+from tests.examples import examples
 
 
 def table(folder: Path, content: str = 'text;label\n"a;b";x\nc"d,é;y\n', name: str = "in.csv") -> Table:
@@ -74,7 +75,7 @@ def test_formulas_are_guarded_when_asked(tmp_path: Path) -> None:
     assert guarded_header == "'=name,text,'@p\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(rows=st.lists(st.tuples(st.text(alphabet='a",;\n\r é', max_size=5), st.text(max_size=5)), min_size=1))
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
     folder = tmp_path_factory.mktemp("again")

@@ -49,6 +49,7 @@ def plain(model, prompt, settings, **options):
     return found[: settings.num_return]
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("early_stopping", ["yes", "no", "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize("num_beams", [1, 2, 5])

@@ -102,6 +102,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
 @pytest.mark.parametrize("how", STRATEGIES.values(), ids=STRATEGIES)
 def test_each_strategy_keeps_the_form(form, how):
@@ -418,6 +419,7 @@ UNSPELLED = {
 HOW = {"greedy": {}, "beam": {"strategy": Beam, "num_beams": 2}, "complete": {}}
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("kind", ["char", "word", "wordpiece", "unigram"])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("where", UNSPELLED)

@@ -65,11 +65,13 @@ def away(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", SERVED)
 def test_the_states_of_every_kind_of_part(family: str) -> None:
     assert away(*states(packed(family), 12)) < 1e-4
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("family", ["gpt2", "modern", "neox", "2017"])
 def test_the_states_in_every_precision(family: str, precision: str) -> None:

@@ -48,6 +48,7 @@ def plain(model, prompt, settings):
     )[0]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.name)
 @pytest.mark.parametrize(
     ("model", "prompts"), [(AnswerModel(), ANSWERS), (PrefixModel(), ANSWERS), (PrefixModel(), JOINED)]

@@ -96,7 +96,7 @@ def drafts_for(model):
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_texts_are_those_without_a_draft(variant):
     model = transformer(**VARIANTS[variant])

@@ -490,6 +490,7 @@ SHIPPED: dict[str, str] = {
 """The family of each shipped recipe, or the key that stands in the way; model.kind for all others."""
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml")))
 def test_shipped_recipes(name: str) -> None:
     recipe = load(name).recipe

@@ -177,6 +177,7 @@ def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, bases: Ba
         close(found, [list(one.probabilities.values()) for one in wanted])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["of the paper", "mean", "one score"])
 def test_a_temperature_is_in_the_weights(kind: str, tmp_path: Path, bases: Bases) -> None:
     """Of a head of its own class, of one beside its body, and of one score; no note divides a second time."""
@@ -242,6 +243,7 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, bases: Bases) -> 
     assert "head.safetensors" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["of the paper", "mean"])
 def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
     """With their segments, and their columns."""
@@ -256,7 +258,7 @@ def test_two_texts_a_row(kind: str, tmp_path: Path, bases: Bases) -> None:
     close(found, [list(one.probabilities.values()) for one in wanted])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["of the paper", "mean"])
 @pytest.mark.parametrize("body", ["bert", "roberta", "modernbert", "gpt2"])
 def test_a_context_shorter_than_the_positions(kind: str, body: str, tmp_path: Path, bases: Bases) -> None:

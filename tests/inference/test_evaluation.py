@@ -19,6 +19,7 @@ from lmtool.inference.evaluation import BATCH_TOKENS, Evaluated, Items, by_lengt
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
 from tests.compute.together import together
+from tests.examples import examples
 from tests.model import tiny
 
 CPU = Compute(torch.device("cpu"), "float32")
@@ -27,7 +28,7 @@ LENGTHS = st.integers(1, 3).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(LENGTHS, st.integers(1, 200), st.one_of(st.none(), st.integers(1, 9)))
 def test_every_item_comes_once_and_no_group_is_above_the_budget(
     lengths: list[tuple[int, ...]], tokens: int, rows: int | None

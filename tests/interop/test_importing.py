@@ -279,7 +279,7 @@ def test_greedy_texts_are_those_of_transformers(case: str, tmp_path: Path) -> No
         assert list(completion.tokens) == wanted[len(roles.starts) if starts is not None else len(row) :]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 # Pegasus writes its sinusoids into its files, and Transformers takes them from there, rounded
 @pytest.mark.parametrize("case", [case for case in CASES if "classifier" not in case and case != "pegasus"])
 def test_a_model_in_several_files_and_in_half_precision_is_the_same(case: str, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     assert load_run("last").run_path == run.path
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("modules", [["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]])
 @pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "max_tokens"])
 def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str], mode: str, tmp_path: Path) -> None:
@@ -430,6 +430,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("how", DAMAGED)
 def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, tmp_path: Path) -> None:
     damage, what = DAMAGED[how]

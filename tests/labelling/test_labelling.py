@@ -23,14 +23,15 @@ def text_of(row: dict[str, Any]) -> str:
     return str(row["texts"][-1][1])
 
 
-def annotate(labelling: Labelling, n: int, window: str = "a", truth: dict[str, str] = TRUTH) -> list[dict[str, Any]]:
-    """Answers the next n rows, and learns from each."""
+def annotate(labelling: Labelling, n: int, truth: dict[str, str] = TRUTH, every: int = 1) -> list[dict[str, Any]]:
+    """Answers the next n rows, and learns when so many of them are answered."""
     rows = []
-    for _ in range(n):
-        row = labelling.next(window)["row"]
+    for i in range(1, n + 1):
+        row = labelling.next("a")["row"]
         rows.append(row)
-        labelling.answer(window, row["row"], row["version"], [truth[text_of(row)]])
-        labelling.learn()
+        labelling.answer("a", row["row"], row["version"], [truth[text_of(row)]])
+        if i % every == 0 or i == n:
+            labelling.learn()
     return rows
 
 
@@ -41,7 +42,7 @@ def result(path: Path) -> list[dict[str, str]]:
 
 def test_each_row_is_asked_once_until_none_is_left(table: Path, begin: Begin) -> None:
     labelling = begin(table)
-    asked = annotate(labelling, len(TEXTS))
+    asked = annotate(labelling, len(TEXTS), every=4)
     assert sorted(row["row"] for row in asked) == list(range(len(TEXTS)))
     assert labelling.next("a")["row"] is None
     assert labelling.record()["answers"] == len(TEXTS)
@@ -108,7 +109,7 @@ def test_an_answer_is_taken_back_and_a_row_passed_over(table: Path, begin: Begin
     labelling.answer("a", second["row"], 0, None)
     assert labelling.answers() == {}
     again = begin(table)
-    asked = annotate(again, len(TEXTS) - 2)
+    asked = annotate(again, len(TEXTS) - 2, every=12)
     assert not {first["row"], second["row"]} & {row["row"] for row in asked}
     assert again.next("a")["row"] is None
 
@@ -166,7 +167,7 @@ def test_the_estimate_is_of_random_rows_and_close_to_the_truth(table: Path, begi
 def test_labels_that_are_wrong_are_found_and_kept_if_confirmed(table: Path, begin: Begin) -> None:
     labelling = begin(table)
     wrong = {text: "fruit" for _, text in TEXTS if text in ("the old cat here", "the new dog outside")}
-    annotate(labelling, len(TEXTS), truth=TRUTH | wrong)
+    annotate(labelling, len(TEXTS), truth=TRUTH | wrong, every=12)
     doubted = labelling.progress()["wrong"]
     assert {text_of(row) for row in doubted[:2]} == set(wrong)
     assert all(row["labels"] == ("fruit",) and row["suggested"] == ("animal",) for row in doubted[:2])

@@ -70,6 +70,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     return request.param
 
 
+@pytest.mark.sampled(45)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("n_queries", [1, 3, 7])
@@ -89,6 +90,7 @@ def test_equals_loops_over_heads_and_positions(
         assert array(mixed[row].transpose(0, 1).flatten(1)) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.sampled(45)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("n_queries", [1, 3, 7])
@@ -216,6 +218,7 @@ def test_more_queries_than_keys_of_a_source(kernel: str, n_queries: int) -> None
         assert array(mixed[row].transpose(0, 1).flatten(1)) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 @pytest.mark.parametrize("n_queries", [1, 3, 7])
 def test_positions_are_added_to_scores(kernel: str, mask: dict[str, Any], n_queries: int) -> None:

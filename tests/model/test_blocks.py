@@ -14,6 +14,7 @@ from lmtool.model.layers.attention import Attend
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec.transformer import ScoreName
+from tests.examples import examples
 from tests.model import tiny
 from tests.reference import attention as reference
 
@@ -41,7 +42,7 @@ def rules() -> dict[str, AttentionPositions]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(
     beyond=st.integers(1, 25),
     size=st.integers(1, 5),

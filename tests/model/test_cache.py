@@ -70,6 +70,7 @@ def test_any_chunks_equal_one_forward_pass(family: str, chunking: tuple[int, lis
     assert state.length == before + length
 
 
+@pytest.mark.sampled(18)
 @families
 def test_token_by_token_and_prefill_in_inference_mode(family: str) -> None:
     model = model_of(family)
@@ -81,6 +82,7 @@ def test_token_by_token_and_prefill_in_inference_mode(family: str) -> None:
     torch.testing.assert_close(prefill, full(model, tokens_BT), **EXACT)
 
 
+@pytest.mark.sampled(18)
 @families
 def test_the_whole_context_can_be_read(family: str) -> None:
     model = model_of(family)
@@ -93,6 +95,7 @@ def test_the_whole_context_can_be_read(family: str) -> None:
     torch.testing.assert_close(hidden, full(model, tiny.tokens(1, left), source), **EXACT)
 
 
+@pytest.mark.sampled(18)
 @families
 @quick
 @given(rows=st.lists(st.integers(0, 2), min_size=1, max_size=5), cut=st.integers(1, 7))
@@ -106,6 +109,7 @@ def test_rows_of_a_state_can_be_picked_dropped_and_doubled(family: str, rows: li
     torch.testing.assert_close(hidden, full(model, tokens_BT)[picked][:, cut:], **EXACT)
 
 
+@pytest.mark.sampled(18)
 @families
 def test_a_state_is_a_value(family: str) -> None:
     """Advancing changes nothing in the state that was given, so two futures can start from it."""
@@ -212,6 +216,7 @@ def test_rows_that_come_and_go_equal_each_row_alone(family: str, data: st.DataOb
         state, rows = state[torch.tensor(stay)].trimmed(), [rows[i] for i in stay]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", [name for name in CACHED if name in tiny.TRANSFORMERS])
 def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> None:
     model = model_of(family)
@@ -283,6 +288,7 @@ def test_rows_that_share_a_line_equal_each_row_alone(family: str, parents: list[
     assert state.n_rows == 3 * len(lengths)
 
 
+@pytest.mark.sampled(18)
 @families
 def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) -> None:
     model = model_of(family)
@@ -312,6 +318,7 @@ def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatc
     assert state.branches.seen_BS.shape[1] < 2 * (state.length + 3)
 
 
+@pytest.mark.sampled(18)
 @families
 def test_a_search_copies_no_keys_and_values(family: str) -> None:
     """Neither to append nor to reorder; and a common prefix is stored once."""
@@ -332,6 +339,7 @@ def places_of(state: DecodeState) -> list[int]:
     return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValue | Memory) for t in layer]
 
 
+@pytest.mark.sampled(18)
 @families
 def test_two_futures_of_one_state(family: str) -> None:
     """The second finds the spare slots taken, and does not change the first."""
@@ -370,12 +378,14 @@ def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> N
     torch.testing.assert_close(hidden, full(model, tokens_BT)[:, 4:], **EXACT)
 
 
+@pytest.mark.sampled(18)
 @families
 def test_a_state_of_no_rows(family: str) -> None:
     _, state = read(model_of(family), tiny.tokens(2, 3), [])
     assert state[torch.tensor([], dtype=torch.long)].n_rows == 0
 
 
+@pytest.mark.sampled(18)
 @families
 def test_rows_of_other_lengths_are_read_at_once(family: str) -> None:
     """With padding behind the shorter ones, which is forgotten, each row goes on as alone."""
@@ -393,6 +403,7 @@ def test_rows_of_other_lengths_are_read_at_once(family: str) -> None:
             torch.testing.assert_close(hidden[row], expected[row], **EXACT)
 
 
+@pytest.mark.sampled(18)
 @families
 def test_states_that_hold_all_positions_go_back(family: str) -> None:
     """And go on in the same slots when they are reclaimed; those of recurrent models and of n-grams cannot."""

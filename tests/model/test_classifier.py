@@ -65,6 +65,7 @@ LAYERS: dict[str, list[str | int]] = {name: ["last", "mix", "mix-hidden", 1] for
 }
 
 
+@pytest.mark.sampled(55)
 @pytest.mark.parametrize(("family", "layers"), [(name, way) for name in CLASSIFIERS for way in LAYERS[name]])
 def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str | int) -> None:
     of = tiny.any_spec(**FAMILIES[family])

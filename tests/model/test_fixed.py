@@ -40,6 +40,7 @@ def fixed_of(state: DecodeState) -> FixedState:
     return fixed
 
 
+@pytest.mark.sampled(25)
 @families
 @pytest.mark.parametrize("lengths", [(3,), (2, 5, 4)], ids=str)
 @torch.inference_mode()
@@ -58,6 +59,7 @@ def test_steps_equal_those_of_a_growing_cache(family: str, lengths: tuple[int, .
         torch.testing.assert_close(model.logits(found), model.logits(wanted), **EXACT)
 
 
+@pytest.mark.sampled(12)
 @families
 @torch.inference_mode()
 def test_it_grows_on(family: str) -> None:

@@ -92,7 +92,7 @@ def dense(mask: Mask, q: Tensor, k: Tensor, v: Tensor, rule: AttentionPositions,
     return scores.masked_fill(~mask.allowed(T, T, CPU)[:, None], -torch.inf).softmax(-1) @ v
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("mask", "alibi"), MASKS.values(), ids=MASKS.keys())
 def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
     rule = AlibiPositions(N).double() if alibi else RotaryPositions(100.0)
@@ -153,6 +153,7 @@ def test_what_it_does_not_have_is_computed_as_before(
     assert Attend(WINDOW, T, torch.arange(T)[None], rule=AttentionPositions())._flexes(x, x, 0.0, Score(1.0))
 
 
+@pytest.mark.slow
 def test_scores_with_weights(flexes: Flexes) -> None:
     """They are dot products of transformed queries and keys."""
     score, q = Bilinear(N, H).double(), drawn(B, N, T, H, seed=1)

@@ -36,6 +36,7 @@ def segments(family: str, n_rows: int, length: int, first: int = 4) -> dict[str,
     return {"segments_BT": (torch.arange(length) >= first).long().expand(n_rows, length)}
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("family", ONE_SIDE)
 @quick
 @given(t=st.integers(0, T - 1), shift=st.integers(1, tiny.VOCAB - 1), grad=st.booleans())
@@ -67,6 +68,7 @@ def test_an_encoder_tells_every_position_of_a_token(family: str, t: int, shift: 
             assert not torch.allclose(after[0, position], before[0, position], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sampled(21)
 @families
 @quick
 @given(rows=st.lists(NEIGHBOURS, max_size=3), place=st.integers(0, 3), grad=st.booleans())
@@ -83,6 +85,7 @@ def test_neighbours_in_the_batch_change_nothing(family: str, rows: list[list[int
     torch.testing.assert_close(together[place], alone[0], **EXACT)
 
 
+@pytest.mark.sampled(21)
 @families
 @quick
 @given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
@@ -134,6 +137,7 @@ def test_padding_anywhere_in_a_prefix_changes_nothing(family: str, keep: list[bo
     torch.testing.assert_close(hidden, tiny.read(model, rest, text.tolist()), **EXACT)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", WITH_SOURCE)
 @quick
 @given(t=st.integers(0, 3), shift=st.integers(1, tiny.VOCAB - 1))
@@ -146,6 +150,7 @@ def test_every_token_of_a_source_counts(family: str, t: int, shift: int) -> None
     assert not torch.allclose(one[0, 0], two[0, 0], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("family", PACKED)
 @quick
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), first=st.integers(0, 9), grad=st.booleans())
@@ -170,6 +175,7 @@ def test_isolated_documents_of_a_packed_row_equal_each_alone(
     torch.testing.assert_close(hidden[1], model(Batch(row)).hidden_BTD[0], **EXACT)
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("family", [name for name in PACKED if REACH.get(name, T) > 1 or name in WINDOWS])
 def test_without_isolation_documents_see_each_other(family: str) -> None:
     model = model_of(family)
@@ -178,6 +184,7 @@ def test_without_isolation_documents_see_each_other(family: str) -> None:
     assert not torch.allclose(apart[0, 3:], model(Batch(row)).hidden_BTD[0, 3:], atol=1e-3)
 
 
+@pytest.mark.sampled(21)
 @families
 def test_saved_and_loaded_weights_give_the_same_logits(family: str, tmp_path: Path) -> None:
     model, other = model_of(family), tiny.model(seed=1, **FAMILIES[family])

@@ -28,6 +28,7 @@ def last_of(model: LanguageModel, batch: Batch) -> Tensor:
     return model(batch).hidden_BTD
 
 
+@pytest.mark.sampled(5)
 @shapes
 @pytest.mark.parametrize("family", DECODERS)
 def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, shape: str) -> None:

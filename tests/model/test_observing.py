@@ -27,6 +27,7 @@ PLAIN = {name: of for name, of in tiny.TRANSFORMERS.items() if of.get("score") n
 SOURCE = [3, 1, 4, 1]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("changes", PLAIN.values(), ids=PLAIN.keys())
 def test_equal_those_of_the_plain_model(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each layer in the order of computation: self-attention of an encoder, then of a decoder, and across."""
@@ -76,6 +77,7 @@ def test_each_score_equals_loops(kind: ScoreName) -> None:
             assert found[0][0, n, t].tolist() == pytest.approx(wanted, abs=1e-12)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("dilation", "n_global"), [(1, 0), (1, 2), (3, 0), (2, 1)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_windows_equal_loops(
@@ -107,6 +109,7 @@ def test_blocks_of_windows_equal_loops(
                 np.testing.assert_allclose(found[0][b, n, t], wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("name", ATTENDING)
 @pytest.mark.parametrize("grad", [False, True])
 def test_nothing_else_changes_and_rows_sum_to_one(name: str, grad: bool) -> None:

@@ -47,6 +47,7 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_recipe_of_a_paper_has_its_size(name: str) -> None:
     recipe = load(name).recipe
@@ -98,6 +99,7 @@ def built_elsewhere() -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in PAPERS if name not in ("prefix-lm", "transformer-base")])
 def test_transformers_builds_the_same_size(name: str) -> None:
     kind, config = built_elsewhere()[name]

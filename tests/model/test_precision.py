@@ -53,6 +53,7 @@ def close(one: Tensor, two: Tensor, share: float) -> bool:
     return float((one.detach().cpu().float() - two.detach()).norm()) <= share * float(two.detach().norm())
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize(("device", "dtype", "family", "isolated"), cases(TRANSFORMERS, PACKED))
 def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: str, isolated: bool) -> None:
     plain = initial(family)
@@ -74,6 +75,7 @@ def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: s
         assert close(parameter.grad, wanted.grad, 0.1), name
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @families
 def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype, family: str) -> None:
@@ -89,6 +91,7 @@ def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype
     assert set(seen) == {torch.float32}
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize(("device", "dtype", "family", "autocast"), cases(CACHING, CACHING))
 @torch.no_grad()
 def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str, autocast: bool) -> None:

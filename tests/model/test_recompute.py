@@ -41,6 +41,7 @@ def a_batch(rows: int = 2, length: int = 80) -> Batch:
     return Batch(tokens_BT, source_BS=source_BS, keep_BT=torch.arange(length) < torch.tensor([[length], [length - 3]]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
 def test_the_same_loss_and_gradients(name: str, autocast: bool) -> None:

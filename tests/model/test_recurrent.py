@@ -204,6 +204,7 @@ def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
     assert torch.equal(*contexts)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("attention", [*SELECTIONS, *PRESENT], ids=lambda a: "-".join(map(str, a.values())))
 def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied: bool) -> None:
@@ -273,6 +274,7 @@ def test_a_decoder_without_attention_has_no_alignments() -> None:
     assert not weights
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "changes",
     [{"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS]
@@ -307,6 +309,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 decoders = pytest.mark.parametrize("changes", DECODERS.values(), ids=list(DECODERS))
 
 
+@pytest.mark.sampled(5)
 @decoders
 def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any]) -> None:
     model = built(spec(**changes))
@@ -325,6 +328,7 @@ def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any])
             torch.testing.assert_close(three[place], whole[4:], **EXACT)
 
 
+@pytest.mark.sampled(5)
 @decoders
 def test_padding_and_neighbours_in_a_row_change_nothing(changes: dict[str, Any]) -> None:
     model = built(spec(**changes))

@@ -66,6 +66,7 @@ def by_loops(
     return weights.logits(hidden), aligned
 
 
+@pytest.mark.sampled(16)
 @attentions
 @directions
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
@@ -81,6 +82,7 @@ def test_it_equals_the_loop(attention: Any, both: bool, cell: str) -> None:
             np.testing.assert_allclose(alignments(model, batch)[row].detach(), aligned, **EXACT)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("cell", "nonlinearity"), CELLS)
 @pytest.mark.parametrize("feed", ["output", "input"])
 @pytest.mark.parametrize("n_layers", [1, 3])
@@ -96,6 +98,7 @@ def test_any_cell_any_number_of_layers_any_head(
     np.testing.assert_allclose(logits, by_loops(model, of, source_BS[0], tokens_BT[0])[0], **EXACT)
 
 
+@pytest.mark.sampled(5)
 @attentions
 @directions
 def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bool) -> None:
@@ -116,6 +119,7 @@ def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bo
         assert not weights[2].any()
 
 
+@pytest.mark.sampled(5)
 @attentions
 @directions
 def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> None:

@@ -15,6 +15,7 @@ from lmtool.recipe.spec.recipe import Model, generator_of
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging
+from tests.examples import examples
 from tests.model import tiny
 from tests.recipe.strategies import recurrents, transformers
 
@@ -28,12 +29,13 @@ def holds(spec: Model) -> None:
     assert size_of(spec, vocab_size=50).matrices == sum(p.numel() for p in layer_matrices(model))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(transformers() | recurrents())
 def test_the_size_is_that_of_the_built_model(spec):
     holds(spec)
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_more_layers_are_counted_without_being_built(family):
     spec = tiny.any_spec(**tiny.FAMILIES[family])
@@ -53,6 +55,7 @@ def test_the_size_of_averages_is_that_of_the_built_model(keys):
     holds(Averaging(kind="averaging", **keys))
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_an_outline_has_the_shapes_of_the_model(family):
     spec = tiny.any_spec(**tiny.FAMILIES[family])

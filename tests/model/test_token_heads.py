@@ -68,6 +68,7 @@ def tagger(family: str, crf: bool = True, layers: str = "last") -> Tagger:
     return Tagger(tiny.model(**of), spec, tiny.any_spec(**of)).double().eval()
 
 
+@pytest.mark.sampled(27)
 @pytest.mark.parametrize("layers", ["last", "mix"])
 @pytest.mark.parametrize("family", BODIES)
 def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str) -> None:
@@ -84,6 +85,7 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
         torch.testing.assert_close(alone, every[own])
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("family", BODIES)
 def test_every_parameter_that_is_trained_gets_a_gradient(family: str) -> None:
     of = tiny.FAMILIES[family]

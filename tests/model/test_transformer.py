@@ -70,6 +70,7 @@ def segments_of(spec: Transformer) -> torch.Tensor | None:
     return SEGMENTS if spec.n_segments else None
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("changes", PLAIN.values(), ids=PLAIN.keys())
 def test_logits_equal_the_plain_model(changes: dict[str, Any]) -> None:
     spec, model = tiny.spec(**changes), tiny.model(**changes)
@@ -99,6 +100,7 @@ def test_logits_equal_the_plain_model(changes: dict[str, Any]) -> None:
     torch.testing.assert_close(without_grad, logits_BTV, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("n", [0, 1, 3, 5])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_a_prefix_of_any_length_equals_the_plain_model(n: int, position: str) -> None:
@@ -123,6 +125,7 @@ def test_without_segments_all_tokens_belong_to_the_first() -> None:
     )
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
 def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
     spec = tiny.spec(**changes)
@@ -143,6 +146,7 @@ def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
         assert grad.abs().sum() > 0, name
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
 def test_the_head_parameters_are_those_that_logits_uses(changes: dict[str, Any]) -> None:
     model = tiny.model(**changes)
@@ -153,6 +157,7 @@ def test_the_head_parameters_are_those_that_logits_uses(changes: dict[str, Any])
     assert used == {name for name, parameter in model.named_parameters() if id(parameter) in heads}
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
 def test_the_recipe_counts_the_parameters_that_are_there(changes: dict[str, Any]) -> None:
     model = build(tiny.spec(**changes), VOCAB)

@@ -134,6 +134,7 @@ def gradients(model: LanguageModel, rows: list[NDArray[np.int64]], size: int, ep
     return count, total
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", tiny.DECODERS)
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 @pytest.mark.parametrize("chunk_rows", [3, 10_000])

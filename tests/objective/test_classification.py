@@ -90,6 +90,7 @@ def test_the_language_models_loss_is_a_mean_over_the_tokens_of_each_row() -> Non
     assert both - alone == pytest.approx(0.5 * extra, rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("task", ["class", "multi", "number"])
 @pytest.mark.parametrize("lm_weight", [0.0, 0.5])
 def test_splits_of_a_batch_give_the_same_gradient(task: str, lm_weight: float) -> None:

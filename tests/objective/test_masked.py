@@ -311,7 +311,7 @@ PERMUTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PERMUTED)
 def test_two_streams_are_the_passes_of_the_order_one_by_one(name: str) -> None:
     model = tiny.model(vocab_size=V, **PERMUTED[name])

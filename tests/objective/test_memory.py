@@ -97,6 +97,7 @@ def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:
     return logits.peak
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_a_few_chunks_are_alive(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ROWS <= peak(case, monkeypatch, ROWS) <= 8 * ROWS

@@ -18,6 +18,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.windows import Windows
+from tests.examples import examples
 from tests.reference import vectors as reference
 from tests.training.tiny import MemoryStore
 
@@ -70,7 +71,7 @@ def test_pairs_are_counted_within_windows_and_documents(rows, window, parts):
     assert int(model.n_read) == sum(map(len, rows))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(15, 30), deadline=None)
 @given(rows=documents, window=st.integers(1, 4))
 def test_glove_counts_by_distance_and_reads_every_pair_once_an_epoch(rows, window):
     expected = reference.cooccurrences(rows, WORDS, window, by_distance=True)

@@ -47,6 +47,7 @@ def changed(recipe: Any, path: tuple[str, ...]) -> Any:
     return recipe.model_copy(update={name: value})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", covering())
 def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
     recipe = load(name).recipe

@@ -13,6 +13,7 @@ from lmtool.recipe.document import Origin, parse
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
+from tests.examples import examples
 from tests.recipe.strategies import texts
 
 RECIPE = """\
@@ -269,7 +270,7 @@ scraps = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
     tree = parse(dump(load("tiny").recipe), "f").value

@@ -74,6 +74,7 @@ def test_a_duplicate_key_names_both_lines_and_the_rest_is_still_read():
     assert document.value == {"a": {"b": 1, "c": 2}, "d": 4}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

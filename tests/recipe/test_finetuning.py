@@ -86,6 +86,7 @@ def test_an_averaging_model_is_trained_as_it_was() -> None:
     assert recipe.evaluation.every == 54
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("writes", [True, False])
 def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
@@ -109,6 +110,7 @@ def test_few_rows_are_learnt(published: bool, writes: bool) -> None:
     assert (many.evaluation.patience, many.evaluation.every) == (5, 320 // many.training.batch_size)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("per_class", [1, 8, FEW_OF_CLASS])
 def test_few_rows_of_a_class_are_contrasted(per_class: int, published: bool) -> None:

@@ -16,6 +16,7 @@ from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer
 from lmtool.recipe.spec.training import Linear, Muon, Sgd
+from tests.examples import examples
 from tests.recipe.covering import covering
 
 RECIPE = """\
@@ -360,7 +361,7 @@ def test_a_part_without_a_kind_is_of_the_default_kind(file):
     assert word_piece == WordPieceTokenizer(kind="wordpiece", vocab_size=5000)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -19,6 +19,7 @@ def cells(mask):
     return ["".join("#" if share == 1 else "." if not share else "-" for share in row) for row in mask.shares]
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_recipe_is_drawn(name):
     drawing = draw(load(name).recipe, name)

@@ -111,6 +111,7 @@ def test_many_steps_are_drawn_as_means(tmp_path):
     assert found[-1]["step"] == 1000
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_nothing_of_a_run_becomes_html(tmp_path, text):
     results = {

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lmtool.errors import DataError
 from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute, rank_samples
+from tests.examples import examples
 from tests.reference import order as reference
 
 keys = st.integers(0, 2**63 - 1)
@@ -97,7 +98,7 @@ def test_hash_key_tells_parts_apart() -> None:
     assert all(0 <= hash_key(*part) < 2**63 for part in parts)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(15, 30))
 @given(st.integers(1, 200), st.integers(0, 5), st.integers(1, 50))
 def test_every_item_comes_once_an_epoch(n: int, seed: int, batch_size: int) -> None:
     order = SampleOrder(n, seed)

@@ -21,7 +21,7 @@ from lmtool.serving.server import Serving
 from lmtool.serving.service import TOKENS_AT_ONCE
 from tests.serving.harness import Served, served
 
-VICTIM = {"prompt": "Who saw", "max_tokens": 50, "seed": 1, "logit_bias": {"1": -100}}
+VICTIM = {"prompt": "Who saw", "max_tokens": 25, "seed": 1, "logit_bias": {"1": -100}}
 """A text that does not end before."""
 
 N_ROWS = 8
@@ -105,8 +105,8 @@ async def beside(client: httpx.AsyncClient, path: str, body: Any, timeout: float
 TEXT = {"prompt": "Tom saw it", "max_tokens": 12}
 RECORD = {
     "type": "object",
-    "properties": {f"name_{i}": {"type": "string", "maxLength": 9} for i in range(200)},
-    "required": [f"name_{i}" for i in range(200)],
+    "properties": {f"name_{i}": {"type": "string", "maxLength": 9} for i in range(80)},
+    "required": [f"name_{i}" for i in range(80)],
     "additionalProperties": False,
 }
 HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {

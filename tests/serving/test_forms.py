@@ -131,6 +131,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("guided", "param", "what"), REFUSED, ids=[f"{param} {what}" for _, param, what in REFUSED])
 def test_what_is_not_enforced_is_refused_by_name(server: Served, guided: Any, param: str, what: str) -> None:
     with server.http() as client:

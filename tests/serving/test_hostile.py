@@ -143,6 +143,7 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.exc_info or "Traceback" in one.getMessage()]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nothing"])
 @pytest.mark.parametrize(
     ("version", "lengths"),
@@ -170,6 +171,7 @@ def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_no_request(
     assert tracebacks(caplog) == []
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("pause", [0.0, 0.02])
 @pytest.mark.parametrize(
     "body", ["zz\r\n", "5\r\nabcdefgh\r\n", "-1\r\n\r\n", "f" * 40, "1\r\na\r\n0\r\n\x00: y\r\n\r\n"]
@@ -209,6 +211,7 @@ def test_what_is_malformed_behind_a_stream_leaves_no_traceback(
     assert tracebacks(caplog) == []
 
 
+@pytest.mark.sampled(33)
 @pytest.mark.parametrize(
     "request_line",
     [

@@ -315,7 +315,7 @@ async def together(scheduler: Scheduler, every: list[GenerationRequest]) -> list
     return await asyncio.gather(*(texts_of(scheduler, one) for one in every), return_exceptions=True)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("same", [True, False], ids=["equal settings", "other settings"])
 @pytest.mark.parametrize("fault", ["joining", "reading", "advancing", "filtering", "choosing", "writing", "nan"])
 def test_a_text_that_fails_ends_its_own_request_alone(

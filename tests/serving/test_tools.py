@@ -162,6 +162,7 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [callers.call("a",
 RESULT = {"role": "tool", "content": "x", "tool_call_id": "a"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("body", "what"),
     [

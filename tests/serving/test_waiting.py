@@ -133,6 +133,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(server: Served, monkeypatc
     assert {answer.status_code for answer in answers} == {400}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "body",
     [

@@ -90,6 +90,7 @@ def test_a_scale_that_is_given_is_taken(work: Work) -> None:
     assert half.scale == 10
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e-9, 1.0, 1e10, 3e14])
 def test_numbers_of_any_size_are_learned_and_measured(work: Work, unit: float) -> None:
     table = write(work.folder / "numbers.csv", [(i % 7 - 3) * unit for i in range(60)])

@@ -12,6 +12,7 @@ from lmtool.tables import findings
 from lmtool.tables.findings import _near
 from lmtool.tables.prepare import check_tables
 from lmtool.tables.reading import LabelledText
+from tests.examples import examples
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=14).map(" ".join), max_size=8)
 
@@ -26,7 +27,7 @@ def rows(texts: list[str]) -> list[LabelledText]:
 
 
 @given(TEXTS, TEXTS, st.integers(1, 40))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(100, 300))
 def test_near_rows_are_those_of_all_pairs(train: list[str], held: list[str], block: int) -> None:
     near = [
         number

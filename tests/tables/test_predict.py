@@ -64,7 +64,7 @@ def close(found: list[list[Any]], expected: list[list[Any]]) -> bool:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [*HEADS, "answers"])
 def test_any_chunks_and_any_number_of_processes_answer_the_same(
     work: Work, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -79,7 +79,7 @@ def test_any_chunks_and_any_number_of_processes_answer_the_same(
             assert close(found, alone)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [*HEADS, "answers"])
 def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     loaded, table = learned(work, kind)

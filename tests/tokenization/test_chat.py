@@ -42,6 +42,7 @@ def takes(name: str, messages: list[Message]) -> bool:
     return PUBLISHED[name].system or messages[0]["role"] != "system"
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_ids_are_those_of_transformers(tmp_path: Path, name: str, conversation: str) -> None:
     messages = CONVERSATIONS[conversation]

@@ -16,6 +16,7 @@ def streamed(name: str, ids: list[int]) -> list[str]:
     return [*map(decoder.push, ids), decoder.flush()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 @settings(deadline=None)

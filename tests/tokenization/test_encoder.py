@@ -15,6 +15,7 @@ from lmtool.tokenization.decoder import byte_alphabet
 from lmtool.tokenization.encoder import batch_encoder, fast_encoder
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.data.texts import HOSTILE, prose
+from tests.examples import examples
 from tests.tokenization.test_tokenizer import BPE, TOKENIZERS
 
 # Trained on the adversarial texts, so that unusual merges exist.
@@ -56,7 +57,7 @@ def test_many_texts_at_once(tokenizer: Tokenizer) -> None:
 
 
 @given(st.lists(st.one_of(NASTY, st.text(max_size=20)), min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120, 300), deadline=None)
 def test_any_texts_at_once(texts: list[str]) -> None:
     assert split(*ODD.encode_many(texts)) == [ODD.encode(text) for text in texts]
 
@@ -69,7 +70,7 @@ def test_a_safe_cut_changes_nothing(text: str) -> None:
         assert tokenizer.encode(text[:cut]) + tokenizer.encode(text[cut:]) == tokenizer.encode(text)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("white", [" ", "\n", " \n", "\u00a0"])
 def test_very_long_runs_of_white_space(white: str) -> None:
     text = "x" + white * (1_100_000 // len(white)) + "y"

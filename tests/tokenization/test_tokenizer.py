@@ -64,6 +64,7 @@ def test_bpe_is_lossless_for_any_text(text: str) -> None:
     assert BPE.decode(BPE.encode(text)) == text
 
 
+@pytest.mark.sampled(27)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_long_text_has_the_ids_of_the_reference(tokenizer: Tokenizer, name: str) -> None:
     text = (HOSTILE[name] + prose(300)) * 7
@@ -94,6 +95,7 @@ def one_thread_beside() -> Iterator[list[None]]:
         thread.join()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bpe", "wordpiece", "word"])
 def test_other_threads_run_while_a_long_text_is_encoded(name: str) -> None:
     tokenizer, text = TOKENIZERS[name], prose(4000) * 5

@@ -16,6 +16,7 @@ from lmtool.recipe.spec.text import BpeTokenizer, WordTokenizer
 from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.tokenization.tools import CallParser, Convention, NoTools, ToolCall, read_calls, read_tools
+from tests.examples import examples
 from tests.tokenization.chat_templates import PUBLISHED, TEXTS, published
 from tests.tokenization.tool_templates import CALLING, GIVEN, TOOLS, calling
 
@@ -128,7 +129,7 @@ JSON = st.recursive(
 ARGUMENTS = st.dictionaries(st.sampled_from(["city", "<|im_end|>", "</s>", '"', "ü"]), JSON, max_size=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CONVENTIONS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
@@ -168,9 +169,9 @@ PIECES = st.sampled_from(
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral", "textual"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(80, 150), deadline=None)
 @given(pieces=st.lists(PIECES, max_size=9), cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_any_division_of_any_answer_gives_the_same_and_nothing_is_lost(
     formats: Any, name: str, pieces: list[str], cuts: list[int]

@@ -182,7 +182,7 @@ def test_moments_that_are_no_numbers_are_refused(work: Work) -> None:
         work.resume()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"table": "a", "train": ["1"], "test": []}', b'{"table": "a"}'])
 def test_a_damaged_split_is_refused(work: Work, content: bytes) -> None:
     work.pretrain(name="base")
@@ -214,6 +214,7 @@ def test_damaged_marks_of_the_logs_are_told(work: Work, content: bytes) -> None:
     assert not list(verify_run(work.run()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"": {"kind": "class"}}'])
 def test_a_damaged_floor_is_refused(work: Work, content: bytes) -> None:
     work.pretrain(name="base")

@@ -72,6 +72,7 @@ def test_a_step_that_is_validated_anyway_is_validated_once(work: Work, validatio
     assert ended(told).best_step == 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stops", [(1,), (5, 2, 1), (3, 3, 3)])
 def test_the_resumed_run_is_the_unbroken_one(work: Work, stops: tuple[int, ...]) -> None:
     patient = (*SAMPLES, "evaluation.every=3", "evaluation.patience=2")
@@ -83,6 +84,7 @@ def test_the_resumed_run_is_the_unbroken_one(work: Work, stops: tuple[int, ...])
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stops", [(9,), (11,), (9, 2)])
 def test_the_same_checkpoints_stay_as_of_an_unbroken_run(work: Work, stops: tuple[int, ...]) -> None:
     work.pretrain(name="whole")

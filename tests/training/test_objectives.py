@@ -65,7 +65,7 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[st
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "overrides",
     [BERT, SPANBERT, XLNET, ELECTRA, SAMPLED, LSTM],

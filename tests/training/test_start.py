@@ -162,6 +162,7 @@ def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
     assert metrics(work.run())[-1]["step"] == step - 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", [1, 5])
 def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     calls = 0
@@ -462,6 +463,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
 BACKGROUND = "checkpoint.background=true"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", [(), (BACKGROUND,)], ids=["at once", "in the background"])
 def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], None], how: tuple[str, ...]) -> None:
     work.pretrain(*how, name="whole")

@@ -40,7 +40,7 @@ def unfit(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
         case list() | tuple():
             for item in value:
                 yield from unfit(item, path)
-        case str() if any("\ud800" <= character <= "\udfff" for character in value):
+        case str() if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             yield path, "holds a character that UTF-8 cannot encode"
         case int() | float() if not is_fit(value) and (isinstance(value, int) or math.isfinite(value)):
             yield path, f"the number is too large; at most {LARGEST if isinstance(value, int) else LARGEST_FLOAT}"

@@ -24,6 +24,7 @@ from lmtool.interop.families.layouts import SAME, AsRow, Joined, Layout, Transpo
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked
 from lmtool.recipe.spec.transformer import Transformer
+from tests.examples import examples
 from tests.interop.families.hub import (
     BLOOM_FILE,
     GEMMA_FILE,
@@ -518,7 +519,7 @@ def test_labels_without_names(change: dict[str, Any], n_labels: int) -> None:
     assert objective.labels == ("LABEL_0", "LABEL_1", "LABEL_2")[:n_labels]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100, 300), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_value_is_read_or_refused(data: st.DataObject) -> None:
     """Whatever a file says, there is a recipe, perhaps one that the recipe language refuses, or a CheckpointError."""
@@ -624,7 +625,7 @@ def test_changed_models(name: str) -> None:
     assert {f"model.{key}" for key in keys} <= refused
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(model=specs(Transformer), family=st.sampled_from(DECODERS), objective=specs(Classification) | specs(Causal))
 def test_any_recipe_is_written_or_refused(model: Transformer, family: Decoder, objective: AnyObjective) -> None:
     assume(model.n_layers < 1000)
@@ -638,6 +639,7 @@ def test_any_recipe_is_written_or_refused(model: Transformer, family: Decoder, o
 NAMES = ("a", "b")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("objective", "key"),
     [

@@ -119,6 +119,7 @@ def batch_of(peer: Any, tokens_BT: Tensor, keep_BT: Tensor | None) -> Batch:
     return Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments_of(peer))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_masked_language_models(case: str, tmp_path: Path) -> None:
     family, name, config = CASES[case]
@@ -156,6 +157,7 @@ def test_next_sentences(tmp_path: Path) -> None:
         assert_close(ours.model.next_sentence_logits(hidden_BTD), wanted.seq_relationship_logits)  # type: ignore[operator]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_bodies(case: str, tmp_path: Path) -> None:
     """The discriminator of ELECTRA is a body with a head that no recipe has."""

@@ -101,6 +101,7 @@ def ours(model: LanguageModel, keep_BS: Tensor | None) -> Tensor:
         return model.logits(model(Batch(TARGET, source_BS=SOURCE, source_keep_BS=keep_BS)).hidden_BTD)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_encoder_decoders(case: str, tmp_path: Path) -> None:
     family, architecture, config = CASES[case]

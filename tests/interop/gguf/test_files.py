@@ -248,6 +248,7 @@ def close(a, b):
     torch.testing.assert_close(logits_of(a), logits_of(b), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     model = written(tmp_path / "model.gguf", name)
@@ -259,6 +260,7 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     assert ours.get("rope_parameters") == theirs.get("rope_parameters")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", THEIRS)
 def test_the_logits_are_those_of_transformers_reader(tmp_path, name):
     written(tmp_path / "model.gguf", name)
@@ -681,6 +683,7 @@ def published_config(model, names):
     return {"eos_token_id": model.config.eos_token_id, **family.publish(spec, Causal(kind="causal"))}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
     """The same keys, and the same tensors as far as their types go, as in a file written here."""
@@ -703,6 +706,7 @@ def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
             assert ours.fields[key].types == field.types, key
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("quantization", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_is_read_again(tmp_path, name, quantization):
@@ -717,6 +721,7 @@ def test_what_is_written_is_read_again(tmp_path, name, quantization):
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "gpt2"])
 def test_transformers_reads_what_is_written(tmp_path, name):
     model = model_of(name)

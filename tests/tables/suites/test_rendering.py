@@ -77,6 +77,7 @@ def items(one: Rendering) -> list[TaskItem]:
     return [one.item(one.table, row) for row in one.table.rows()]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ROWS)
 def test_published_rows_fit_the_suites_that_come_with_lmtool(name: str, tmp_path: Path) -> None:
     suite, _, title = name.partition(".")
