@@ -26,7 +26,7 @@ MOST_CHARACTERS = 2_000
 """Characters of a row that it reads."""
 
 MOST_SCORED = 2_000
-"""Rows by which `has_words` decides."""
+"""Rows that decide whether words are features."""
 
 MOST_EMBEDDED = 10_000
 """Rows, fitted to and measured, of larger tables than which no vectors are computed."""

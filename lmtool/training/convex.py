@@ -196,24 +196,24 @@ class Problem:
         scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
         return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
-    def choose(self, seed: int) -> "ChosenPenalty":
+    def choose(self, seed: int, penalties: Sequence[float] = PENALTIES, many: int = MANY) -> "ChosenPenalty":
         """The penalty by which a head is best on rows that it was not fitted to, by the metric of their labels."""
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
-        folds = list(self._folds(rows, seed)) if len(rows) > 1 else []
+        folds = list(islice(self._folds(rows, seed), 1 if len(rows) > many else None)) if len(rows) > 1 else []
         if not folds:
             return ChosenPenalty(1.0)
         held = self.of(np.concatenate([other for _, other in folds]))
-        parts: list[list[Floats]] = [[] for _ in PENALTIES]
+        parts: list[list[Floats]] = [[] for _ in penalties]
         starts: list[Floats] = []
         for fitted, other in folds:
             part, starts = self.of(fitted), []
-            for scores, l2 in zip(parts, PENALTIES, strict=True):
+            for scores, l2 in zip(parts, penalties, strict=True):
                 starts.append(part.fit(l2, starts[-1] if starts else None, ROUGH)[0])
                 scores.append(part.scores(starts[-1], self.features[other]))
         every = [np.concatenate(scores) for scores in parts]
         values = [headline(held.target_RC, scores_RC, self._kind) for scores_RC in every]
         best = int(np.argmin(values) if self._kind == "number" else np.argmax(values))
-        return ChosenPenalty(PENALTIES[best], held.factor(every[best]), values[best], starts[best])
+        return ChosenPenalty(penalties[best], held.factor(every[best]), values[best], starts[best])
 
     def factor(self, scores_RC: Floats) -> float:
         """The factor on scores of these rows that makes their loss least; 1 for numbers."""
@@ -241,7 +241,7 @@ class Problem:
             how: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
             stratified = self._kind == "class" and least > 1
             folds = StratifiedKFold(min(n_folds, least), **how) if stratified else KFold(n_folds, **how)
-            for fitted, other in islice(folds.split(rows, class_R), 1 if len(rows) > MANY else None):
+            for fitted, other in folds.split(rows, class_R):
                 yield rows[fitted], rows[other]
 
 
@@ -253,15 +253,7 @@ def fit_head(
 
     batches: all rows, on the CPU. l2: None to choose it.
     """
-    device = model.head.weight.device
-    linear = isinstance(model.head, RatioHead) or model.pool is None
-    with evaluating(model):
-        model.to("cpu" if linear else device)
-        features = model.vectors(batches if linear else [batch.to(device) for batch in batches])
-    scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
-    used_F = np.unique(features.nonzero()[1]) if linear else np.arange(features.shape[1])
-    labels = _joined(batches)
-    problem = Problem(model, objective, features[:, used_F] / scale, labels, isinstance(model.head, RatioHead))
+    problem, used_F, scale = _problem(model, objective, batches)
     with torch.enable_grad():
         choice = problem.choose(seed) if l2 is None else ChosenPenalty(l2)
         weights, loss = problem.fit(choice.l2, choice.start_FC)
@@ -272,8 +264,32 @@ def fit_head(
     model.head.weight[:, used_F] = weight_CF.to(model.head.weight)
     if model.head.bias is not None:
         model.head.bias.copy_(torch.from_numpy(weights[-1]))
-    model.to(device)
     return Fitted(loss, choice.l2, problem.n_rows, choice.value)
+
+
+def cross_validate(
+    model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], seed: int
+) -> float | None:
+    """How good the head of a model is in all folds, by a penalty of some thousand texts; None for a single row."""
+    with torch.no_grad():
+        problem, _, _ = _problem(model, objective, batches)
+    return problem.choose(seed, (0.1,), problem.n_rows).value
+
+
+def _problem(
+    model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch]
+) -> tuple[Problem, Any, float]:
+    """The problem of a head, the features of the model that are its features, and what these are divided by."""
+    device = model.head.weight.device
+    linear = isinstance(model.head, RatioHead) or model.pool is None
+    with evaluating(model):
+        model.to("cpu" if linear else device)
+        features = model.vectors(batches if linear else [batch.to(device) for batch in batches])
+        model.to(device)
+    scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
+    used_F = np.unique(features.nonzero()[1]) if linear else np.arange(features.shape[1])
+    labels, prior = _joined(batches), isinstance(model.head, RatioHead)
+    return Problem(model, objective, features[:, used_F] / scale, labels, prior), used_F, scale
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

@@ -1,16 +1,22 @@
 """Planning the fine-tuning of a model on tables, and running what is planned; whether data are for that."""
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from lmtool.checks.check import subject_of
-from lmtool.compute.device import Compute
+from lmtool.compute.device import CPU, Compute
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, open_base
+from lmtool.inference.load import Initialization, build_for_training
 from lmtool.inference.pretrained import open_features
 from lmtool.interop.reference import with_runs
+from lmtool.model.heads import Classifier
+from lmtool.objective import build_objective
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.resolve import LINEAR, resolve
@@ -20,10 +26,12 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import OF_TABLES, Data
 from lmtool.recipe.spec.training import Tuning
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tables.baseline import has_words
+from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
 from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.data import TableData
+from lmtool.tables.labels import LabelKind
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
+from lmtool.training.convex import cross_validate
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
 from lmtool.training.events import Event
@@ -209,6 +217,12 @@ def _last_body() -> tuple[Base | None, str]:
     return base, f"{last} a {recipe.model.title}"
 
 
+FEATURES = {True: "words and word pairs", False: "character n-grams"}
+"""Those of the linear model, by whether words recur."""
+
+MOST_WEIGHED = 100_000
+"""Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
+
 SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
 """A small published encoder of sentences, which few labelled rows need most."""
 
@@ -230,7 +244,30 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
         fix = "name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny"
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
-    of = "words and word pairs" if shape.has_words else "character n-grams"
+    by = f"of {FEATURES[shape.has_words]}"
+    if shape.has_words and FEW <= shape.n_rows <= MOST_WEIGHED:
+        shape, by = _by_folds(tables, settings, shape)
     published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
-    choice = f"{why}: a linear model of {of} is trained; for more, --from {published} or --from RUN fine-tunes a model"
+    choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
     return FineTuning(resolve(None, settings, shape), None, tables, choice)
+
+
+def _by_folds(tables: tuple[TaskTables, ...], settings: Sequence[Setting], words: TableShape) -> tuple[TableShape, str]:
+    """The shape whose features are better, words if alike, on the same folds of MOST_SCORED rows; and a description."""
+    reached: dict[TableShape, float] = {}
+    for shape in (words, replace(words, has_words=False)):
+        data = read_tables(resolve(None, settings, shape).recipe, tables, None)
+        (task,), recipe, tokenizer = data.tasks, data.recipe, data.prompt_format.tokenizer
+        head = cast(Classification, recipe.objective)
+        if len(task.train) * len(head.labels or "1") > MOST_WEIGHED:
+            return words, f"of {FEATURES[True]}"
+        rows = random.Random(0).sample(task.train, min(MOST_SCORED, len(task.train)))
+        some = replace(data, tasks=[replace(task, train=rows)])
+        objective = cast(ClassificationObjective, build_objective(recipe, tokenizer))
+        lm, _ = build_for_training(recipe, tokenizer, CPU, some.set_statistics, Initialization())
+        batches = [objective.collate([row.example() for row in rows[i : i + 100]]) for i in range(0, len(rows), 100)]
+        reached[shape] = cross_validate(cast(Classifier, lm), objective, batches, recipe.seed) or 0.0
+    best, other = sorted(reached, key=lambda shape: reached[shape], reverse=head.task != "number")
+    metric = METRICS[cast(LabelKind, head.task)]
+    figures = f"{metric} {reached[best]:.4f}, {FEATURES[other.has_words]} {reached[other]:.4f}"
+    return best, f"of {FEATURES[best.has_words]} (chosen by cross-validation on {len(rows):,} rows: {figures})"

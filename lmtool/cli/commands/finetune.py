@@ -63,7 +63,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, tagged sentences, or questions, and evaluate it.
 
-    Without a pretrained run, --from and --recipe, a linear model of words and word pairs is trained.
+    Without a pretrained run, --from and --recipe, a linear model of words or characters is trained.
     Columns and the kind of labels are inferred and reported. Prints the results and the run directory at the end.
     Ctrl-C saves and stops; `lmtool resume` continues.
 

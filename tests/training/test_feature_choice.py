@@ -1,0 +1,61 @@
+"""The features of a linear model that nobody names: chosen by cross-validation where words recur."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from lmtool.recipe.load import settings_of
+from lmtool.training.finetuning import plan_finetuning
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def table(path: Path, n_rows: int, telling: str) -> Path:
+    """Rows of words that recur, and a name: its ending tells the class, or the order of two words does."""
+    rng, lines = random.Random(0), ["text,label"]
+    for _ in range(n_rows):
+        label, stem = rng.choice("ab"), "".join(rng.choices("bdfgklmnprst", k=5))
+        ending = {"a": "io", "b": "ou"}[label if telling == "ending" else rng.choice("ab")]
+        fixed = "good old" if (label == "a" or telling == "ending") else "old good"
+        lines.append(f"{stem}{ending} is a {fixed} friend,{label}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("telling", "best", "other"),
+    [("ending", "character n-grams", "words and word pairs"), ("order", "words and word pairs", "character n-grams")],
+)
+def test_the_better_features_are_chosen_and_both_figures_are_told(
+    folder: Path, telling: str, best: str, other: str
+) -> None:
+    path = table(folder / "rows.csv", 600, telling)
+    plan = plan_finetuning(None, None, settings_of([f"data.train={path}", "model.buckets=2000"]))
+    assert f"a linear model of {best} (chosen by cross-validation on 540 rows: accuracy 1.0000, {other} " in plan.choice
+    assert (plan.resolved.recipe.tokenizer.kind == "char") == (telling == "ending")
+
+
+def test_few_rows_choose_nothing(folder: Path) -> None:
+    path = table(folder / "rows.csv", 300, "ending")
+    plan = plan_finetuning(None, None, settings_of([f"data.train={path}"]))
+    assert "a linear model of words and word pairs is trained" in plan.choice
+
+
+def test_many_classes_take_words(folder: Path) -> None:
+    """Characters of them would take minutes."""
+    path = folder / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"a row of the class {i},c{i % 300}\n" for i in range(900)))
+    plan = plan_finetuning(None, None, settings_of([f"data.train={path}"]))
+    assert "a linear model of words and word pairs is trained" in plan.choice
+
+
+def test_a_recipe_that_is_named_is_taken(folder: Path) -> None:
+    path = table(folder / "rows.csv", 600, "ending")
+    plan = plan_finetuning(None, "linear", settings_of([f"data.train={path}"]))
+    assert plan.choice == ""
+    assert plan.resolved.recipe.tokenizer.kind == "word"
