@@ -128,7 +128,13 @@ def near(lmtool, folder, least, *options):
 
 def test_near_duplicates_are_removed(lmtool, run, folder):
     """Rows with equal texts are no near-duplicates: they are told as duplicates."""
-    texts = ["The baker found a kettle.", "The baker found a kettle!", "A moon.", "The baker found a kettle.", "It"]
+    texts = [
+        "The baker found a kettle.",
+        "The baker found a kettle!",
+        "The baker found a map.",
+        "The baker found a kettle.",
+        "The baker",
+    ]
     lines = [f"{text},{label}\n" for text, label in zip(texts, "xyxxy", strict=True)]
     (folder / "a.csv").write_text("text,label\n" + "".join(lines))
     found = near(lmtool, folder, "0")
