@@ -10,7 +10,7 @@ from lmtool.recipe.spec.recipe import Recipe
 LINEAR = "linear"
 """The recipe of labelled tables where there is nothing to fine-tune."""
 
-CHARACTERS = ("tokenizer.kind=char", "model.ngrams=6", "model.buckets=1048576", "model.context=2048")
+CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
 """Its settings for texts whose words do not recur."""
 
 BY_STEPS = (

@@ -18,7 +18,7 @@ from lmtool.model.heads import Classifier
 from lmtool.objective import build_objective
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
-from lmtool.recipe.load import Resolved, Setting
+from lmtool.recipe.load import Resolved, Setting, settings_of
 from lmtool.recipe.resolve import LINEAR, resolve
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
@@ -223,6 +223,9 @@ FEATURES = {True: "words and word pairs", False: "character n-grams"}
 MOST_WEIGHED = 100_000
 """Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
 
+LONG = settings_of(["model.ngrams=6", "model.buckets=1048576"])
+"""Of characters of texts whose words recur, where shorter ones tell less than words do."""
+
 SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
 """A small published encoder of sentences, which few labelled rows need most."""
 
@@ -246,21 +249,24 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
     by = f"of {FEATURES[shape.has_words]}"
     if shape.has_words and FEW <= shape.n_rows <= MOST_WEIGHED:
-        shape, by = _by_folds(tables, settings, shape)
+        shape, settings, by = _by_folds(tables, settings, shape)
     published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
     choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
     return FineTuning(resolve(None, settings, shape), None, tables, choice)
 
 
-def _by_folds(tables: tuple[TaskTables, ...], settings: Sequence[Setting], words: TableShape) -> tuple[TableShape, str]:
-    """The shape whose features are better, words if alike, on the same folds of MOST_SCORED rows; and a description."""
+def _by_folds(
+    tables: tuple[TaskTables, ...], settings: Sequence[Setting], words: TableShape
+) -> tuple[TableShape, Sequence[Setting], str]:
+    """The shape and settings by which features are better, words if alike, on the same folds; and a description."""
     reached: dict[TableShape, float] = {}
-    for shape in (words, replace(words, has_words=False)):
-        data = read_tables(resolve(None, settings, shape).recipe, tables, None)
+    of = {words: settings, replace(words, has_words=False): [*LONG, *settings]}
+    for shape, chosen in of.items():
+        data = read_tables(resolve(None, chosen, shape).recipe, tables, None)
         (task,), recipe, tokenizer = data.tasks, data.recipe, data.prompt_format.tokenizer
         head = cast(Classification, recipe.objective)
         if len(task.train) * len(head.labels or "1") > MOST_WEIGHED:
-            return words, f"of {FEATURES[True]}"
+            return words, settings, f"of {FEATURES[True]}"
         rows = random.Random(0).sample(task.train, min(MOST_SCORED, len(task.train)))
         some = replace(data, tasks=[replace(task, train=rows)])
         objective = cast(ClassificationObjective, build_objective(recipe, tokenizer))
@@ -270,4 +276,5 @@ def _by_folds(tables: tuple[TaskTables, ...], settings: Sequence[Setting], words
     best, other = sorted(reached, key=lambda shape: reached[shape], reverse=head.task != "number")
     metric = METRICS[cast(LabelKind, head.task)]
     figures = f"{metric} {reached[best]:.4f}, {FEATURES[other.has_words]} {reached[other]:.4f}"
-    return best, f"of {FEATURES[best.has_words]} (chosen by cross-validation on {len(rows):,} rows: {figures})"
+    line = f"of {FEATURES[best.has_words]} (chosen by cross-validation on {len(rows):,} rows: {figures})"
+    return best, of[best], line
