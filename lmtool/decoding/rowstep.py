@@ -47,13 +47,13 @@ class NativeLayers:
         again = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
         if again > MOST_MEMORY * (machine_memory() or math.inf):
             return None
-        products = {linear: weight.product.native() for linear, weight in weights.items()}
+        products = {linear: weight.product.native for linear, weight in weights.items()}
         matrices = {linear: matrix for linear, matrix in products.items() if matrix is not None}
         if len(matrices) < len(products):
             return None
         for head in model.head_parameters():
             if isinstance(head, PackedMatrix) and not isinstance(head.product, NativeMatrix):
-                one = head.product.native()
+                one = head.product.native
                 head.product = head.product if one is None else ByRows(one, head.product)
         return cls(model, matrices)
 

@@ -5,6 +5,7 @@ Shapes: I input width, O output width, N blocks of 16 outputs, G groups of 32 in
 
 from abc import ABC, abstractmethod
 from ctypes import byref
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -87,8 +88,9 @@ class Product(ABC):
         """The weights (O, I) in the type in which they are kept; None where a library has them in its own form."""
         return None
 
+    @cached_property
     def native(self) -> "NativeMatrix | None":
-        """The same product by the kernels, if they have it; the weights are there twice then."""
+        """The same product by the kernels, if they have it; the weights are there twice from then on."""
         weight_OI = self.dense()
         return None if weight_OI is None else NativeMatrix.of(weight_OI, str(weight_OI.dtype).removeprefix("torch."))
 
@@ -130,6 +132,7 @@ class NativeMatrix(Product):
         whole = dtype not in ("int8", "int4") or weight_OI.shape[1] % GROUP == 0
         return cls(weight_OI, dtype) if whole and weight_OI.device.type == "cpu" and library() is not None else None
 
+    @property
     def native(self) -> "NativeMatrix":
         return self
 
