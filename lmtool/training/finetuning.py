@@ -248,7 +248,8 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
     by = f"of {FEATURES[shape.has_words]}"
-    if shape.has_words and FEW <= shape.n_rows <= MOST_WEIGHED:
+    are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
+    if shape.has_words and not are_named and FEW <= shape.n_rows <= MOST_WEIGHED:
         shape, settings, by = _by_folds(tables, settings, shape)
     published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
     choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"

@@ -13,6 +13,7 @@ from torch import Tensor
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.compute.fsdp import Sharding
+from lmtool.compute.native import library
 from lmtool.compute.shards import ShardedBuild
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
@@ -455,6 +456,7 @@ def _setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | Non
         "micro_tokens": recipe.training.micro_tokens,
         "compile": _compiles(recipe, compute),
         "torch": torch.__version__,
+        **({"kernels": True} if compute.device.type == "cpu" and library() is not None else {}),
         **({"sharded": True} if compute.world.sharded else {}),
     }
 

@@ -59,3 +59,11 @@ def test_a_recipe_that_is_named_is_taken(folder: Path) -> None:
     plan = plan_finetuning(None, "linear", settings_of([f"data.train={path}"]))
     assert plan.choice == ""
     assert plan.resolved.recipe.tokenizer.kind == "word"
+
+
+@pytest.mark.parametrize("setting", ["tokenizer.kind=char", "model.ngrams=1"])
+def test_features_that_are_named_are_taken(folder: Path, setting: str) -> None:
+    """Both candidates would have them."""
+    path = table(folder / "rows.csv", 600, "ending")
+    plan = plan_finetuning(None, None, settings_of([f"data.train={path}", setting]))
+    assert "cross-validation" not in plan.choice
