@@ -21,6 +21,7 @@ from lmtool import durable, system
 from lmtool.compute.machine import n_cores, threads_are_set
 from lmtool.data.files import find_files
 from lmtool.data.hub import PREFIX
+from lmtool.data.survey import Report
 from lmtool.errors import UsageError
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.resolve import resolve
@@ -63,18 +64,23 @@ class Typed:
     fixed: Sequence[str]
     read_by: Sequence[Setting] = ()
 
-    def planned(self) -> "tuple[Typed, str, str]":
-        """The same with the run that is trained further named by its path, since the last one will soon be another; the
-        command for such data; and what was chosen in its place where nothing is named. Raises LmtoolError, also where
-        there are no data.
+    def planned(self, axes: Axes, report: Report) -> "tuple[Typed, str, str]":
+        """The same with the run that is trained further named by its path, since the last one will soon be another, and
+        with the features that cross-validation chose, once for all runs; the command for such data; and what was chosen
+        in its place where nothing is named. Raises LmtoolError, also where there are no data.
         """
         for source in self.data:
             if not source.startswith(PREFIX):
                 find_files(source)
-        plan = plan_training(self.source, self.recipe, self._settings({}))
+        plan = plan_training(
+            self.source, self.recipe, self._settings({key: values[0] for key, values in axes.items()}), report
+        )
         named = self
+        if isinstance(plan, FineTuning):
+            features = (f"{one.key}={json.dumps(one.value)}" for one in plan.features)
+            named = replace(self, fixed=[*features, *self.fixed])
         if plan.base is not None and self.source in (None, "last"):
-            named = replace(self, source=str(plan.base.run.path))
+            named = replace(named, source=str(plan.base.run.path))
         return (named, "finetune", plan.choice) if isinstance(plan, FineTuning) else (named, "pretrain", "")
 
     def resolved(self, choice: GridPoint) -> Recipe:

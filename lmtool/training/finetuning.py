@@ -11,6 +11,7 @@ from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, open_base
+from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import Initialization, build_for_training
 from lmtool.inference.pretrained import open_features
 from lmtool.interop.reference import with_runs
@@ -19,7 +20,7 @@ from lmtool.objective import build_objective
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
 from lmtool.recipe.load import Resolved, Setting, settings_of
-from lmtool.recipe.resolve import LINEAR, resolve
+from lmtool.recipe.resolve import CHARACTERS, LINEAR, resolve
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
@@ -45,12 +46,14 @@ class FineTuning:
     base: the run that is fine-tuned; from scratch when None.
     tables: of each task, opened once.
     choice: what was chosen where the command line does not name it, in lines; else empty.
+    features: the settings that cross-validation chose, which a repeat need not choose again.
     """
 
     resolved: Resolved
     base: Base | None
     tables: tuple[TaskTables, ...]
     choice: str = ""
+    features: tuple[Setting, ...] = ()
 
     def with_seed(self, seed: int) -> "FineTuning":
         """The same with another seed."""
@@ -80,7 +83,9 @@ class FineTuning:
         yield from begin(replace(resolved, recipe=recipe), read, Sources(self.base, teacher, features), invocation)
 
 
-def plan_finetuning(source: str | None, recipe: str | None, settings: Sequence[Setting]) -> FineTuning:
+def plan_finetuning(
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = not_reported
+) -> FineTuning:
     """Open the tables that the command line names, and resolve the recipe.
 
     source: the run that is fine-tuned. recipe: to train from scratch with, instead of a run. Without both, the last
@@ -95,14 +100,16 @@ def plan_finetuning(source: str | None, recipe: str | None, settings: Sequence[S
         plan = _plan_tuning(open_base(source), settings)
     else:
         base, why = _last_body()
-        plan = _plan_linear(why, settings) if base is None else _plan_tuning(base, settings)
+        plan = _plan_linear(why, settings, report) if base is None else _plan_tuning(base, settings)
         told = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
         if base is not None:
             plan = replace(plan, choice=f"{told}\n{plan.choice}".rstrip())
     return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
-def plan_training(source: str | None, recipe: str | None, settings: Sequence[Setting]) -> Pretraining | FineTuning:
+def plan_training(
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = not_reported
+) -> Pretraining | FineTuning:
     """What `lmtool finetune` would train, where recipe or data are for it, or else `lmtool pretrain`.
 
     Raises UsageError as `plan_finetuning` does, where neither recipe nor data are named, and for a text with settings
@@ -123,7 +130,7 @@ def plan_training(source: str | None, recipe: str | None, settings: Sequence[Set
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
-        return plan_finetuning(source, recipe, settings)
+        return plan_finetuning(source, recipe, settings, report)
     if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
         what = f"{unread.flag} is for labelled tables, and a text is trained on"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
@@ -223,14 +230,17 @@ FEATURES = {True: "words and word pairs", False: "character n-grams"}
 MOST_WEIGHED = 100_000
 """Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
 
-LONG = settings_of(["model.ngrams=6", "model.buckets=1048576"])
-"""Of characters of texts whose words recur, where shorter ones tell less than words do."""
+WAYS = {
+    True: tuple(settings_of(["tokenizer.kind=word"])),
+    False: tuple(settings_of([*CHARACTERS, "model.ngrams=6", "model.buckets=1048576"])),
+}
+"""Features of texts whose words recur, by whether they are of words. Fewer characters tell less than words do."""
 
 SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
 """A small published encoder of sentences, which few labelled rows need most."""
 
 
-def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
+def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineTuning:
     """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
@@ -247,35 +257,36 @@ def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
         fix = "name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny"
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
+    features: tuple[Setting, ...] = ()
     by = f"of {FEATURES[shape.has_words]}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
     if shape.has_words and not are_named and FEW <= shape.n_rows <= MOST_WEIGHED:
-        shape, settings, by = _by_folds(tables, settings, shape)
+        features, by = _by_folds(tables, settings, shape, report)
+        settings = [*features, *settings]
     published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
     choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
-    return FineTuning(resolve(None, settings, shape), None, tables, choice)
+    return FineTuning(resolve(None, settings, shape), None, tables, choice, features)
 
 
 def _by_folds(
-    tables: tuple[TaskTables, ...], settings: Sequence[Setting], words: TableShape
-) -> tuple[TableShape, Sequence[Setting], str]:
-    """The shape and settings by which features are better, words if alike, on the same folds; and a description."""
-    reached: dict[TableShape, float] = {}
-    of = {words: settings, replace(words, has_words=False): [*LONG, *settings]}
-    for shape, chosen in of.items():
-        data = read_tables(resolve(None, chosen, shape).recipe, tables, None)
+    tables: tuple[TaskTables, ...], settings: Sequence[Setting], shape: TableShape, report: Report
+) -> tuple[tuple[Setting, ...], str]:
+    """The settings of the features that are better, words if alike, on the same folds; and a description."""
+    reached: dict[bool, float] = {}
+    for of_words, chosen in WAYS.items():
+        report("choosing features", len(reached), len(WAYS))
+        data = read_tables(resolve(None, [*chosen, *settings], shape).recipe, tables, None)
         (task,), recipe, tokenizer = data.tasks, data.recipe, data.prompt_format.tokenizer
         head = cast(Classification, recipe.objective)
         if len(task.train) * len(head.labels or "1") > MOST_WEIGHED:
-            return words, settings, f"of {FEATURES[True]}"
+            return (), f"of {FEATURES[True]}"
         rows = random.Random(0).sample(task.train, min(MOST_SCORED, len(task.train)))
         some = replace(data, tasks=[replace(task, train=rows)])
         objective = cast(ClassificationObjective, build_objective(recipe, tokenizer))
         lm, _ = build_for_training(recipe, tokenizer, CPU, some.set_statistics, Initialization())
         batches = [objective.collate([row.example() for row in rows[i : i + 100]]) for i in range(0, len(rows), 100)]
-        reached[shape] = cross_validate(cast(Classifier, lm), objective, batches, recipe.seed) or 0.0
-    best, other = sorted(reached, key=lambda shape: reached[shape], reverse=head.task != "number")
+        reached[of_words] = cross_validate(cast(Classifier, lm), objective, batches, recipe.seed) or 0.0
+    best, other = sorted(reached, key=lambda of_words: reached[of_words], reverse=head.task != "number")
     metric = METRICS[cast(LabelKind, head.task)]
-    figures = f"{metric} {reached[best]:.4f}, {FEATURES[other.has_words]} {reached[other]:.4f}"
-    line = f"of {FEATURES[best.has_words]} (chosen by cross-validation on {len(rows):,} rows: {figures})"
-    return best, of[best], line
+    figures = f"{metric} {reached[best]:.4f}, {FEATURES[other]} {reached[other]:.4f}"
+    return WAYS[best], f"of {FEATURES[best]} (chosen by cross-validation on {len(rows):,} rows: {figures})"

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.recipe.load import settings_of
+from lmtool.sweeping.sweep import Typed
+from lmtool.training import finetuning
 from lmtool.training.finetuning import plan_finetuning
 
 
@@ -67,3 +69,28 @@ def test_features_that_are_named_are_taken(folder: Path, setting: str) -> None:
     path = table(folder / "rows.csv", 600, "ending")
     plan = plan_finetuning(None, None, settings_of([f"data.train={path}", setting]))
     assert "cross-validation" not in plan.choice
+
+
+@pytest.mark.parametrize("telling", ["ending", "order"])
+def test_a_sweep_chooses_once_and_trains_what_a_run_alone_would(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, telling: str
+) -> None:
+    path = str(table(folder / "rows.csv", 600, telling))
+    alone = plan_finetuning(None, None, settings_of([f"data.train={path}", "model.buckets=2000", "seed=2"]))
+    stages = []
+    typed = Typed([path], None, None, ["model.buckets=2000"])
+    typed, verb, told = typed.planned({"seed": ["1", "2"]}, lambda *progress: stages.append(progress))
+    assert stages == [("choosing features", 0, 2), ("choosing features", 1, 2)]
+    monkeypatch.delattr(finetuning, "cross_validate")
+    assert typed.resolved({"seed": "2"}).model_dump() == alone.resolved.recipe.model_dump()
+    words = typed.command(verb, {"seed": "2"})
+    assert words[:3] == ["lmtool", "finetune", path]
+    again = plan_finetuning(None, None, settings_of([f"data.train={path}", *words[4::2]]))
+    assert again.resolved.recipe == alone.resolved.recipe
+    assert told == alone.choice
+
+
+def test_a_sweep_over_features_chooses_none(folder: Path) -> None:
+    path = str(table(folder / "rows.csv", 600, "ending"))
+    typed, _, _ = Typed([path], None, None, []).planned({"model.ngrams": ["1", "2"]}, pytest.fail)
+    assert typed.fixed == []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
 from lmtool.cli.help import argument, flag, option
 from lmtool.cli.output import put, tell
+from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
 from lmtool.cli.training import continued, follow
 from lmtool.errors import UsageError
@@ -95,7 +96,8 @@ def finetune(
     from lmtool.tables.tasks.results import spread
     from lmtool.training.finetuning import plan_finetuning
 
-    plan = plan_finetuning(source, recipe, settings)
+    with Display(is_main(), quiet) as display:
+        plan = plan_finetuning(source, recipe, settings, display.report)
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:

@@ -51,10 +51,9 @@ def plan(
     from lmtool.cost.planning import forecast
     from lmtool.training.finetuning import plan_training
 
-    planned = plan_training(source, recipes[0] if recipes else None, settings)
-
     with Display(shown=True, quiet=quiet) as display:
         report = display.report
+        planned = plan_training(source, recipes[0] if recipes else None, settings, report)
         result = forecast(planned, n_devices=devices, kind=device_kind, utilisation=utilization, report=report)
     if as_json:
         put_json(result.record())

@@ -11,7 +11,7 @@ import typer
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json, put_table, tell
-from lmtool.cli.progress import count
+from lmtool.cli.progress import Display, count
 from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
@@ -59,7 +59,8 @@ def sweep(
     read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} are the same", fix="give one of them")
-    typed, verb, chosen = Typed(data, source, recipe, fixed, read_by).planned()
+    with Display(True, quiet) as display:
+        typed, verb, chosen = Typed(data, source, recipe, fixed, read_by).planned(axes, display.report)
     usual = typed.resolved({})
     if minutes is not None and seeds > 1:
         raise UsageError("a search has one seed", fix="search first, then train the best with several --seeds")
