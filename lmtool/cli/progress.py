@@ -72,7 +72,8 @@ class Display:
             return
         if now - self._last_line > LINE_SECONDS:
             left = f", {_clock((now - self._stage_began) * (total - done) / done)} left" if 0 < done < total else ""
-            self._say(f"{stage}: {100 * done / total:.0f} %{left}" if total else f"{stage}: {done:,} characters")
+            extent = f": {100 * done / total:.0f} %{left}" if total else f": {done:,} characters" if done else ""
+            self._say(f"{stage}{extent}")
             self._last_line = now
 
     def show(self, event: "Event") -> None:

@@ -27,6 +27,7 @@ from lmtool.objective import Objective, Vocabulary, build_objective
 from lmtool.objective import build as objective_of
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTokens, SkipGramWindow
 from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
+from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.data import TableData
 from lmtool.tokenization.tokenizer import vocabulary_of
@@ -132,6 +133,8 @@ def forecast(planned: Planned, *, n_devices: int, kind: str | None, utilisation:
     seconds, basis = work.step_seconds(utilisation, fits)
     steps = work.steps(seconds)
     n_examples = steps * batch_size
+    if data is not None and isinstance(recipe.optimizer, Lbfgs):  # reads all in a step
+        n_examples = steps * data.per_epoch
     parameters = work.n_parameters or work.held.parameters
     return Forecast(
         spec.title,

@@ -78,6 +78,12 @@ def test_a_table_is_planned_as_finetune_trains_it(lmtool, home, table, named):
     assert not any(word in outcome.out for word in ("compute-optimal", "passes over the text", "tokens"))
 
 
+def test_a_head_that_is_fitted_reads_the_table_once(lmtool, home, table):
+    assert (
+        "length: 1 step, 54 rows, 1.0 passes over the table" in lmtool.succeeds("plan", table, "-r", "linear", "-q").out
+    )
+
+
 def test_a_run_is_planned_on_a_table(lmtool, run, table):
     found = json.loads(lmtool.succeeds("plan", table, "--from", "last", "--epochs", "2", "--json", "-q").out)
     assert found["vocab_size"] == 300
