@@ -1,6 +1,7 @@
 """`lmtool check --device`: every fast way of computing on a device against the plain one, on a small model."""
 
 import copy
+import time
 import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import AdamW
-from torch.utils.benchmark import timer
 
 from lmtool.batch import Batch
 from lmtool.compute.agreement import agree, away
@@ -64,7 +64,14 @@ def compare_ways(device: torch.device) -> Iterator[Compared]:
 
 def _timed(compute: Callable[[], Tensor]) -> tuple[Tensor, float]:
     """What is computed, and the least of three times after it."""
-    return compute(), min(timeit.repeat(compute, timer=timer, number=1, repeat=3))
+    return compute(), min(timeit.repeat(compute, timer=_clock, number=1, repeat=3))
+
+
+def _clock() -> float:
+    """Seconds, when a device has done all that it was given."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:

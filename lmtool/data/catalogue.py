@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -120,7 +121,7 @@ def fetch(package: Package, folder: Path) -> Path:
     pip = f"-m pip download -q --disable-pip-version-check --no-deps --require-hashes {binaries} -r {requirements.name}"
     npm = ["npm", "pack", "--silent", "--ignore-scripts", named]
     command = npm if package.tool == "npm" else [sys.executable, *pip.split()]
-    if shutil.which(command[0]) is None:
+    if (find_spec("pip") if package.tool == "pip" else shutil.which("npm")) is None:
         fix = f"install {package.tool}, and run this again"
         raise ResourceError(f"{package.tool}, which fetches {named}, is not installed", fix=fix)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

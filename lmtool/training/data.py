@@ -128,7 +128,18 @@ class TextData:
             return ()  # a program wrote the text, and its results stand beside what can be reached at best
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
         findings = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
-        return tuple(dict.fromkeys(str(notice) for notices in findings for notice in notices))
+        told = dict.fromkeys(str(notice) for notices in findings for notice in notices)
+        n_train, n_valid, data = len(self._train), len(self._valid), self.recipe.data
+        share = n_valid / max(1, n_train + n_valid)
+        if not data.valid and data.split == "document" and share > 2 * data.valid_fraction:
+            n_documents = self._train.n_documents + self._valid.n_documents
+            held_out = (
+                f"{self._valid.n_documents:,} of {n_documents:,} documents, with {100 * share:.0f} % of the tokens"
+            )
+            told[
+                f"{held_out}, are held out: -s data.split=slice holds out the end of the text, --valid FILE another"
+            ] = None
+        return tuple(told)
 
     @property
     def lines(self) -> tuple[str, ...]:

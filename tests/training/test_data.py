@@ -51,6 +51,24 @@ def test_the_recipe_of_a_text_says_what_only_the_text_could(work: Work) -> None:
     assert read(work).fingerprint != data.fingerprint
 
 
+def test_few_documents_may_hold_out_too_much(work: Work) -> None:
+    files = [work.folder / name for name in ("long.txt", "short.txt")]
+    for file, n in zip(files, (900, 300), strict=True):
+        file.write_text(words(n, seed=n))
+    both, apart = [Setting("data.train", [*map(str, files)], "TEXT")], ["data.documents=whole"]
+
+    def told(*overrides: str) -> tuple[str, ...]:
+        return read_text(load(work.recipe, [*apart, *overrides, *both]).recipe, None, World(), no_report).warnings
+
+    shares = {told(f"seed={seed}") for seed in range(8)}
+    advice = "-s data.split=slice holds out the end of the text, --valid FILE another"
+    sizes = (f"1 of 2 documents, with {share} % of the tokens, are held out: {advice}" for share in (25, 75))
+    assert shares == {(size,) for size in sizes}
+    assert told("data.split=slice") == ()
+    assert not any("held out" in line for line in told(f"data.valid={files[1]}"))
+    assert read(work, "data.valid_fraction=0.2").warnings == ()
+
+
 def test_skip_gram_is_told_how_often_each_word_comes(work: Work) -> None:
     work.text.write_text(words(400))
     model = ("model={kind: skipgram, d_model: 4, context: 16}", "objective.kind=skip-gram", "tokenizer.kind=word")

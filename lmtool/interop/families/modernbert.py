@@ -133,6 +133,8 @@ def _thetas(config: Config) -> tuple[float, float]:
     narrow = config.positive("local_rope_theta", float, narrow)
     config.expect("rope_scaling")
     scaled, thetas = config.section("rope_parameters"), []
+    scaled.expect("rope_type", "default")  # those of both kinds, as Transformers 5.0 to 5.12 write them too
+    scaled.expect("rope_theta")
     for kind, theta in ((layers.FULL, wide), (layers.SLIDING, narrow)):
         nested = scaled.section(kind)
         nested.expect("rope_type", "default")

@@ -772,6 +772,8 @@ def test_published_configurations(published_as: str) -> None:
         ),
         ("answerdotai/ModernBERT-base", {"rope_parameters": {"full_attention": 3}}, "rope_parameters"),
         ("answerdotai/ModernBERT-base", {"rope_parameters": {"rope_theta": 3}}, "rope_parameters"),
+        ("answerdotai/ModernBERT-base", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+        ("answerdotai/ModernBERT-base", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
     ],
 )
 def test_refused_configurations(published_as: str, changes: dict[str, Any], what: str | None) -> None:
