@@ -139,8 +139,10 @@ class History:
         best, chosen, last = self.best, self.chosen or {}, self.last
         seconds, batch_size = number(last.get("seconds")), number(self.recipe.get("training.batch_size"))
         is_table = self.unit == "row" or self.valid_rows is not None
-        counts = {"rows": last.get("step", 0) * (batch_size or 0)} if is_table else {}
-        counts["tokens"] = number(last.get("tokens")) or 0
+        n_tokens = number(last.get("tokens")) or 0
+        fits = self.recipe.get("optimizer.kind") == "lbfgs"  # each row is one target, and all are in a step
+        counts = {"rows": n_tokens if fits else last.get("step", 0) * (batch_size or 0)} if is_table else {}
+        counts["tokens"] = n_tokens
         return {
             **({"test": self.tests} if self.tests else {}),
             "best_loss": None if best is None else best["valid_loss"],

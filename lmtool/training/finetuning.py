@@ -95,7 +95,7 @@ def plan_finetuning(
     if recipe is not None and source is not None:
         raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
     if recipe is not None:
-        plan = _plan_scratch(resolve(recipe, settings))
+        plan = _plan_scratch(recipe, settings)
     elif source is not None:
         plan = _plan_tuning(open_base(source), settings)
     else:
@@ -137,14 +137,18 @@ def plan_training(
     return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
 
 
-def _plan_scratch(resolved: Resolved) -> FineTuning:
-    """A new model."""
+def _plan_scratch(name: str, settings: Sequence[Setting]) -> FineTuning:
+    """A new model. name: of its recipe."""
+    resolved = resolve(name, settings)
     recipe = resolved.recipe
     if not is_for_tables(recipe):
         what = f"recipe {resolved.name} is not for tables: its objective is {recipe.objective.kind}"
         raise UsageError(what, fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain")
     refuse_adapters_alone(recipe)
-    return FineTuning(resolved, None, tuple(open_tables(recipe.data, kind_of_rows(recipe.objective))))
+    tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
+    if name == LINEAR:  # of few rows none are held out
+        resolved = resolve(name, settings, TableShape(tables[0].table.n_rows))
+    return FineTuning(resolved, None, tables)
 
 
 def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:

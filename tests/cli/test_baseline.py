@@ -51,6 +51,14 @@ def pretrain(folder: Path, recipe: str) -> Path:
     return folder / "runs/last"
 
 
+def test_a_head_that_is_fitted_has_read_all_rows(folder: Path) -> None:
+    run("finetune", folder / "train.csv", "-r", "linear", "-o", folder / "fitted")
+    run("finetune", folder / "train.csv", *SHORT, "-o", folder / "trained")
+    compared = json.loads(run("runs", "compare", folder / "fitted", folder / "trained", "--json").stdout)
+    rows = len((folder / "train.csv").read_text().splitlines()) - 1  # few of them: none are held out
+    assert [one["rows"] for one in compared["runs"]] == [rows, 128 * compared["runs"][1]["steps"]]
+
+
 def test_the_linear_model_of_a_table_is_a_run_like_any_other(folder: Path) -> None:
     found = run("finetune", folder / "train.csv", "--test", folder / "test.csv", *SHORT)
     path = Path(found.stdout.splitlines()[-1])

@@ -80,7 +80,7 @@ def test_a_table_is_planned_as_finetune_trains_it(lmtool, home, table, named):
 
 def test_a_head_that_is_fitted_reads_the_table_once(lmtool, home, table):
     assert (
-        "length: 1 step, 54 rows, 1.0 passes over the table" in lmtool.succeeds("plan", table, "-r", "linear", "-q").out
+        "length: 1 step, 60 rows, 1.0 passes over the table" in lmtool.succeeds("plan", table, "-r", "linear", "-q").out
     )
 
 
