@@ -181,7 +181,7 @@ def _characters(shape: TextShape) -> Inferred:
     """A token for each character, in a context that holds the longest line, and as many tokens in a step as usual."""
     context = min(256, 32 * -(-(shape.longest + 2) // 32))
     values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": 2048 // context}
-    reason = f"characters, for lines of {shape.characters / shape.documents:.0f} of them"
+    reason = f"characters, for lines of {shape.characters / shape.documents:.0f} on average"
     return Inferred("tokens", reason, values, frozenset({"tokenizer"}))
 
 

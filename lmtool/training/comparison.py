@@ -75,7 +75,7 @@ class TextResults:
         ngram, limit = self.ngram_bits_per_byte, self.limit_bits_per_byte
         beside = "" if ngram is None else f"; a {ORDER}-gram model: {ngram:.3f}"
         if self.interpolated_bits_per_byte is not None and self.ngram_weight is not None:
-            beside += f"; interpolated, {self.ngram_weight:.2f} of it: {self.interpolated_bits_per_byte:.3f}"
+            beside += f"; interpolated with it, weight {self.ngram_weight:.2f}: {self.interpolated_bits_per_byte:.3f}"
         beside += "" if limit is None else f"; the best possible model: {limit:.3f}"
         lines = [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){beside}"]
         if ngram is not None and self.bits_per_byte >= ngram:

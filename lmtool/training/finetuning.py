@@ -222,7 +222,7 @@ def _last_body() -> tuple[Base | None, str]:
         below = base.run.info.base
         other = f", --from {below.run} what it was fine-tuned from" if below else ""
         what = "a classifier" if isinstance(recipe.objective, Classification) else f"one for {recipe.objective.kind}"
-        return None, f"{last} {what} (--from {name} trains it on{other})"
+        return None, f"{last} {what} (--from {name} trains it further{other})"
     if not isinstance(recipe.model, Transformer | Recurrent):
         return None, f"{last} no body to fine-tune ({recipe.model.title})"
     return base, f"{last} a {recipe.model.title}"

@@ -187,7 +187,7 @@ def test_a_classifier_is_not_trained_on_unless_it_is_named(folder: Path) -> None
     run("finetune", folder / "train.csv", "--epochs", "0.1", "-o", folder / "runs/mood")
     found = run("finetune", folder / "train.csv", *SHORT)
     said = found.stderr.splitlines()[0]
-    assert said.startswith("the last run, mood, is a classifier (--from mood trains it on, --from last what it was")
+    assert said.startswith("the last run, mood, is a classifier (--from mood trains it further, --from last what it ")
     assert "a linear model of words and word pairs is trained" in said
     loaded = load_run(found.stdout.splitlines()[-1])
     assert loaded.recipe.model.kind == "averaging"

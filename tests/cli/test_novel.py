@@ -34,7 +34,7 @@ def written(lmtool, run, *options):
 
 
 def test_known_lines_are_drawn_again(lmtool, run, names):
-    told = "texts of the training data are drawn again (--no-novel)"
+    told = "texts that are in the training data are drawn again; --no-novel keeps them"
     novel, err = written(lmtool, run, "-n", 40, "--seed", 5)
     assert told in err
     assert not any(record["text"] in names for record in novel)

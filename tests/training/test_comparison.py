@@ -55,7 +55,7 @@ def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer
         assert found["interpolated_bits_per_byte"] < better + 1e-4  # which a weight of the other half may cost
         assert 0 < found["ngram_weight"] < 1
         told_of = next(event for event in told if isinstance(event, TextResults))
-        assert f"interpolated, {found['ngram_weight']:.2f} of it: " in told_of.lines()[0]
+        assert f"interpolated with it, weight {found['ngram_weight']:.2f}: " in told_of.lines()[0]
 
 
 def test_one_token_has_no_halves(work: Work) -> None:
@@ -131,7 +131,7 @@ def test_who_loses_to_counting_is_told() -> None:
     assert "--minutes" in second
     (better,) = TextResults(7, 100, 3.0, 2.0, 2.25, 1.75, 1.9, 0.25).lines()
     assert "1.750" in better
-    assert "a 5-gram model: 2.250; interpolated, 0.25 of it: 1.900" in better
+    assert "a 5-gram model: 2.250; interpolated with it, weight 0.25: 1.900" in better
 
 
 def test_a_model_that_has_no_such_figure_is_refused(work: Work) -> None:

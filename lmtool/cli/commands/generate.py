@@ -143,7 +143,8 @@ def generate(
         warn(generator.drafter.warnings)
         drafting.append(generator.drafter.describe())
     if not quiet:
-        tell(*drafting, *(["texts of the training data are drawn again (--no-novel)"] if is_novel else []))
+        again = "texts that are in the training data are drawn again; --no-novel keeps them"
+        tell(*drafting, *([again] if is_novel else []))
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     n_tokens = n_proposed = n_accepted = n_known = 0
     drawn: list[tuple[str, Completion]] = []

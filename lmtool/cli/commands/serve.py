@@ -136,5 +136,5 @@ def _check_installed(command: str) -> None:
 
     missing = [name for name in ("starlette", "uvicorn", "h11", "prometheus_client") if find_spec(name) is None]
     if missing:
-        what = f"the server needs {' and '.join(missing)}"
+        what = f"the server needs {', '.join(missing)}"
         raise ResourceError(what, where=f"lmtool {command}", fix="pip install 'lmtool[serve]'")
