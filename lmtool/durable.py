@@ -247,6 +247,13 @@ def write_output(path: Path, content: Chunks) -> None:
         write_new(new, content)
 
 
+def refuse_existing(path: Path) -> None:
+    """Raise UsageError for a path where something is."""
+    if os.path.lexists(path):
+        fix = "choose another name, or remove it"
+        raise UsageError("the file exists already", where=str(path), fix=fix, code="output_exists")
+
+
 def refuse_used(folder: Path) -> None:
     """Raise UsageError for a path that is no new or empty folder."""
     with writing(folder):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from lmtool import system
+from lmtool.durable import refuse_existing
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
@@ -173,8 +174,8 @@ def check_new(path: Path | None, *endings: str) -> None:
     if path is not None and endings and path.suffix not in endings:
         what = f"the output is {'neither' if len(endings) > 1 else 'not'} {' nor '.join(endings)}"
         raise UsageError(what, where=str(path), fix=f"end its name with {' or '.join(endings)}")
-    if path is not None and path.exists():
-        raise UsageError("the file exists already", where=str(path), fix="choose another name, or remove it")
+    if path is not None:
+        refuse_existing(path)
 
 
 class _Lines(Protocol):

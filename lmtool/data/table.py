@@ -260,11 +260,7 @@ def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
     Raises UsageError when `path` exists; ResourceError when it cannot be written.
     """
     where = display(path)
-    if path.exists():
-        if path.samefile(table.path):
-            raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
-        if not path.is_file():
-            raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
-        what, fix = "the file exists already", "choose another name, or remove it"
-        raise UsageError(what, where=where, fix=fix, code="output_exists")
+    if path.exists() and path.samefile(table.path):
+        raise UsageError("this would overwrite the table that is read", where=where, fix="choose another name")
+    durable.refuse_existing(path)
     durable.write_output(path, map(str.encode, lines))

@@ -1,7 +1,6 @@
 """From a run to a directory that Transformers opens: configuration, weights, tokenizer and model card."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -205,8 +204,8 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
     beside = beside_gguf(file)
-    for path in filter(os.path.lexists, (file, beside)):
-        raise UsageError("the file exists already", where=str(path), fix="name another", code="output_exists")
+    for path in (file, beside):
+        durable.refuse_existing(path)
     exportable = express(reference)
     if exportable.has_head:
         what = f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}"

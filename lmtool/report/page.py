@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -65,6 +66,15 @@ def write_page(path: Path, html: str) -> None:
     """Write a page to a file, replacing it atomically. Raises ResourceError."""
     with durable.refusing("cannot write the page", path, "choose another file with -o"):
         durable.replace(path, html.encode())
+
+
+def refuse_other(path: Path, heading: str) -> None:
+    """Raise UsageError for a file that is no page of lmtool with a section whose heading begins so."""
+    with suppress(OSError):
+        content = durable.read(path).decode("utf-8", "replace")
+        if '<meta name="generator" content="lmtool ' in content and f"<h2>{heading}" in content:
+            return
+    durable.refuse_existing(path)
 
 
 def render(template: str, /, **values: object) -> Markup:

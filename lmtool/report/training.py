@@ -22,6 +22,9 @@ from lmtool.run.uncertainty import interval
 MOST_CLASSES = 30
 """Classes of a confusion matrix that is drawn, those with the most rows."""
 
+TRAINED = "How it was trained"
+"""The heading that all pages about runs have."""
+
 LOSSES = ("loss", "valid_loss")
 
 EXTENTS = {"step": ("Steps", "steps"), "tokens": ("Tokens", "tokens"), "seconds": ("Time", "seconds of training")}
@@ -56,7 +59,7 @@ def training_page(histories: Sequence[History], *, refresh: int | None = None) -
         if history.samples:
             sections.append(Section(f"Samples{of}", _samples(history.samples)))
         sections.append(Section(f"Recipe{of}", _recipe(history)))
-        sections.append(Section(f"How it was trained{of}", _sessions(history)))
+        sections.append(Section(f"{TRAINED}{of}", _sessions(history)))
     lead = "" if several else f"{history.run.info.summary}; {history.run.state}, step {history.last.get('step', 0)}"
     return page(title, sections, lead=lead, refresh=refresh)
 

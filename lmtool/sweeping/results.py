@@ -16,6 +16,9 @@ from lmtool.run.history import History, number
 from lmtool.run.listing import counting
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
 
+HEADING = "Settings, the best first"
+"""The heading that all pages about sweeps have."""
+
 FACTOR = 8
 """Ratio of the largest value of a key to the smallest from which its axis is logarithmic."""
 
@@ -95,7 +98,7 @@ def tabulated(rows: Sequence[PointResults]) -> tuple[list[str], list[list[TableC
 def sweep_page(title: str, rows: Sequence[PointResults], axes: Axes) -> str:
     """The page: the table, the figure against each key that has numbers, and the losses over each other."""
     columns, cells = tabulated(rows)
-    sections = [Section("Settings, the best first", table(columns, cells))]
+    sections = [Section(HEADING, table(columns, cells))]
     for key in axes:
         measured = [row for row in rows if row.runs and _number(row.choice.get(key, "")) is not None]
         if len({row.choice[key] for row in measured}) > 1:

@@ -26,15 +26,18 @@ from lmtool.errors import UsageError
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.report.page import write_page
+from lmtool.report.page import refuse_other, write_page
 from lmtool.run.checkpoint import listed
 from lmtool.run.creation import check_folder, is_begun
 from lmtool.run.directory import CHECKPOINTS, RECIPE, RESULTS, Run, writing
 from lmtool.run.history import History, number, read_values
 from lmtool.sweeping.grid import Axes, GridPoint
 from lmtool.sweeping.halving import Cost
-from lmtool.sweeping.results import PointResults, goodness, rows_of, sweep_page, validated
+from lmtool.sweeping.results import HEADING, PointResults, goodness, rows_of, sweep_page, validated
 from lmtool.training.finetuning import FineTuning, plan_training
+
+PAGE, BEST = "sweep.html", "best.yaml"
+"""Files of a sweep beside its runs."""
 
 POLL_SECONDS = 0.2
 """Seconds between two looks at whether to stop."""
@@ -170,14 +173,14 @@ class Sweep:
 
     def write(self, title: str, rows: Sequence[PointResults], axes: Axes) -> tuple[Path, Path]:
         """Write the page, and the recipe of the best setting; returns their paths."""
-        paths = self.folder / "sweep.html", self.folder / "best.yaml"
+        paths = self.folder / PAGE, self.folder / BEST
         write_page(paths[0], sweep_page(title, rows, axes))
         if rows[0].runs:
             durable.replace(paths[1], (rows[0].runs[0].run.path / RECIPE).read_bytes())
         return paths
 
     def check(self) -> None:
-        """Make the folder. Raises UsageError where it holds another run by the name of one, ResourceError else."""
+        """Make the folder. Raises UsageError for files and runs of others that have names of its own, ResourceError."""
         for name, history in self._begun(self.choices).items():
             session = history.run.info.sessions[0]
             if session.command[: len(self.commands[name])] != [*self.commands[name]]:
@@ -185,6 +188,9 @@ class Sweep:
                 fix = "choose another folder with -o, or give the same data, recipe and keys to go on"
                 raise UsageError(what, where=where, fix=fix, code="output_exists")
         check_folder(self.folder)
+        refuse_other(self.folder / PAGE, HEADING)
+        if not (self.folder / PAGE).exists():
+            durable.refuse_existing(self.folder / BEST)
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 

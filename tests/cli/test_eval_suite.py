@@ -62,6 +62,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_rows_and_page(lmtool, ngram, files, home):
     asked = ("eval", ngram, "--suite", files / "suite.yaml", "--rows", "rows.jsonl", "-o", "page.html", "--json")
     found = json.loads(lmtool.succeeds(*asked).out)
+    (home / "rows.jsonl").rename(home / "others.jsonl")
+    lmtool.refuses(2, *asked, words=["the file exists already", "page.html"])
+    (home / "others.jsonl").rename(home / "rows.jsonl")
     tasks = found["tasks"]
     assert {name: one.get("accuracy") for name, one in tasks.items()} == {
         "words": 0.75, "next": 0.75, "which": 0.75, "written": 0.75, "texts": None

@@ -38,6 +38,21 @@ def test_no_page_of_no_run_or_to_no_folder(lmtool, run, tmp_path):
     lmtool.refuses(5, "report", "last", "-o", tmp_path / "none" / "page.html", words=["cannot write the page"])
 
 
+@pytest.mark.parametrize("content", ["mine", '<meta name="generator" content="lmtool 1"><h2>Weights</h2>', b"\xff"])
+def test_no_other_file_is_overwritten(lmtool, run, content):
+    file = run.parents[1] / "report.html"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = file.read_bytes()
+    for words in ((), ("-o", file)):
+        lmtool.refuses(2, "report", run.name, *words, words=["the file exists already", "report.html"])
+    lmtool.refuses(2, "report", run.name, "-o", run, words=["the file exists already"])
+    assert file.read_bytes() == before
+    file.unlink()
+    for _ in range(2):
+        lmtool.succeeds("report", run.name)
+    lmtool.succeeds("report", run.name, "-o", run / "report.html")
+
+
 def test_watching_a_run_that_is_over_ends(lmtool, run, tmp_path):
     file = tmp_path / "page.html"
     lmtool.succeeds("report", "last", "-o", file, "--watch")

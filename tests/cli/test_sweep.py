@@ -93,6 +93,17 @@ def test_a_sweep_says_what_its_differences_are_worth(lmtool, home, corpus, insid
     assert "one seed each" not in lmtool.succeeds(*varied, "--seeds", "2", "-o", "runs/two").err
 
 
+def test_no_other_file_is_overwritten(lmtool, home, corpus, inside):
+    for name in sweep.PAGE, sweep.BEST:
+        file = Path("runs") / name / name
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+        words = ("sweep", corpus, *SMALL, "-s", "seed=1,2", "-o", file.parent)
+        lmtool.refuses(2, *words, words=["the file exists already", name])
+        assert file.read_text() == "mine"
+    assert not inside
+
+
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(lmtool, home, corpus, inside):
     words = ("sweep", corpus, *SMALL, "-s", "optimizer.lr=0.01,0.02", "-q", "-o")
     lmtool.succeeds(*words, "runs/whole")

@@ -103,7 +103,7 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already"):
         write(out, source, ["n", "p"], with_length(source))
     assert out.read_text(encoding="utf-8") == "mine"
-    with pytest.raises(UsageError, match="not a file"):
+    with pytest.raises(UsageError, match="exists already"):
         write(tmp_path, source, [], [])
 
 

@@ -187,6 +187,7 @@ def _measure_suite(
     from lmtool.tables.suites.spec import read_suite
 
     check_new(rows, ".jsonl")
+    check_new(output)
     tasks = open_tasks(loaded, read_suite(*named))
     describe(loaded, quiet)
     leaks = warn_of_leaks(loaded, texts_of(tasks))

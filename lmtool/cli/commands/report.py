@@ -27,12 +27,14 @@ def report(
     import time
 
     from lmtool.interop.reference import find
-    from lmtool.report.page import write_page
-    from lmtool.report.training import training_page
+    from lmtool.report.page import refuse_other, write_page
+    from lmtool.report.training import TRAINED, training_page
     from lmtool.run.directory import Run
     from lmtool.run.history import History
 
     paths = list(dict.fromkeys(find(run).run.path for run in runs or ["last"]))
+
+    refuse_other(output, TRAINED)
 
     def written() -> bool:
         """Write the page; whether a run goes on."""
