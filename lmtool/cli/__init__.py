@@ -5,6 +5,7 @@ Results go to stdout, all else to stderr. docs/cli.md states what other programs
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +111,7 @@ def main() -> None:
         code = app(prog_name="lmtool", standalone_mode=False)
     except Exception as error:
         if debug and not isinstance(error, MISTYPED):
-            raise
+            typer.echo(plain(traceback.format_exc(), lines=True), err=True, nl=False)
         explained = explain(error)
         for line in filter(None, explained.lines()):
             typer.echo(_shortened(plain(line)), err=True)

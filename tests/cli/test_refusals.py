@@ -423,8 +423,19 @@ def test_what_was_not_foreseen_is_one_line_without_a_traceback(lmtool, home, mon
     assert (
         outcome.err == "unexpected RuntimeError: the \\x1b[31msky\\nfell\n  run it again with --debug for a traceback\n"
     )
-    with pytest.raises(RuntimeError):
-        lmtool("recipes", "ls", "--debug")
+    debugged = lmtool("recipes", "ls", "--debug")
+    assert debugged.code == 1
+    assert debugged.err.startswith("Traceback (most recent call last):\n")
+    assert debugged.err.endswith(f"\n{outcome.err}")
+
+
+def test_a_traceback_stands_before_the_error_and_changes_no_exit_code(lmtool, home):
+    words = ("generate", "x", "--run", "missing")
+    refused, debugged = lmtool(*words), lmtool("--debug", *words)
+    assert debugged.code == refused.code == 4
+    assert debugged.err.startswith("Traceback (most recent call last):\n")
+    assert debugged.err.endswith(f"\n{refused.err}")
+    assert "Traceback" not in lmtool("--debug", "generate", "--no-such-option").err
 
 
 def test_memory_and_disk_are_the_environment():
