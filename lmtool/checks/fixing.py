@@ -40,12 +40,11 @@ def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[Loaded, float
         what, fix = "only one table of delimited text or JSON lines is fixed", "save it as .csv or .jsonl first"
         raise UsageError(what, where=display(file.path), fix=fix)
     parts = read_task(task, recipe, None, None, None).parts
-    records = list(file.records())
-    gone = {n: Removal(reason=fault.kind) for n, (_, _, fault) in enumerate(records, 1) if fault is not None}
+    gone = {n: Removal(reason=kind) for n, kind in (parts["train"].skipped.rows or {}).items()}
     gone |= removals(parts)
     if near is not None:
         gone |= near_removals(parts, gone, *near)
-    begins = [line or 0 for line, _, _ in records]
+    begins = [line or 0 for line, _, _ in file.records()]
     kept = (line for n, line in enumerate(file.lines(), 1) if bisect_right(begins, n) not in gone)
     durable.write_file(path, "".join(kept).encode(file.encoding or "UTF-8"))
     lines = (json.dumps({"row": row, **gone[row]}) + "\n" for row in sorted(gone))

@@ -33,18 +33,19 @@ LARGEST = 1e15
 
 
 class RowFault(DataError):
-    """A row that cannot be used. `kind` names the fault without details."""
+    """A row that cannot be used. `kind` names the fault without details, `row` is its number."""
 
-    def __init__(self, kind: str, what: str, *, where: str, fix: str) -> None:
+    def __init__(self, kind: str, what: str, row: int, *, where: str, fix: str) -> None:
         super().__init__(what, where=where, fix=fix)
-        self.kind = kind
+        self.kind, self.row = kind, row
 
 
 @dataclass
 class Skipped:
-    """Skipped bad rows: how many of each kind."""
+    """Skipped bad rows: how many of each kind, and the kind of each by its number where `rows` is a dict."""
 
     kinds: Counter[str] = field(default_factory=Counter)
+    rows: dict[int, str] | None = None
 
     @property
     def count(self) -> int:
@@ -61,6 +62,8 @@ def skip(fault: RowFault, skipped: Skipped | None) -> None:
     if skipped is None:
         raise fault
     skipped.kinds[fault.kind] += 1
+    if skipped.rows is not None:
+        skipped.rows[fault.row] = fault.kind
 
 
 def spelled_number(text: str) -> float | None:
@@ -127,7 +130,7 @@ class Table:
     def fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
         """A fault at a place of this table; a column is given by name or index."""
         fix = f"{fix}, or skip bad rows: --skip-bad-rows"
-        return RowFault(kind, what, where=self.file.where(row, line, column), fix=fix)
+        return RowFault(kind, what, row, where=self.file.where(row, line, column), fix=fix)
 
 
 AS_INFERRED = Data()

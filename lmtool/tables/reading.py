@@ -143,7 +143,7 @@ def read_labelled(
     Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learned: no rows remain, or only one class.
     """
-    skipped = Skipped()
+    skipped = Skipped(rows={})
     counted_in = skipped if skip_bad_rows else None
     reader = _Reader(table, columns, chat, labels, answered=True)
     n_blank = n_open = 0
