@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ def find(reference: str) -> Found:
 
 
 def find_resumable(*, longer: bool) -> tuple[Run, list[str]]:
-    """The run started last that can be resumed, and why each run started after it was passed over.
+    """The run started last that can be resumed, and why those started after it were passed over, the last two by name.
 
     It was stopped, and has a checkpoint; with `longer` it may have been finished. Where there is none, the last one
     that was finished, or else the last one. Raises CheckpointError when there is no run.
@@ -70,7 +71,10 @@ def find_resumable(*, longer: bool) -> tuple[Run, list[str]]:
     states = [run.state if _has_intact_checkpoint(run) else "without an intact checkpoint" for run in runs]
     wanted = ("stopped", "finished") if longer else ("stopped",)
     taken = next((i for kinds in (wanted, ("finished",)) for i, state in enumerate(states) if state in kinds), 0)
-    return runs[taken], [f"{run.name} is {state}" for run, state in zip(runs[:taken], states, strict=False)]
+    why = [f"{run.name} is {state}" for run, state in zip(runs[: min(taken, 2)], states, strict=False)]
+    for state, n in Counter(states[2:taken]).items():
+        why.append(f"{n:,} other newer {'run is' if n == 1 else 'runs are'} {state}")
+    return runs[taken], why
 
 
 def _has_intact_checkpoint(run: Run) -> bool:

@@ -211,7 +211,7 @@ def test_a_name_wins_over_a_folder_that_is_no_run(
 def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None:
     """Not one that is finished, in use, damaged, or without a checkpoint."""
     older, stopped = make(), make()
-    finished, empty, torn = make(finished=True), make(steps=()), make()
+    finished, another, empty, torn = make(finished=True), make(finished=True), make(steps=()), make()
     for checkpoint in (torn.path / "checkpoints").iterdir():
         (checkpoint / "model.safetensors").unlink()
     used = make()
@@ -222,9 +222,12 @@ def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None
         assert passed == [
             f"{used.name} is running",
             f"{torn.name} is without an intact checkpoint",
-            f"{empty.name} is without an intact checkpoint",
-            f"{finished.name} is finished",
+            "1 other newer run is without an intact checkpoint",
+            "2 other newer runs are finished",
         ]
+        shutil.rmtree(empty.path)
+        assert find_resumable(longer=False)[1][2:] == ["2 other newer runs are finished"]
+        shutil.rmtree(another.path)
         assert find_resumable(longer=True)[0].name == finished.name
     assert find_resumable(longer=False)[0].name == used.name
     for other in (used, stopped):
