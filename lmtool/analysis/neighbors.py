@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.compute.device import choose_compute
-from lmtool.data.files import shown
+from lmtool.data.files import shown, shown_all
 from lmtool.data.table import AS_INFERRED, Skipped, Table, as_number, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
@@ -276,6 +276,6 @@ def _pairs(table: Table, skipped: Skipped | None) -> Iterator[tuple[str, str, fl
         similarity = None if column is None else as_number(cells[column])
         if similarity is None:
             what = "no number after two words: a table of similarities has two columns of words, then one of numbers"
-            fix = f"write it with a header, as word1,word2,similarity; it has {shown(', '.join(table.names))}"
+            fix = f"write it with a header, as word1,word2,similarity; it has {shown_all(table.names)}"
             raise DataError(what, where=table.file.where(row.number, row.line, None), fix=fix)
         yield cells[0].strip(), cells[1].strip(), similarity

@@ -59,6 +59,12 @@ def shown(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 :]}")
 
 
+def shown_all(names: Sequence[str], most: int = 8) -> str:
+    """Names from outside, each as `shown`; of more than `most` the first ones, and how many there are besides."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shown(name, 40) for name in names[:most]) + more
+
+
 def display(path: Path) -> str:
     """A path as shown in messages."""
     return str(path) if str(path).isprintable() else shown(str(path), 200)

@@ -24,6 +24,7 @@ from lmtool.data.files import (
     packing,
     reading,
     shown,
+    shown_all,
     split_lines,
     text_stretches,
 )
@@ -347,7 +348,7 @@ def missing_column(column: str, names: Sequence[str], where: str, flag: str) -> 
     if near:
         name = bare[near[0]]
         fix = f"did you mean {flag} {name if _WORD.fullmatch(name) else shown(name)}?"
-    return DataError(f"no column {shown(column)}; found {shown(', '.join(names), 120)}", where=where, fix=fix)
+    return DataError(f"no column {shown(column)}; found {shown_all(names)}", where=where, fix=fix)
 
 
 def bare_name(name: str) -> str:

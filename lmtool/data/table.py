@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lmtool import durable
 from lmtool.data.annotated import CONLL, SQUAD, Conll, Squad, conll_lines
 from lmtool.data.delimited import FIELD_LIMIT, DialectHints
-from lmtool.data.files import display, find_files, infer_encoding, shown, unpacked_name
+from lmtool.data.files import display, find_files, infer_encoding, shown, shown_all, unpacked_name
 from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
 from lmtool.errors import DataError, UsageError
@@ -167,7 +167,7 @@ def open_table(
         raise DataError("the objects have no keys", where=where, fix="name a table with columns")
     _refuse_twice(table.names, where)
     if next(file.records(), None) is None:
-        what = f"the table has a header and no rows; columns: {shown(', '.join(table.names), 120)}"
+        what = f"the table has a header and no rows; columns: {shown_all(table.names)}"
         raise DataError(what, where=where, fix="name a table with rows")
     return table
 

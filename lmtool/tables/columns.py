@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Literal
 
 from lmtool.data.annotated import Conll, Squad
-from lmtool.data.files import display, shown
+from lmtool.data.files import display, shown, shown_all
 from lmtool.data.rowfile import Delimited, bare_name, known_column, matching_column
 from lmtool.data.table import Skipped, Table, Value
 from lmtool.errors import DataError, UsageError
@@ -96,6 +96,9 @@ RowKind = Literal["texts", "words", "questions", "related"]
 """What a row is: texts with a label or a target, words with tags, a question and a context with answers in it, or
 texts whose vectors are to be near each other, as near as a number says where there is one."""
 
+ANNOTATED: dict[RowKind, tuple[str, str]] = {"words": ("tagged words", "tags"), "questions": ("questions", "answers")}
+"""Rows with more than a label each, and the --labels that train a model on them."""
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -163,11 +166,12 @@ def choose_columns(
     """
     named = _in_table(table, names or Data())
     kind = kind or infer_kind(table)
-    if kind == "texts" and isinstance(table.file, Conll | Squad):
-        what, option = ("tagged sentences", "tags") if isinstance(table.file, Conll) else ("questions", "answers")
-        what = f"{what}, where a table of texts is needed"
-        fix = f"name a table of texts, or train a model on it: lmtool finetune FILE --labels {option}"
-        raise DataError(what, where=display(table.path), fix=fix)
+    if kind in ANNOTATED or (kind == "texts" and isinstance(table.file, Conll | Squad)):
+        other = infer_kind(table)
+        if other != kind and other in ANNOTATED:
+            (of, option), (needed, _) = ANNOTATED[other], ANNOTATED.get(kind, (kind, ""))
+            fix = f"name one of {needed}, or train another model on this one: lmtool finetune FILE --labels {option}"
+            raise DataError(f"a table of {of}, where one of {needed} is needed", where=display(table.path), fix=fix)
     if kind == "related":
         return _related(table, named, labelled)
     if kind != "texts":
@@ -403,7 +407,7 @@ def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = 
 
 
 def _cannot_tell(table: Table, what: str, flag: str) -> DataError:
-    what = f"cannot infer which column is {what}; found {shown(', '.join(table.names), 120)}"
+    what = f"cannot infer which column is {what}; found {shown_all(table.names)}"
     fix = f"name it with {flag}; the first row of a table names its columns"
     return DataError(what, where=display(table.path), fix=fix)
 

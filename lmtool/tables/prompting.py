@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.data.files import shown
+from lmtool.data.files import shown, shown_all
 from lmtool.data.rowfile import bare_name, matching_column
 from lmtool.data.split import document_hash
 from lmtool.data.survey import Report
@@ -84,7 +84,7 @@ class Prompting:
         for a field that is no column, and for one that is the label.
         """
         fields = list(dict.fromkeys(field for _, field in self.parts() if field is not None))
-        known = f"the columns of {table.path.name} are {shown(', '.join(table.names), 120)}"
+        known = f"the columns of {table.path.name} are {shown_all(table.names)}"
         if not fields:
             raise self._wrong("does not say where the text of a row belongs", f"write {{text}}; {known}")
         column_of = {field: matching_column(field, table.names) for field in fields}

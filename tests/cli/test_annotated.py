@@ -180,7 +180,10 @@ def test_a_students_mistakes_are_told(folder: Path) -> None:
     assert "b.conll:2, row 1 | give every word" in told("Otto B-PER\nran\n")
     assert "the tag 'PER' is not in the scheme BIO | " in told("Otto PER\n")
     assert "needs a model that reads a text word by word" in refusal("finetune", train)
-    assert "where a table of texts is needed" in refusal("finetune", train, "--recipe", "dan")
+    assert "where one of texts is needed" in refusal("finetune", train, "--recipe", "dan")
+    told = refusal("finetune", asked(folder / "q.json", 6), "--recipe", "tagger")
+    assert "a table of questions, where one of tagged words is needed | " in told
+    assert "--labels answers" in told
     (folder / "i.conll").write_text(train.read_text().replace("B-BOAT", "I-BOAT"))
     result = CliRunner().invoke(
         app, ["finetune", str(folder / "i.conll"), "--recipe", str(recipe), "-o", str(folder / "y")]

@@ -117,7 +117,9 @@ def test_columns_and_delimiters_may_be_named(lmtool, home, learned):
     table = write(home / "rows.csv", "utf-8", ("avis", "note"), "#")
     run = learned["utf-8"]
     named = ("--text-column", "Avis", "--delimiter", "#")
-    said = lmtool.refuses(3, "predict", run, table, "--delimiter", "#", words=["no column 'text'; found 'avis, note'"])
+    said = lmtool.refuses(
+        3, "predict", run, table, "--delimiter", "#", words=["no column 'text'; found 'avis', 'note'"]
+    )
     assert "--text-column" in said[-1]
     assert "avis,note,predicted" in lmtool.succeeds("predict", run, table, *named).out
     found = json.loads(lmtool.succeeds("eval", run, table, *named, "--label-column", "NOTE", "--json").out)

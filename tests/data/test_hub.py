@@ -68,7 +68,7 @@ def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_pa
 @pytest.mark.parametrize(
     ("suffix", "column", "message"),
     [
-        ("", "txt", "no column 'txt'; found 'id, text'"),
+        ("", "txt", "no column 'txt'; found 'id', 'text'"),
         ("", "id", "int, not text"),
         ("@valid", "text", "cannot load"),
         (":other", "text", "cannot load"),

@@ -175,7 +175,7 @@ def test_a_missing_column_is_told_in_one_way(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         fetch(f"hf:{folder}", "Texts")
     errors.append((caught.value.what, caught.value.fix))
-    assert set(errors) == {("no column 'Texts'; found 'id, text'", "did you mean --column text?")}
+    assert set(errors) == {("no column 'Texts'; found 'id', 'text'", "did you mean --column text?")}
     with pytest.raises(DataError) as caught:
         choose_columns(open_table(str(tmp_path / "a.csv")), Data(text_columns=["Texts"]))
     assert (caught.value.what, caught.value.fix) == (errors[0][0], "did you mean --text-column text?")

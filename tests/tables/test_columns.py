@@ -103,13 +103,14 @@ def test_what_is_read_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "given", "parts"),
     [
-        ("text,label", {"text_columns": ["txt"]}, ["no column 'txt'; found 'text, label'", "--text-column text?"]),
+        ("text,label", {"text_columns": ["txt"]}, ["no column 'txt'; found 'text', 'label'", "--text-column text?"]),
         ("text,LABEL,Label", {"label_column": "label"}, ["no column 'label'", "did you mean --label-column Label?"]),
         ("a b,c", {"source_column": "a_bb"}, ["did you mean --source-column 'a b'?"]),
         ("text,label", {"target_column": "zzz"}, ["no column 'zzz'", "name one of these with --target-column"]),
-        ("text,a,b", {}, ["cannot infer which column is the label; found 'text, a, b'", "--label-column"]),
+        ("text,a,b", {}, ["cannot infer which column is the label; found 'text', 'a', 'b'", "--label-column"]),
         ("a,b,label", {}, ["cannot infer which column is the text", "--text-column"]),
         ("good film,1", {}, ["cannot infer which column is the text", "the first row of a table names its columns"]),
+        (",".join(f"c{i}" for i in range(40)), {}, ["found 'c0', 'c1',", "'c7' and 32 more"]),
         ("text", {}, ["cannot infer which column is the label"]),
         ("a,b,c", {"source_column": "a"}, ["cannot infer which column is the target", "--target-column"]),
         ("a,b,c", {"target_column": "a"}, ["cannot infer which column is the source", "--source-column"]),

@@ -213,7 +213,7 @@ def test_names_are_a_header(text: str, tmp_path: Path) -> None:
 def test_a_table_without_header_and_classes_is_refused(tmp_path: Path) -> None:
     rows = [f"{i // 2}\tthis is sentence number {i} of all\n" for i in range(60)]
     (tmp_path / "a.tsv").write_text("".join(rows))
-    with pytest.raises(DataError, match="cannot infer which column is the label; found 'column 1, column 2'"):
+    with pytest.raises(DataError, match="cannot infer which column is the label; found 'column 1', 'column 2'"):
         opened(tmp_path / "a.tsv")
     (tmp_path / "b.tsv").write_text("".join(f"{i % 2}\tthe very same sentence\n" for i in range(60)))
     with pytest.raises(DataError, match="cannot infer which column is the text"):

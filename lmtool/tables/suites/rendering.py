@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
-from lmtool.data.files import shown
+from lmtool.data.files import shown, shown_all
 from lmtool.data.table import Row, Table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.scoring import Continued
@@ -71,7 +71,7 @@ class Rendering:
             unknown = sorted({name for one in templates for name in one.variables} - {*table.names, "row"})
             if unknown:
                 what = f"the template names {shown(unknown[0], 40)}, which is no column"
-                raise UsageError(what, where=where, fix=f"columns: {shown(', '.join(table.names), 120)}")
+                raise UsageError(what, where=where, fix=f"columns: {shown_all(table.names)}")
         return templates
 
     def item(self, table: Table, row: Row) -> TaskItem:
