@@ -179,7 +179,7 @@ def read_labelled(
         raise DataError(what, where=display(table.path), fix=fix)
     notices = [*_repairs(n_blank, n_open, reader.n_repaired), *_notices(items, label_map)]
     if label_map is not None and labels is None:
-        _refuse_one_class(items, label_map, f"{display(table.path)}, column {shown(str(columns.label))}")
+        _refuse_one_class(items, label_map, reader.where)
         if label_map.kind in ("class", "multi"):
             lines = ((_names(item.label), f"line {line}" if line else f"row {item.row}") for item, line in rows)
             notices += label_notices(lines)
@@ -207,6 +207,7 @@ class _Reader:
     ) -> None:
         """chat: refuses conversations. labels: of the training table. answered: conversations end with an answer."""
         self._columns = columns
+        self.where = f"{display(table.path)}, column {shown(str(columns.label))}"
         self._chat = chat
         self._labels = labels
         self._answered = answered
@@ -297,6 +298,9 @@ class _Reader:
     def without_single(self, rows: Sequence[Numbered], skipped: Skipped | None) -> Iterator[Numbered]:
         """The rows but for those of a class with one row, unless its name resembles that of another; see `_sound`."""
         counts = count_labels([example for example, _ in rows])
+        if counts.total() == len(counts) > 1:
+            fix = "add rows of each class, or name another column with --label-column"
+            raise DataError(f"each of {len(counts):,} classes has one row", where=self.where, fix=fix)
         similar = misspelt(counts)
         resembling = {*similar, *similar.values()}
         alone = {name for name, count in counts.items() if count == 1 and name not in resembling and len(counts) > 1}

@@ -77,6 +77,15 @@ def test_labels_of_other_formats(tmp_path: Path) -> None:
     assert found.labels == LabelMap("class", ("0", "1"))
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_where_each_class_has_one_row_more_rows_are_asked_for(skips: bool, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="each of 3 classes has one row") as refused:
+        labelled(tmp_path, "red", "green", "yellow", skip_bad_rows=skips)
+    assert "a.csv, column 'label'" in refused.value.where
+    assert "add rows of each class" in str(refused.value)
+    assert "--skip-bad-rows" not in str(refused.value)
+
+
 FAULTS = [
     # content, kind, what and where, remaining rows
     (
