@@ -1,7 +1,7 @@
 """From a run to a directory that Transformers opens: configuration, weights, tokenizer and model card."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,11 +20,13 @@ from lmtool.export.forms import Form, form_of
 from lmtool.export.ollama import OllamaPrompt, beside_gguf, modelfile
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
+from lmtool.interop.families import EVERY
 from lmtool.interop.families.config import Config, write_labels
-from lmtool.interop.families.family import Described
+from lmtool.interop.families.family import Described, Family
+from lmtool.interop.gguf.architectures import GGUF_FAMILIES
 from lmtool.interop.gguf.files import Quantization, write_gguf
 from lmtool.interop.importing import COLUMNS
-from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE
+from lmtool.interop.names import AS_DIRECTORY, CONFIG, HEAD, MODULES, NOTE
 from lmtool.interop.sources import POOLING
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
@@ -111,19 +113,19 @@ class Exportable(Form):
         return files if chat is None else files | {CHAT: chat.encode()}
 
 
-def express(reference: str) -> Exportable:
-    """The best checkpoint of a run, or a given one, in the terms of the first family that can express it.
+def express(reference: str, among: Sequence[Family] = EVERY) -> Exportable:
+    """The best checkpoint of a run, or a given one, in the terms of the first of these families that can express it.
 
     Raises UsageError, with the keys that stand in the way, when none can.
     """
-    return expressed(open_base(reference))
+    return expressed(open_base(reference), among=among)
 
 
-def expressed(base: Base, preferred: str | None = None) -> Exportable:
+def expressed(base: Base, preferred: str | None = None, among: Sequence[Family] = EVERY) -> Exportable:
     """The same of an open checkpoint. preferred: the `model_type` to try first, by default of an imported model its."""
     origin = base.run.info.origin
     recipe = with_decided(base.recipe, base.run.all_results.get("", {}), base.checkpoint.step)
-    form = form_of(recipe, base.tokenizer, preferred or (origin.model_type if origin else None))
+    form = form_of(recipe, base.tokenizer, preferred or (origin.model_type if origin else None), among)
     names = {name for weight in form.weights() for name in weight.theirs}
     described = form.family.describe(Config(form.config, CONFIG), names)
     config = form.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)
@@ -206,11 +208,10 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
     beside = beside_gguf(file)
     for path in (file, beside):
         durable.refuse_existing(path)
-    exportable = express(reference)
+    exportable = express(reference, GGUF_FAMILIES)
     if exportable.has_head:
         what = f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}"
-        fix = "export it as a directory, by a name that does not end in .gguf"
-        raise UsageError(what, where="objective.kind", fix=fix)
+        raise UsageError(what, where="objective.kind", fix=AS_DIRECTORY)
     written = exportable.tokenizer_files(as_source=False)
     settings = json.loads(written[TOKENIZER_CONFIG])
     if (chat := written.get(CHAT)) is not None:

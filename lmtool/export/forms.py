@@ -12,7 +12,7 @@ from lmtool.interop.families import EVERY
 from lmtool.interop.families.config import Inexpressible
 from lmtool.interop.families.family import BODY, Family
 from lmtool.interop.families.layouts import Weight
-from lmtool.interop.names import HEAD
+from lmtool.interop.names import AS_DIRECTORY, HEAD
 from lmtool.recipe.spec.objective import AnyObjective, HeadSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -69,19 +69,23 @@ class Form:
         return self.architecture + apart
 
 
-def form_of(recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None) -> Form:
+def form_of(
+    recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None, among: Sequence[Family] = EVERY
+) -> Form:
     """The form of a resolved recipe: of the first family that has its head, else of the first that has its body.
 
-    preferred: the `model_type` to try first. Raises UsageError, with all keys that stand in the way, without one.
+    preferred: the `model_type` to try first. among: all, or those of GGUF files. Raises UsageError, with all keys that
+    stand in the way, without one.
     """
     recipe = recipe.with_values({"tuning.lora": None})
+    published = "published family" if among is EVERY else "family of GGUF files"
     if not isinstance(recipe.model, Transformer):
-        what = f"no published family has {recipe.model.title} models"
+        what = f"no {published} has {recipe.model.title} models"
         raise UsageError(what, where="model.kind", fix="Transformers can be exported: docs/serve.md lists them")
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     model = recipe.model.with_values({"vocab_size": rows})
     recipe = recipe.with_values({"model": model})
-    families = sorted(EVERY, key=lambda family: family.model_type != preferred)
+    families = sorted(among, key=lambda family: family.model_type != preferred)
     obstacles: dict[str, dict[str, str]] = {}
     if form := _first(families, model, recipe.objective, tokenizer, obstacles):
         return Form(recipe, *form)
@@ -91,7 +95,9 @@ def form_of(recipe: Recipe, tokenizer: Tokenizer, preferred: str | None = None) 
             whys = beside[form[0].model_type].items()
             return Form(recipe, *form, beside=", ".join(f"{key} ({why})" for key, why in whys))
     fix = "docs/serve.md lists what can be exported; the keys named here stand in the way"
-    raise UsageError(f"no published family can express this {model.title}", where=_listed(obstacles), fix=fix)
+    if among is not EVERY:
+        fix = f"{AS_DIRECTORY}, or train one with other values of these keys: docs/serve.md"
+    raise UsageError(f"no {published} can express this {model.title}", where=_listed(obstacles), fix=fix)
 
 
 def export_line(recipe: Recipe, tokenizer: Tokenizer) -> str:

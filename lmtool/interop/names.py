@@ -15,6 +15,8 @@ CONFIG, MODULES = "config.json", "modules.json"
 NOTE = "lmtool"
 """The key of config.json, or of a GGUF file, under which an export notes what predictions need, and published
 configurations have no keys for: the context, the objective, and the columns of its tables."""
+AS_DIRECTORY = "export it as a directory, by a name that does not end in .gguf"
+"""What to do with a model that no GGUF file holds."""
 HEAD = "head.safetensors"
 """The file of a head that no class of Transformers has, beside the body."""
 

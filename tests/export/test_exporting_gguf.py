@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.export.exporting import export_gguf
+from lmtool.export.exporting import export_gguf, express
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
@@ -64,8 +64,8 @@ def test_what_is_written_is_read_back(
     ("recipe", "what"),
     [
         (recipe_of({**SMALL, "activation": "gelu"}, {"kind": "causal"}), "activation_function"),
-        (recipe_of({**SMALL, "shape": "encoder"}, {"kind": "masked"}), "no published family|model_type"),
-        (recipe_of({**SMALL, "position": {"kind": "alibi"}}, {"kind": "causal"}), "no published family"),
+        (recipe_of({**SMALL, "shape": "encoder"}, {"kind": "masked"}), "no family of GGUF files"),
+        (recipe_of({**SMALL, "position": {"kind": "alibi"}}, {"kind": "causal"}), "no family of GGUF files"),
     ],
 )
 def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path: Path) -> None:
@@ -76,6 +76,18 @@ def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path:
     (tmp_path / "there.gguf").touch()
     with refuses("output_exists"):
         export_gguf(str(run), tmp_path / "there.gguf", "f16")
+
+
+def test_keys_of_the_recipe_are_told_where_another_format_has_the_model(tmp_path: Path) -> None:
+    mpt = recipe_of({**SMALL, "position": {"kind": "alibi"}, "bias": False, "d_ff": 64}, {"kind": "causal"})
+    run = made(tmp_path / "run", mpt, tokenizer_of())
+    assert express(str(run)).family.model_type == "mpt"
+    with pytest.raises(UsageError, match="no family of GGUF files") as refusal:
+        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+    assert refusal.value.where == "gpt2, gpt_neox: model.position.kind (alibi), model.bias (false)"
+    assert "as a directory" in str(refusal.value.fix)
+    neox = recipe_of({**SMALL, "position": {"kind": "rotary"}, "activation": "gelu"}, {"kind": "causal"})
+    export_gguf(str(made(tmp_path / "other", neox, tokenizer_of())), tmp_path / "model.gguf", "f16")
 
 
 def test_all_keys_that_gguf_does_not_have_are_told_at_once(tmp_path: Path) -> None:

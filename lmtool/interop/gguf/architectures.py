@@ -10,7 +10,7 @@ from typing import Literal
 
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-from lmtool.interop.families import FAMILIES
+from lmtool.interop.families import EVERY, FAMILIES
 from lmtool.interop.families.decoder import Decoder
 from lmtool.interop.families.layouts import SAME, Layout, Rescaled, Swapped, Transposed, by_head
 
@@ -190,3 +190,6 @@ ARCHITECTURES = (
         rope="partial",
     ),
 )
+
+GGUF_FAMILIES = tuple(one for one in EVERY if any(one.model_type in known.model_types for known in ARCHITECTURES))
+"""The families that these are, in the order of preference for export."""

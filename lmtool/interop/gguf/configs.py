@@ -13,6 +13,7 @@ from lmtool.errors import UsageError
 from lmtool.interop.families.config import Config
 from lmtool.interop.gguf.architectures import ARCHITECTURES, SIZE_KEYS, Architecture, Sizes, TensorPair
 from lmtool.interop.gguf.container import Container
+from lmtool.interop.names import AS_DIRECTORY
 from lmtool.printable import plain
 
 FREQUENCIES = "rope_freqs.weight"
@@ -185,8 +186,7 @@ def _llama3_of(divisors: np.ndarray[Any, Any], base: float, rotary: int) -> dict
 
 def inexpressible(key: str, what: str) -> UsageError:
     """An error about a key of a config.json or tokenizer.json that no GGUF file has."""
-    fix = "export it as a directory, by a name that does not end in .gguf"
-    return UsageError(f"GGUF cannot express this model: {key} is {plain(what)[:160]}", where=key, fix=fix)
+    return UsageError(f"GGUF cannot express this model: {key} is {plain(what)[:160]}", where=key, fix=AS_DIRECTORY)
 
 
 def express(config: Mapping[str, Any]) -> GgufTerms:
