@@ -14,7 +14,7 @@ from lmtool.errors import DataError, UsageError
 class Journal:
     """A file of one process. entries: those that it had when it was opened.
 
-    Raises UsageError where another process has it, or it belongs to another table; DataError where it is damaged.
+    Raises UsageError where another process has it, or it has answers to another table; DataError where it is damaged.
     """
 
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
@@ -29,7 +29,9 @@ class Journal:
             content = self._file.read()
             self._size = content.rfind(b"\n") + 1
             known, *self.entries = map(records.parse, content[: self._size].splitlines() or [json.dumps(head).encode()])
-            if known != head:
+            if not self.entries and isinstance(known, dict) and known.keys() == head.keys() and known != head:
+                self._size = 0  # without an answer, it belongs to nothing
+            elif known != head:
                 fix = "choose another -o, or the table, column and --multi as they were"
                 raise UsageError("these are answers to another table", where=str(path), fix=fix, code="data_changed")
             if not self._size:

@@ -37,12 +37,25 @@ def test_a_torn_line_is_dropped_and_the_next_one_is_whole(path: Path) -> None:
 
 
 def test_answers_to_another_table_are_refused(path: Path) -> None:
-    Journal(path, HEAD).close()
+    journal = Journal(path, HEAD)
+    journal.append({"row": 0})
+    journal.close()
     before = path.read_bytes()
     with pytest.raises(UsageError, match="another table") as refused:
         Journal(path, {"table": "b"})
     assert refused.value.code == "data_changed"
     assert path.read_bytes() == before
+
+
+def test_a_file_without_answers_is_replaced(path: Path) -> None:
+    Journal(path, HEAD).close()
+    Journal(path, {"table": "b"}).close()
+    assert path.read_text(encoding="utf-8") == '{"table": "b"}\n'
+    for mine in ('{"mine": 1}\n', "[1]\n"):
+        path.write_text(mine, encoding="utf-8")
+        with pytest.raises(UsageError, match="another table"):
+            Journal(path, HEAD)
+        assert path.read_text(encoding="utf-8") == mine
 
 
 def test_a_file_that_is_no_journal_is_refused(path: Path) -> None:
