@@ -8,11 +8,8 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Self
 
-from lmtool import durable
-from lmtool.recipe.document import leaves, parse
-from lmtool.recipe.load import LARGEST_FILE
 from lmtool.run.directory import Run
-from lmtool.run.listing import COUNTING, counting, figures_on_tests, with_bases
+from lmtool.run.listing import COUNTING, Values, counting, figures_on_tests, part_of, read_values, with_bases
 from lmtool.run.log import Record
 from lmtool.run.uncertainty import are_alike, standard_error
 
@@ -24,9 +21,6 @@ LOGGED = ("step", "loss", "valid_loss", "lr", "grad_norm", "tokens", "tokens_per
 
 GRADIENT_NORMS = "gradient_norms"
 """The name of what is logged by steps back."""
-
-Values = Mapping[str, object]
-"""The plain values of a recipe by dotted key."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +139,7 @@ class History:
         counts["tokens"] = n_tokens
         return {
             **({"test": self.tests} if self.tests else {}),
+            "part": part_of(self.recipe),
             "best_loss": None if best is None else best["valid_loss"],
             "best_step": chosen.get("step"),
             "bits_per_byte": self.best_bits,
@@ -191,7 +186,7 @@ def doubts(histories: Sequence[History]) -> list[str]:
     for history in histories:
         chosen = history.chosen or {}
         validation = {**chosen, "loss": chosen.get("valid_loss"), "rows": history.valid_rows}
-        for source, measured in {**history.tests, "validation rows": validation}.items():
+        for source, measured in {**history.tests, f"{part_of(history.recipe)} rows": validation}.items():
             metric, value = counting(measured)
             if value is not None and (rows := measured.get("rows")):
                 boards.setdefault(f"{metric} on {source}", []).append(_Entry(history.name, metric, value, int(rows)))
@@ -209,20 +204,6 @@ def doubts(histories: Sequence[History]) -> list[str]:
     if any(history.tests for history in histories) and not set.intersection(*(set(h.tests) for h in histories)):
         lines.append("the runs have no test figures of the same data: lmtool eval RUN FILE measures them")
     return lines
-
-
-def read_values(run: Run) -> Values:
-    """The values of a run's recipe, without judging them. Empty where it cannot be read."""
-    try:
-        text = durable.read(run.recipe_path, LARGEST_FILE).decode()
-    except (OSError, ValueError):
-        return {}
-    return leaves(parse(text, str(run.recipe_path)).value)
-
-
-def holds_out(values: Values) -> bool:
-    """Whether a run with these values is validated on what it is not trained on."""
-    return bool(values.get("data.valid")) or values.get("data.valid_fraction") != 0
 
 
 def trained_on(run: Run) -> list[tuple[str, str]]:

@@ -6,12 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import RootModel
 
 from lmtool import durable, records
 from lmtool.errors import CheckpointError
+from lmtool.recipe.document import leaves, parse
+from lmtool.recipe.load import LARGEST_FILE
 from lmtool.records import FileModel
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
@@ -32,6 +34,9 @@ class CheckpointSummary:
     problem: str
 
 
+Values = Mapping[str, object]
+"""The plain values of a recipe by dotted key."""
+
 COUNTING = {
     "accuracy": "accuracy",
     "subset_accuracy": "accuracy",
@@ -51,7 +56,7 @@ class Summary:
     best_valid_loss: the lowest; None before the first.
     metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the loss; None
         before the first validation.
-    part: "test" or "validation", what it was measured on;
+    part: "test", "validation" or, where nothing was held out, "training", what it was measured on;
     source: the data of a test by `lmtool eval`, else empty.
     rows: of a table that it was measured on;
     standard_error: of the value on so many, None where it does not follow from it.
@@ -112,9 +117,9 @@ def summarise(path: Path) -> Summary:
     summary.step = max([summary.step, *(checkpoint.step for checkpoint in summary.checkpoints)])
     if losses:
         summary.valid_loss, summary.best_valid_loss = losses[-1], min(losses)
-    summary.part, summary.source = str(results.get("part", "validation")), str(results.get("source", ""))
+    summary.part, summary.source = results.get("part") or part_of(read_values(run)), str(results.get("source", ""))
     summary.rows = results.get("rows")
-    if summary.rows is None and summary.part == "validation" and run.info.data is not None:
+    if summary.rows is None and summary.part != "test" and run.info.data is not None:
         summary.rows = run.info.data.valid_rows
     if summary.value is not None and summary.rows:
         summary.standard_error = standard_error(summary.metric, summary.value, summary.rows)
@@ -210,6 +215,20 @@ def with_bases(run: Run) -> Iterator[Run]:
         while (base := run.info.base) is not None:
             run = find(base.path if Path(base.path).exists() else base.run).run
             yield run
+
+
+def read_values(run: Run) -> Values:
+    """The values of a run's recipe, without judging them. Empty where it cannot be read."""
+    try:
+        text = durable.read(run.recipe_path, LARGEST_FILE).decode()
+    except (OSError, ValueError):
+        return {}
+    return leaves(parse(text, str(run.recipe_path)).value)
+
+
+def part_of(values: Values) -> Literal["validation", "training"]:
+    """What a run with these values is validated on: what is held out, or else what it is trained on."""
+    return "validation" if values.get("data.valid") or values.get("data.valid_fraction") != 0 else "training"
 
 
 def counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:

@@ -30,7 +30,8 @@ from lmtool.report.page import refuse_other, write_page
 from lmtool.run.checkpoint import listed
 from lmtool.run.creation import check_folder, is_begun
 from lmtool.run.directory import CHECKPOINTS, RECIPE, RESULTS, Run, writing
-from lmtool.run.history import History, number, read_values
+from lmtool.run.history import History, number
+from lmtool.run.listing import read_values
 from lmtool.sweeping.grid import Axes, GridPoint
 from lmtool.sweeping.halving import Cost
 from lmtool.sweeping.results import HEADING, PointResults, goodness, rows_of, sweep_page, validated

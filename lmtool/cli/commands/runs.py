@@ -57,8 +57,8 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last --json
     """
     from lmtool.interop.reference import find
-    from lmtool.run.history import holds_out, read_values, trained_on
-    from lmtool.run.listing import figures_on_tests, lineage, summarise
+    from lmtool.run.history import trained_on
+    from lmtool.run.listing import figures_on_tests, lineage, part_of, read_values, summarise
 
     shown = find(run).run
     summary = summarise(shown.path)
@@ -66,7 +66,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
     tests = {} if summary.problem else figures_on_tests(shown)
-    part = "valid" if holds_out(read_values(shown)) else "training"
+    part = part_of(read_values(shown)).replace("validation", "valid")
     facts = [
         ("name", summary.name),
         ("path", summary.path),
@@ -299,10 +299,10 @@ def _loss(loss: float | None) -> str:
 
 
 def _result(summary: "Summary") -> str:
-    """What counts for a run, with its name, and how far so few rows tell; a test set is named, validation is not."""
+    """What counts for a run, with its name, and how far so few rows tell; test and training are named."""
     if summary.value is None:
         return "-"
-    part = "test " if summary.part == "test" else ""
+    part = "" if summary.part == "validation" else f"{summary.part} "
     error = "" if summary.standard_error is None else f" ± {summary.standard_error:.2g}"
     rows = f", {count(summary.rows, 'row')}" if summary.rows else ""
     return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
