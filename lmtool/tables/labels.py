@@ -1,7 +1,8 @@
 """Labels of a table: their kind, their names in a fixed order, and their indices."""
 
 import math
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -21,6 +22,9 @@ SEPARATOR = ";"
 
 LONGEST_LABEL = 1_000
 """Characters that the name of a class may have: a text is no label."""
+
+COMMA = re.compile(r"-?[0-9]+,[0-9]+")
+"""A number with a decimal comma, as in German and French."""
 
 _COMPARED = 100
 """Characters by which names are compared with an unknown one."""
@@ -78,7 +82,13 @@ class LabelMap:
         return f"the {'tags' if self.kind == 'tags' else 'classes'} are {shown(known, 120)}"
 
 
-def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:
+def have_decimal_commas(cells: Sequence[str | tuple[str, ...]]) -> bool:
+    """Whether all labels are numbers with a decimal comma or whole ones. Three digits after each may be thousands."""
+    every = [str(cell) for cell in cells if COMMA.fullmatch(str(cell)) or _is_whole(str(cell))]
+    return len(every) == len(cells) and any("," in cell and cell[-4:-3] != "," for cell in every)
+
+
+def decide_kind(cells: Sequence[str | tuple[str, ...]]) -> LabelKind:
     """The kind of a column of labels, none of them empty.
 
     multi when some cell has a list or a semicolon; number when all cells are numbers, those that no model can learn and
@@ -86,9 +96,9 @@ def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:
     """
     if any(isinstance(cell, tuple) or SEPARATOR in cell for cell in cells):
         return "multi"
-    numbers = set()
+    numbers, comma = set(), "," if have_decimal_commas(cells) else "."
     for cell in cells:
-        number = spelled_number(str(cell))
+        number = spelled_number(str(cell).replace(comma, "."))
         if number is None:
             return "class"
         if math.isfinite(number):

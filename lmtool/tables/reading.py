@@ -9,10 +9,11 @@ from lmtool.data.files import display, shown
 from lmtool.data.rowfile import bare_name
 from lmtool.data.table import LARGEST, Row, RowFault, Skipped, Table, as_number, skip
 from lmtool.errors import DataError
+from lmtool.recipe.grammar import either
 from lmtool.tables import annotations
 from lmtool.tables.annotations import AnswerSpan, CellFault, has_entities
-from lmtool.tables.columns import GOLD_LABEL, Columns
-from lmtool.tables.labels import Label, LabelKind, LabelMap, as_names, decide_kind
+from lmtool.tables.columns import GOLD_LABEL, SEVERAL, Columns
+from lmtool.tables.labels import COMMA, Label, LabelKind, LabelMap, as_names, decide_kind, have_decimal_commas
 from lmtool.tables.notices import Notice, counted, label_notices, misspelt
 from lmtool.tokenization.chat import ChatFormat, Message
 
@@ -165,6 +166,7 @@ def read_labelled(
     if columns.label is not None and columns.kind != "questions":
         cells = [cast(str | tuple[str, ...], example.label) for example, _ in rows]
         known = labels.kind if labels else "tags" if columns.kind == "words" else kind or decide_kind(cells)
+        reader.read_commas(cells, known, is_inferred=not (labels or kind))
         if known == "tags":
             reader.entities = has_entities(labels.names if labels else (tag for cell in cells for tag in cell))
         rows = list(_sound(rows, lambda row: (reader.labelled(*row, known), row[1]), counted_in))
@@ -177,7 +179,7 @@ def read_labelled(
         what = "no rows remain" if skipped.count or n_blank or n_open else "the table has no rows"
         fix = str(skipped) if skipped.count else "name a table with rows"
         raise DataError(what, where=display(table.path), fix=fix)
-    notices = [*_repairs(n_blank, n_open, reader.n_repaired), *_notices(items, label_map)]
+    notices = [*_repairs(n_blank, n_open, reader.n_repaired), *reader.commas, *_notices(items, label_map)]
     if label_map is not None and labels is None:
         _refuse_one_class(items, label_map, reader.where)
         if label_map.kind in ("class", "multi"):
@@ -217,6 +219,8 @@ class _Reader:
         self.entities = False
         """Tags are those of entities. Set once all rows are read."""
         self.n_repaired = 0
+        self.commas: list[Notice] = []
+        self._comma = "."
         self._n_unknown = 0
 
     def _cell(self, row: Row, column: str | int, parse: Callable[..., R], *arguments: Any) -> R:
@@ -257,6 +261,16 @@ class _Reader:
             return LabelledText(texts, None, self._cell(row, columns.target, annotations.as_target), number)
         return LabelledText(texts, self._cell(row, str(columns.label), annotations.as_label), None, number)
 
+    def read_commas(self, cells: Sequence[str | tuple[str, ...]], kind: LabelKind, *, is_inferred: bool) -> None:
+        """Read labels with a decimal comma as numbers where all are, and note how those with a comma are read."""
+        numbers = [str(cell) for cell in cells if COMMA.fullmatch(str(cell))]
+        self._comma = "," if kind == "number" and have_decimal_commas(cells) else "."
+        is_odd = kind == "class" and is_inferred and len(numbers) >= SEVERAL * len(cells)
+        if numbers and (self._comma == "," or is_odd):
+            what = f"{counted(len(numbers), 'label')} with a comma, such as {shown(numbers[0])}, are read as "
+            what += "decimals" if self._comma == "," else "classes: --labels number reads decimals"
+            self.commas.append(Notice("decimal commas", len(numbers), what))
+
     def labelled(self, example: LabelledText, line: int | None, kind: LabelKind) -> LabelledText:
         """The example with its cell parsed as a label of this kind, one of the training table's if there is one."""
         try:
@@ -279,7 +293,7 @@ class _Reader:
             return tags
         if kind == "multi":
             return as_names(cell)
-        number = as_number(cell) if kind == "number" and isinstance(cell, str) else None
+        number = as_number(cell.replace(self._comma, ".")) if kind == "number" and isinstance(cell, str) else None
         if isinstance(cell, str) and kind == "class":
             return cell
         if number is not None:
@@ -287,11 +301,12 @@ class _Reader:
         wanted = "one class" if kind == "class" else "a number"
         if isinstance(cell, str):
             wanted += f" from {-LARGEST:g} to {LARGEST:g}"
-        fix = "correct it"
+        fix = "write a point for the comma" if isinstance(cell, str) and COMMA.fullmatch(cell) else "correct it"
         if self._columns.kind == "related":
             fix += ", or train a classifier of pairs: -s objective.kind=classification"
         elif self._labels is None:
-            fix += ", or name the kind of labels: --labels class, multi or number"
+            others = either([other for other in ("class", "multi", "number") if other != kind])
+            fix += f", or name another kind of labels: --labels {others}"
         is_ = "several labels" if isinstance(cell, tuple) else shown(cell, 30)
         raise CellFault("wrong label", f"the label is {is_}, not {wanted}", fix)
 

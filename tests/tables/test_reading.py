@@ -158,6 +158,7 @@ def test_values_that_are_no_texts_or_labels(row: dict[str, Any], message: str, t
     [
         (["1", "2", "high", "1"], "number", "the label is 'high', not a number"),
         (["1", "2", "nan", "1"], "number", "the label is 'nan', not a number"),
+        (["1.5", "2", '"1,8"', "1"], "number", "the label is '1,8', not a number"),
     ],
 )
 def test_labels_that_are_not_of_the_given_kind(labels: list[str], kind: Any, message: str, tmp_path: Path) -> None:
@@ -165,6 +166,24 @@ def test_labels_that_are_not_of_the_given_kind(labels: list[str], kind: Any, mes
         labelled(tmp_path, *labels, kind=kind)
     assert "row 3, column 'label'" in caught.value.where
     assert len(labelled(tmp_path, *labels, kind=kind, skip_bad_rows=True)) == 3
+
+
+def test_decimal_commas_are_numbers_and_told(tmp_path: Path) -> None:
+    found = labelled(tmp_path, '"1,8"', '"-4,25"', "3")
+    assert [item.label for item in found.items] == [1.8, -4.25, 3.0]
+    assert [str(notice) for notice in found.notices] == ["2 labels with a comma, such as '1,8', are read as decimals"]
+    assert [item.label for item in labelled(tmp_path, '"0,5"', labels=LabelMap("number")).items] == [0.5]
+    assert labelled(tmp_path, *['"1,8"', '"2,3"'] * 2, kind="class").notices == ()
+
+
+def test_labels_with_commas_that_stay_classes_are_told(tmp_path: Path) -> None:
+    mixed = ['"1,8"', '"2,3"', "x"] * 2
+    (notice,) = labelled(tmp_path, *mixed).notices
+    assert str(notice) == "4 labels with a comma, such as '1,8', are read as classes: --labels number reads decimals"
+    with pytest.raises(RowFault, match="the label is '1,8', not a number") as caught:
+        labelled(tmp_path, *mixed, kind="number")
+    fix = "write a point for the comma, or name another kind of labels: --labels class or multi"
+    assert caught.value.fix.startswith(fix)
 
 
 @pytest.mark.parametrize("huge", ["1e200", "-1e200", "1e308", "1e309", "inf", "-Infinity", "nan", "9" * 400, "1.1e15"])
