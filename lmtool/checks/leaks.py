@@ -20,7 +20,7 @@ from lmtool.run.directory import Run
 from lmtool.run.find import Found
 from lmtool.run.listing import with_bases
 from lmtool.tables.notices import Notice, counted
-from lmtool.tables.prepare import kind_of_rows, open_tables
+from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables
 from lmtool.tables.reading import stream_texts
 
 SHARE = 0.8
@@ -61,15 +61,16 @@ def find_leaks(run: Run, texts: Iterable[tuple[str, str]], most: int = BRIEF[0])
             is_part = next(chunks, None) is not None
             if leaked or is_part:
                 share = f"{len(leaked):,} of {counted(len(rows), 'row')} ({100 * len(leaked) / len(rows):.1f} %)"
-                what = f"{share} stand in what {trained.name} was trained on, {source}: {100 * SHARE:.0f} % of their"
+                what = f"{share} stand in what {trained.name} was trained on, {source}: whole, or from {N} words on"
                 first = "".join(f"; {name}: {shown(text, 60)}" for name, text in leaked[:TOLD])
                 part = f"; only its first {shared.trained:,} words were looked through" * is_part
-                text = f"{what} words or more, in {N}-grams{first}{part}"
+                text = f"{what} with at least {100 * SHARE:.0f} % of them in {N}-grams{first}{part}"
                 yield Notice("rows in the training text", len(leaked), text)
 
 
 def _training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
-    """Name and content of the texts or tables that a run was trained on; nothing where they are not there any more."""
+    """Name and content of the texts or tables that a run was trained on, without rows held out; nothing where they are
+    not there any more."""
     recipe = written_recipe(Found(run, None))[0]
     data = recipe.data
     if run.info.origin is not None or data.messages_column is not None or not is_there(data):
@@ -77,8 +78,14 @@ def _training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
     if not isinstance(recipe.objective, RowSpec):
         parts, _ = open_parts(data, seed=recipe.seed, report=silent)
         return ", ".join(data.sources), chain.from_iterable(train.chunks() for train, _ in parts)
-    tables = open_tables(data, kind_of_rows(recipe.objective))
-    rows = chain.from_iterable(stream_texts(one.table, one.columns, Skipped()) for one in tables)
-    texts = (" ".join(item.texts) for _, item in rows)
+    tables, split = open_tables(data, kind_of_rows(recipe.objective)), run.saved_split
+
+    def rows_of(one: TaskTables) -> Iterator[str]:
+        held = split and split.of(one.name)
+        left_out = {*held.test} if held else ()
+        rows = stream_texts(one.table, one.columns, Skipped())
+        return (" ".join(item.texts) for _, item in rows if item.row not in left_out)
+
+    texts = chain.from_iterable(map(rows_of, tables))
     chunks = map(Chunk, iter(lambda: list(islice(texts, ROWS)), []))
     return ", ".join(one.table.path.name for one in tables), chunks

@@ -78,6 +78,19 @@ def test_the_text_of_the_run_that_a_run_begins_with_counts(pretrained: Work) -> 
     assert left == of_table
 
 
+def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
+    table = pretrained.folder / "rows.csv"
+    table.write_text("text,label\n" + "".join(f"word{i} short,{'ab'[i % 2]}\n" for i in range(40)))
+    pretrained.finetune("training.steps=1", "data.valid_fraction=0.1", source=pretrained.run(), table=table)
+    run = Run.open(pretrained.run("tuned"))
+    assert run.saved_split is not None
+    held = run.saved_split.of("")
+    assert held is not None
+    (notice,) = find_leaks(run, by_name({i + 1: f"word{i} short" for i in range(40)}))
+    assert notice.count == 40 - len(held.test) == 36
+    assert "trained on, rows.csv: whole, or from 13 words on with at least 80 % of them in 13-grams" in notice.text
+
+
 def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
     pretrained.text.write_text("\n\n".join([*DOCUMENTS, *(" ".join(["long"] * 30_000) for _ in range(9))]) + "\n")
     run = Run.open(pretrained.run())
