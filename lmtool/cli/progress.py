@@ -45,7 +45,7 @@ class Display:
         self._steps = 0
         self._recent: list[tuple[float, int]] = []
         self._stepping, self._n_done = 0.0, 0
-        self._stage, self._stage_began = "", 0.0
+        self._stage, self._stage_began, self._stage_done = "", 0.0, 0
         self._has_sampled = False
         self._part = "valid"
 
@@ -63,8 +63,9 @@ class Display:
     def report(self, stage: str, done: int, total: int) -> None:
         """Show the progress of work other than training: its stage, and how much is done."""
         now = time.monotonic()
-        if stage != self._stage:
+        if stage != self._stage or done < self._stage_done:
             self._stage, self._stage_began = stage, now
+        self._stage_done = done
         if self._console is not None:
             if self._bar is None:
                 self._open_bar(_working_columns())

@@ -89,6 +89,7 @@ class Items:
         same for all.
     metrics: names of those in the losses.
     tokens: positions computed at once.
+    one_pass: False where an item is read once for each of its tokens.
     """
 
     lengths: Sequence[RowLengths]
@@ -96,6 +97,7 @@ class Items:
     metrics: Sequence[str] = ()
     tokens: int = BATCH_TOKENS
     dtype: DTypeLike = np.float64
+    one_pass: bool = True
 
     def groups(self, world: World) -> tuple[list[list[int]], int]:
         """The items of each batch of this process; and how many more it computes for others that it is in step with."""
@@ -109,14 +111,14 @@ class Items:
         return groups, most - len(groups)
 
     def size(self, group: Sequence[int]) -> int:
-        """Tokens of some items."""
-        return sum(sum(self.lengths[i]) for i in group)
+        """Tokens that are read of some items."""
+        return sum(sum(self.lengths[i]) ** (1 if self.one_pass else 2) for i in group)
 
 
 def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Report = not_reported) -> Evaluated:
     """Evaluate a model; each process computes its share, and all get the same sums.
 
-    report: called with the tokens of this process done and in total.
+    report: called with the tokens of this process done and in total, from 0 on.
 
     The model is in evaluation mode, and computes in the precision of `compute`.
     """
@@ -129,6 +131,7 @@ def evaluate(model: LanguageModel, items: Items, compute: Compute, report: Repor
     # weights that processes share are gathered in here, and tensors of inference mode would stay useless for training
     mode = torch.no_grad if compute.world.in_step else torch.inference_mode
     with evaluating(model):
+        report("measuring", done, whole)
         for group in groups:
             with mode(), compute.autocast():
                 loss, new = items.read(group)

@@ -179,6 +179,7 @@ class TokenizedText:
         if not windows.spans:
             raise DataError(f"the text has {n_tokens} tokens, so there is none to predict", fix="give more text")
         items = windows.items(model, objective.collate_spans, objective.measure, compute)
+        items = replace(items, one_pass=objective.measures_in_one_pass)
         evaluated = evaluate(model, items, compute, report)
         count, unit = evaluated.count, objective.unit
         if not count:

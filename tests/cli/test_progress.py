@@ -181,10 +181,18 @@ def test_a_stage_has_the_time_of_its_own(stderr, monkeypatch):
             ("evaluating", 0),
             ("evaluating", 25),
             ("evaluating", 100),
+            ("evaluating", 0),
+            ("evaluating", 50),
         ):
             now[0] += 20
             display.report(stage, done, 100)
-    assert stream.getvalue().splitlines()[2:] == ["evaluating: 0 %", "evaluating: 25 %, 1:00 left", "evaluating: 100 %"]
+    assert stream.getvalue().splitlines()[2:] == [
+        "evaluating: 0 %",
+        "evaluating: 25 %, 1:00 left",
+        "evaluating: 100 %",
+        "evaluating: 0 %",
+        "evaluating: 50 %, 0:20 left",
+    ]
 
 
 def test_a_speed_is_that_of_all_recent_tokens(stderr):
