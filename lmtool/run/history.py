@@ -62,9 +62,16 @@ class History:
         return None if not bytes_per_token else 1 / (math.log(2) * bytes_per_token)
 
     @property
+    def _aside(self) -> Record | None:
+        """The validation outside of the records, of a step at which the run was interrupted."""
+        aside = self.run.interrupted
+        return None if aside is None else {**aside.model_dump(exclude={"is_best", "loss"}), "valid_loss": aside.loss}
+
+    @property
     def best(self) -> Record | None:
         """The record of the lowest validation loss."""
-        measured = [record for record in self.records if number(record.get("valid_loss")) is not None]
+        records = (*self.records, *filter(None, [self._aside]))
+        measured = [record for record in records if number(record.get("valid_loss")) is not None]
         return min(measured, key=lambda record: float(record["valid_loss"]), default=None)
 
     @property
@@ -104,9 +111,9 @@ class History:
     @cached_property
     def chosen(self) -> Record | None:
         """The record of the best checkpoint; before there is one, of the lowest validation loss."""
-        step, aside = self.run.best_step, self.run.interrupted
-        if aside is not None and aside.step == step:
-            return {**aside.model_dump(exclude={"is_best", "loss"}), "valid_loss": aside.loss}
+        step, aside = self.run.best_step, self._aside
+        if aside is not None and aside["step"] == step:
+            return aside
         return next((record for record in self.records if record.get("step") == step), self.best)
 
     @cached_property

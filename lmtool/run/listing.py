@@ -108,8 +108,9 @@ def summarise(path: Path) -> Summary:
                 losses.append(float(loss))
                 if best_step in (None, record["step"]):
                     results = {**record, "loss": loss}
-        if (last := run.interrupted) is not None and last.step == best_step:
-            results = last.model_dump()
+        if (last := run.interrupted) is not None:
+            losses += [] if last.loss is None else [last.loss]
+            results = last.model_dump() if last.step == best_step else results
         results = [*figures_on_tests(run).values(), *run.all_results.values(), results][0]
         summary.metric, summary.value = counting(results)
     except CheckpointError as error:

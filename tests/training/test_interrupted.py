@@ -13,6 +13,7 @@ from lmtool.inference.load import load_run
 from lmtool.run import saving
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
+from lmtool.run.history import History
 from lmtool.run.listing import summarise
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Sampled, Stepped
@@ -144,6 +145,8 @@ def test_the_best_weights_are_used_until_it_is_resumed(work: Work, validations: 
     summary = summarise(work.run())
     assert (summary.metric, summary.value, summary.part) == ("loss", 1.5, "validation")
     assert [saved.step for saved in summary.checkpoints if saved.best] == [7]
+    assert (summary.valid_loss, summary.best_valid_loss) == (1.5, 1.5)
+    assert History.of(Run.open(work.run())).summary()["best_loss"] == 1.5
     validations(1.8, 1.9)
     assert ended(work.resume()).best_step == 8
     assert load_run(str(work.run())).step == 8
