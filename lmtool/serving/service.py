@@ -21,6 +21,7 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
 from lmtool.inference.generator import TextGenerator
+from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
 from lmtool.serving.answer import ClientAnswer
@@ -88,7 +89,7 @@ class Service:
             "completions": self.generator.writes,
             "chat": None if self.chat is None else self.chat.name,
             "classifies": isinstance(spec, HeadSpec),
-            "embeds": isinstance(spec, Embedding),
+            "embeds": None if isinstance(model, NGramModel) else "own" if isinstance(spec, Embedding) else "mean",
             "max_tokens": self.max_tokens,
         }
 

@@ -31,6 +31,7 @@ def alone(server: Served, prompt: str, settings: Sample, **options: Any) -> list
 def test_the_model_is_listed(client: openai.OpenAI, server: Served, name: str) -> None:
     assert name == server.generator.loaded.run_path.name
     assert client.models.retrieve(name).id == name
+    assert client.models.retrieve(name).model_extra["embeds"] == "mean"
     with pytest.raises(openai.NotFoundError) as refused:
         client.models.retrieve("another")
     assert refused.value.code == "model_not_found"
