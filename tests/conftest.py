@@ -99,13 +99,26 @@ def pytest_collection() -> Generator[None, object, object]:
     return done
 
 
+PEERS = ("peft", "sentence_transformers", "sentencepiece", "transformers")
+"""What lmtool is compared with, or reads tokenizers by; beside the oldest libraries these are not there."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Skip a test that finds no peer."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name in PEERS:
+            pytest.skip(f"needs {error.name}")
+        raise
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Leave out tests that import peers of lmtool which are not there, as beside the oldest libraries."""
+    """Skip files of tests that find no peer."""
     report = yield
-    missing = re.search(
-        r"No module named '(transformers|peft|sentence_transformers|sentencepiece)'", str(report.longrepr)
-    )
+    missing = re.search(rf"No module named '({'|'.join(PEERS)})'", str(report.longrepr))
     if report.failed and missing:
         report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: needs {missing[1]}")
     return report
