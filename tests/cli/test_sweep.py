@@ -253,7 +253,8 @@ def test_it_is_for_one_process(lmtool, home, corpus, monkeypatch):
 @pytest.mark.system
 def test_a_signal_saves_all_and_the_same_command_goes_on(work):
     """In processes of their own, two at once."""
-    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=600"]
+    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=400"]
+    settings += ["-s", "checkpoint.every=20", "-s", "evaluation.every=200"]
     sweep = [*LMTOOL, "sweep", *settings, "-s", "optimizer.lr=0.001,0.003", "-o", str(work.folder / "all")]
     alone = [*LMTOOL, "pretrain", *settings, "-s", "optimizer.lr=0.001", "-o", str(work.folder / "one")]
     runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]

@@ -1,24 +1,27 @@
 """lmtool in a process of its own, for signals."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import lmtool
+from tests import forks
 from tests.training.tiny import Work
 
-LMTOOL = [sys.executable, "-m", "lmtool"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lmtool"]
+LMTOOL = ["-m", "lmtool"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lmtool"]
+"""Processes that torchrun itself starts, each of which imports torch."""
+_PROGRAM = str(Path(lmtool.__file__).with_name("__main__.py"))
+FORKED = [*TORCHRUN[:4], "--start-method", "fork", "--run-path", _PROGRAM]
+"""Processes that torchrun forks, which have what it imported."""
 
 
-def start(work: Work, words: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start a program in the folder of `work`; its output goes to files there."""
+def start(work: Work, words: Sequence[str], imports: Sequence[str] = ()) -> forks.Program:
+    """Start `python WORDS` in the folder of `work`; its output goes to files there. imports: as of `forks.begin`."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with (work.folder / "stdout").open("w") as stdout, (work.folder / "stderr").open("w") as stderr:
-        return subprocess.Popen(
-            words, cwd=work.folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=stdout, stderr=stderr, text=True
-        )
+        return forks.begin(words, cwd=work.folder, env=environment, files=(None, stdout, stderr), imports=imports)
 
 
 def pretraining(work: Work, *overrides: str) -> list[str]:
@@ -30,7 +33,7 @@ def output(work: Work) -> tuple[str, str]:
     return (work.folder / "stdout").read_text(), (work.folder / "stderr").read_text()
 
 
-def wait_until(there: Callable[[], bool], process: "subprocess.Popen[str]", work: Work) -> None:
+def wait_until(there: Callable[[], bool], process: forks.Program, work: Work) -> None:
     """Wait for an effect of the process. Fails when it ends first."""
     while not there():
         assert process.poll() is None, "\n".join(output(work))

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,26 +13,35 @@ from lmtool.inference.load import load_run
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.tables.predict import predict
-from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
+from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.tiny import Work, after, ended, metrics, warnings_in, words
 
 pytestmark = pytest.mark.system
+
+IMPORTS = ("torch.distributed.run", "torch._dynamo")
+"""What torchrun and the processes of a group import, which takes seconds."""
 
 # No dropout: every process draws its own mask.
 TOGETHER = ("model.dropout=0", "training.micro_batch=3", "evaluation.every=5", "checkpoint.every=5")
 
 
 def rank(parent: int, number: int) -> int:
-    """Process id of a rank that torchrun started."""
+    """Process id of a rank that torchrun started, or forked: those it forks in their order."""
+    forked = []
     for folder in Path("/proc").iterdir():
         try:
             if not folder.name.isdigit() or f"\nPPid:\t{parent}\n" not in (folder / "status").read_text():
                 continue
-            if f"RANK={number}" in (folder / "environ").read_text().split("\0"):
+            variables = (folder / "environ").read_text().split("\0")
+            if f"RANK={number}" in variables:
                 return int(folder.name)
+            begun = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
         except OSError:
             continue
-    raise AssertionError(f"no process of rank {number}")
+        if not any(variable.startswith("RANK=") for variable in variables):
+            forked.append((begun, int(folder.name)))
+    assert number < len(forked), f"no process of rank {number}"
+    return sorted(forked)[number][1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")
@@ -60,7 +68,7 @@ def test_two_processes(work: Work) -> None:
     # Two go on, of which one is killed; one goes on, and one process goes the whole way, changing the schedule there.
     shutil.copytree(work.run(), work.run("one process"))
     fewer, n = "training.steps=50000", 10 - step % 5
-    process = start(work, [*TORCHRUN, "resume", str(work.run()), "-s", fewer])
+    process = start(work, [*FORKED, "resume", str(work.run()), "-s", fewer], IMPORTS)
     wait_until(saved(work.run(), step + n + 5), process, work)  # a step's record is written after its checkpoint
     os.kill(rank(process.pid, 1), signal.SIGKILL)
     assert process.wait() != 0
@@ -121,7 +129,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Work:
             *(w for of in BLOCKS for w in ("-s", of)),
         ],
     ]
-    process = start(work, [sys.executable, "-m", "tests.training.commands", json.dumps(commands)])
+    process = start(work, ["-m", "tests.training.commands", json.dumps(commands)], ["sklearn.metrics", *IMPORTS])
     assert process.wait() == 0, [output(work), *((path, path.read_text()) for path in work.folder.glob("*.stderr"))]
     return work
 

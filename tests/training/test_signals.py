@@ -1,7 +1,6 @@
 """Signals to a training program, and a disk that is full."""
 
 import signal
-import sys
 import time
 
 import pytest
@@ -54,7 +53,7 @@ main()
 
 def test_a_second_signal_leaves_at_once(work: Work) -> None:
     """While a validation hangs, whose step was saved before."""
-    process = start(work, [sys.executable, "-c", STUCK, *pretraining(work, "training.steps=50", "evaluation.every=6")])
+    process = start(work, ["-c", STUCK, *pretraining(work, "training.steps=50", "evaluation.every=6")])
     wait_until(saved(work.run(), 6), process, work)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -81,7 +80,7 @@ main()
 def test_a_disk_that_takes_no_checkpoint(work: Work) -> None:
     """A limit on the size of files simulates a full disk: the same system calls fail."""
     work.pretrain("training.steps=1", name="first")
-    process = start(work, [sys.executable, "-c", FULL, "20000", *pretraining(work, "model.d_model=64")])
+    process = start(work, ["-c", FULL, "20000", *pretraining(work, "model.d_model=64")])
     assert process.wait() == 5
     _, stderr = output(work)
     assert stderr.count("training continues; no checkpoint is saved yet") == 6
