@@ -40,7 +40,12 @@ LONGEST = ("test_processes.py", "test_sharding.py", "test_faults.py", "test_pair
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMTOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        cache = tmp_path_factory.mktemp("cache")
+        if "PYTEST_XDIST_WORKER" in os.environ:  # all workers share the kernels in C, which take seconds to compile
+            kernels = tmp_path_factory.getbasetemp().parent / "kernels"
+            kernels.mkdir(exist_ok=True)
+            (cache / "kernels").symlink_to(kernels)
+        patch.setenv("LMTOOL_CACHE", str(cache))
         patch.setenv("LMTOOL_RUNS", str(tmp_path_factory.mktemp("runs")))
         yield
     if MEMORY in tmp_path_factory.getbasetemp().parents and not request.session.testsfailed:

@@ -18,6 +18,7 @@ import pytest
 from lmtool import durable, system
 from lmtool.errors import CheckpointError
 from lmtool.run import lock, removal, saving
+from tests.kernels import put_kernels
 from tests.make_runs import RUNS
 from tests.windows import Locking
 
@@ -246,6 +247,7 @@ for command in (
 @pytest.mark.system
 def test_lmtool_trains_where_nothing_of_posix_is(tmp_path):
     """With what Python offers on all platforms, and locks of bytes."""
+    put_kernels(tmp_path / "cache")
     env = {**os.environ, "LMTOOL_RUNS": str(tmp_path / "runs"), "LMTOOL_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-W", "ignore", "-c", AS_ON_WINDOWS, str(ROOT)]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
