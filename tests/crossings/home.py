@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.commands import lmtool
-from tests.faults.home import import_all, made, settings
+from tests.faults.home import IMPORTS, import_all, made, settings
+from tests.kernels import put_kernels
 from tests.training.tiny import documents, words
 
 RECIPE = """\
@@ -36,7 +37,9 @@ _STOCK = ("cat", "dog", "mat", "ran", "sat", "home", "away", "naïve")
 def build(folder: Path) -> Path:
     """The home, of which crossings take copies; also imports what the commands import, so that forks need not."""
     home = folder / "home"
+    import_all(IMPORTS)
     home.mkdir(parents=True)
+    put_kernels(home / "cache")
     (home / "text.txt").write_text(documents(40), encoding="utf-8")
     (home / "other.txt").write_text(documents(30, seed=5), encoding="utf-8")
     (home / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
@@ -59,7 +62,6 @@ def build(folder: Path) -> Path:
     ):
         made(lmtool(home, *command, modules=folder / "modules"))
         import_all((folder / "modules").read_text().splitlines())
-    import_all(["torch._dynamo", "torch.distributed.fsdp"])  # which several processes of a run import
     return home
 
 

@@ -25,6 +25,7 @@ from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from tests.faults.commands import Begun, Outcome, begin, lmtool
 from tests.faults.watching import Kill, Record
+from tests.kernels import put_kernels
 from tests.training.tiny import documents, lasting
 
 RECIPE = """\
@@ -37,6 +38,8 @@ schedule: {kind: linear, warmup_steps: 3}
 evaluation: {every: 3, tokens: 64, prompts: [the], sample_tokens: 3, baseline: false}
 checkpoint: {every: 2, keep_optimizer: true}
 """
+IMPORTS = ("sklearn.metrics", "gguf", "torch.export", "torch._dynamo", "torch.distributed.fsdp")
+"""What commands import that takes seconds."""
 STEPS = 6
 NEW = "runs/new"
 TUNING = ("training.epochs=null", f"training.steps={STEPS}", "training.batch_size=4", "evaluation.every=3")
@@ -283,7 +286,9 @@ def build(folder: Path) -> Path:
     if imported.exists():
         import_all(imported.read_text().splitlines())
         return home
+    import_all(IMPORTS)
     home.mkdir(parents=True)
+    put_kernels(home / "cache")
     (folder / "golden").mkdir()
     (home / "text.txt").write_text(documents(30), encoding="utf-8")
     (home / "other.txt").write_text(documents(40, seed=5), encoding="utf-8")
@@ -301,7 +306,6 @@ def build(folder: Path) -> Path:
     ):
         made(lmtool(home, *command, modules=folder / "modules"))
         import_all((folder / "modules").read_text().splitlines())
-    import_all(["torch._dynamo", "torch.distributed.fsdp"])  # which several processes of a run import
     for outcome in JOBS[2].run(home, words=[word.replace(NEW, "runs/shared") for word in JOBS[2].words]):
         made(outcome)
     in_last_save = Kill(5, below=f"runs/half/checkpoints/.tmp-step-{STEPS:06d}/")

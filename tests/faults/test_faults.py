@@ -2,14 +2,13 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.faults.campaign import CAMPAIGNS
-
-ROOT = Path(__file__).parents[2]
+from tests.faults.home import IMPORTS
 
 pytestmark = [
     pytest.mark.system,
@@ -18,7 +17,7 @@ pytestmark = [
 
 
 def campaigns(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "tests.faults", *words], cwd=ROOT, capture_output=True, text=True)
+    return forks.run(["-m", "tests.faults", *words], imports=IMPORTS)
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
