@@ -1,28 +1,18 @@
 """A process killed at any moment of a save leaves the old checkpoint or the new one, complete."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import lmtool
+from tests import forks
 
 pytestmark = pytest.mark.system
 
 
 def outcomes(mode: str, folder: Path, seed: int = 0) -> list[dict[str, Any]]:
-    root = Path(lmtool.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.run.killing", mode, str(folder), str(seed)],
-        cwd=root,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = forks.run(["-W", "ignore", "-m", "tests.run.killing", mode, str(folder), str(seed)])
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 

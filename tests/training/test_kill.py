@@ -1,14 +1,11 @@
 """A run that is killed at any moments, and resumed each time, is bitwise the uninterrupted run."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import lmtool
+from tests import forks
 
 pytestmark = pytest.mark.system
 
@@ -25,13 +22,7 @@ pytestmark = pytest.mark.system
     ],
 )
 def test_kill_and_resume(tmp_path: Path, variant: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.training.killing", str(tmp_path), variant],
-        cwd=Path(lmtool.__file__).parents[1],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = forks.run(["-W", "ignore", "-m", "tests.training.killing", str(tmp_path), variant])
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["problems"] == []
