@@ -16,10 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import lmtool
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, is_main
 from lmtool.errors import ResourceError, UsageError
+from tests import forks
 from tests.compute.forked import forked
 from tests.compute.together import together
 
@@ -111,13 +111,7 @@ def test_ranks_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.system
 def test_two_real_processes(tmp_path: Path) -> None:
     """By gloo, which knows the types of all that is told."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compute.test_processes", str(tmp_path / "order")],
-        cwd=Path(lmtool.__file__).parents[1],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = forks.run(["-m", "tests.compute.test_processes", str(tmp_path / "order")])
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(one["rank"] for one in told) == [0, 1]
@@ -148,12 +142,7 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    begun = subprocess.Popen(
-        [sys.executable, "-c", _WAITING],
-        cwd=Path(lmtool.__file__).parents[1],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | ranks,
-        stdout=subprocess.PIPE,
-    )
+    begun = forks.begin(["-c", _WAITING], env=os.environ | ranks, files=(None, subprocess.PIPE, None))
     with begun:
         try:
             assert begun.stdout is not None
@@ -172,9 +161,7 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
 @pytest.mark.parametrize("ended", ["rank", "parent"])
 def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(ended: str) -> None:
     """It waits in compiled code, where Python calls no handler. When what has started it ends, that is a signal."""
-    command = [sys.executable, "-m", "tests.compute.waiting"]
-    root, environment = Path(lmtool.__file__).parents[1], os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) as begun:
+    with forks.begin(["-m", "tests.compute.waiting"], files=(None, subprocess.PIPE, None)) as begun:
         assert begun.stdout is not None
         pids = dict(begun.stdout.readline().split() for _ in range(2))
         if ended == "rank":

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import lmtool
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
@@ -28,6 +27,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import listed, verify
 from lmtool.training.start import _shards, agree
+from tests import forks
 from tests.compute.together import together
 from tests.training.sharded import RECIPES, SHORT, TUNED
 from tests.training.tiny import Work, metrics, warnings_in
@@ -58,13 +58,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Work:
 
 def processes(work: Work, number: int, *sessions: str) -> None:
     """The sharded sessions in so many processes; slow tests start theirs by torchrun."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.training.sharded", str(work.folder), str(number), *sessions],
-        cwd=Path(lmtool.__file__).parents[1],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    words = ["-W", "ignore", "-m", "tests.training.sharded", str(work.folder), str(number), *sessions]
+    done = forks.run(words, imports=["torch._dynamo", "torch.distributed.fsdp"])
     assert done.returncode == 0, done.stderr[-8000:]
 
 
