@@ -1,6 +1,7 @@
 """Commands without a model start without importing heavy libraries."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,59 +26,75 @@ HEAVY = {
 }
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 from lmtool.cli import main
-codes = []
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["lmtool", *words]
-    try:
-        main()
-    except SystemExit as end:
-        codes.append(end.code or 0)
-print("", json.dumps([codes, list(sys.modules)]), sep="\\n", file=sys.stderr)
+for number, commands in enumerate(json.loads(sys.argv[1])):
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(f"{number}.err", os.O_WRONLY | os.O_CREAT), 2)
+        codes = []
+        for words in commands:
+            sys.argv = ["lmtool", *words]
+            try:
+                main()
+            except SystemExit as end:
+                codes.append(end.code or 0)
+        with open(f"{number}.json", "w") as file:
+            json.dump([codes, list(sys.modules)], file)
+        os._exit(0)
+    os.waitpid(pid, 0)
 """
 
 
-def start(folder, *commands):
-    """Exit codes, output, and names of the imported modules of commands in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "LMTOOL_RUNS": str(folder / "runs")},
-        capture_output=True,
-        text=True,
-    )
-    *said, last = done.stderr.splitlines()
-    codes, modules = json.loads(last)
-    return codes, "\n".join(said), set(modules)
+def start(folder, *processes):
+    """Of processes, each of which has imported the command line and does some commands: their exit codes, what they
+    said, and names of the imported modules."""
+    own = {"PYTHONPATH": str(ROOT), "LMTOOL_RUNS": str(folder / "runs")}
+    kept = {name: os.environ[name] for name in ("LMTOOL_CACHE", "OMP_NUM_THREADS")}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(processes)]
+    subprocess.run(command, cwd=folder, env=own | kept, stdout=subprocess.DEVNULL, check=True)
+    for number in range(len(processes)):
+        codes, modules = json.loads((folder / f"{number}.json").read_text())
+        yield codes, (folder / f"{number}.err").read_text(), set(modules)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--help"], 0),
-        (["pretrain", "--help"], 0),
-        (["generate", "--help"], 0),
-        (["chat", "--help"], 0),
-        (["recipes", "show", "gpt2-124m", "--resolved"], 0),
-        (["runs", "ls"], 0),
-        (["pretrain", "text.txt", "--recipe", "typo.yaml"], 2),
-        (["pretrain", "text.txt", "-s", "training.stpes=5"], 2),
-        (["tokenize", "text.txt", "-s", "tokenizer.knd=char"], 2),
-        (["pretrian", "text.txt"], 2),
-    ],
-)
-def test_nothing_heavy_is_imported(tmp_path, arguments, code):
-    (tmp_path / "text.txt").write_text("text")
-    (tmp_path / "typo.yaml").write_text("modle: {}\n")
-    ended, said, modules = start(tmp_path, arguments)
-    assert ended == [code], said
+LIGHT = {
+    "--help": 0,
+    "pretrain --help": 0,
+    "generate --help": 0,
+    "chat --help": 0,
+    "recipes show gpt2-124m --resolved": 0,
+    "runs ls": 0,
+    "pretrain text.txt --recipe typo.yaml": 2,
+    "pretrain text.txt -s training.stpes=5": 2,
+    "tokenize text.txt -s tokenizer.knd=char": 2,
+    "pretrian text.txt": 2,
+}
+"""Commands that import nothing heavy, and their exit codes."""
+HEAVIER = "tokenize text.txt --kind char -o tokens"
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """What `start` tells of each command."""
+    folder = tmp_path_factory.mktemp("started")
+    (folder / "text.txt").write_text("text " * 20)
+    (folder / "typo.yaml").write_text("modle: {}\n")
+    commands = [*LIGHT, HEAVIER]
+    return dict(zip(commands, start(folder, *([command.split()] for command in commands)), strict=True))
+
+
+@pytest.mark.parametrize("command", LIGHT)
+def test_nothing_heavy_is_imported(started, command):
+    codes, said, modules = started[command]
+    assert codes == [LIGHT[command]], said
     assert "lmtool" in modules
     assert not HEAVY & modules
 
 
-def test_what_is_heavy_would_be_found(tmp_path):
-    _, _, modules = start(tmp_path, ["generate", "--greedy", "--top-k", "3"])
+def test_what_is_heavy_would_be_found(started):
+    codes, said, modules = started[HEAVIER]
+    assert codes == [0], said
     assert HEAVY & modules
 
 
@@ -85,10 +102,11 @@ def test_training_imports_no_compiler(tmp_path):
     """It takes longest to import."""
     (tmp_path / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat" for n in range(60)))
     commands = []
-    for recipe, width in (("tiny", "model.n_heads=2"), ("lstm", "model.d_model=16"), ("t5-tiny", "model.n_heads=2")):
-        small = ["training={steps: 1, batch_size: 2, device: cpu}", "model.n_layers=1", width]
+    for recipe, width in (("tiny", "model.n_heads=2"), ("lstm", "model.n_layers=1"), ("t5-tiny", "model.n_heads=2")):
+        small = ["training={steps: 1, batch_size: 2, device: cpu}", "model.n_layers=1", "model.d_model=16", width]
+        small += ["tokenizer.vocab_size=300", "evaluation.sample_tokens=2"]
         commands.append(["pretrain", "text.txt", "--recipe", recipe, *(w for one in small for w in ("-s", one))])
-    ended, said, modules = start(tmp_path, *commands)
-    assert ended == [0, 0, 0], said
+    ((codes, said, modules),) = start(tmp_path, commands)
+    assert codes == [0, 0, 0], said
     assert "torch" in modules
     assert "torch._dynamo" not in modules
