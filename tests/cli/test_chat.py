@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from lmtool import Greedy, Sample, load
 from lmtool.printable import plain
 from lmtool.tables.annotations import as_messages
+from tests import forks
 from tests.inference import talkers
 
 ROOT = Path(__file__).parents[2]
@@ -109,9 +110,8 @@ def test_the_same_seed_has_the_same_answers(chat, talker):
 
 @pytest.mark.system
 def test_a_program_may_wait_for_each_answer(talker):
-    command = [sys.executable, "-m", "lmtool", "chat", talker, "--json", "-q", "--max-new-tokens", "3", "--seed", "1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as process:
+    command = ["-m", "lmtool", "chat", talker, "--json", "-q", "--max-new-tokens", "3", "--seed", "1"]
+    with forks.begin(command, files=(subprocess.PIPE, subprocess.PIPE, None)) as process:
         for _ in range(2):
             process.stdin.write("Who?\n")
             process.stdin.flush()
@@ -242,9 +242,11 @@ def test_control_characters_are_escaped_on_a_terminal_only(chat, talker, monkeyp
 
 UP, LEFT, ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[D", "\r", "\x03", "\x04"
 ON_TERMINAL = """
-import os, sys
+import os
+os.setsid()
 os.open(os.ttyname(0), os.O_RDWR)  # it controls this session, so that Ctrl-C is a signal
-os.execv(sys.executable, [sys.executable, "-m", "lmtool", *sys.argv[1:]])
+from lmtool.cli import main
+main()
 """
 
 
@@ -254,16 +256,9 @@ class Session:
     def __init__(self, folder, *arguments, stdout=None):
         self._terminal, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (24, 80))
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", ON_TERMINAL, "chat", *map(str, arguments)],
-            stdin=theirs,
-            stdout=stdout or theirs,
-            stderr=theirs,
-            env=env,
-            cwd=folder,
-            start_new_session=True,
-        )
+        env = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        words = ["-c", ON_TERMINAL, "chat", *map(str, arguments)]
+        self.process = forks.begin(words, cwd=folder, env=env, files=(theirs, stdout or theirs, theirs))
         os.close(theirs)
         self.seen = ""
         self._n_read = 0
@@ -383,10 +378,9 @@ def test_sigterm_ends_it(talk, talker):
 
 @pytest.mark.system
 def test_ctrl_c_ends_a_script(talker, home):
-    command = [sys.executable, "-m", "lmtool", "chat", talker, "--min-new-tokens", "90000", "--max-new-tokens", "90000"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=home) as process:
-        process.stdin.write(b"Who?\n")
+    command = ["-m", "lmtool", "chat", talker, "--min-new-tokens", "90000", "--max-new-tokens", "90000"]
+    with forks.begin(command, cwd=home, files=(subprocess.PIPE, subprocess.PIPE, None)) as process:
+        process.stdin.write("Who?\n")
         process.stdin.flush()
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)

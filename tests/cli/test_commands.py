@@ -14,6 +14,7 @@ import pytest
 
 from lmtool.data import bundled
 from lmtool.run.directory import Run
+from tests import forks
 from tests.cli.conftest import RUN, SENTENCES, SMALL, contents
 
 ROOT = Path(__file__).parents[2]
@@ -315,11 +316,12 @@ def test_messages_that_stderr_cannot_take_change_no_exit_code(reader, tmp_path):
         place = os.open("/dev/full", os.O_WRONLY)
     with open(place, "wb") as lost:
         for arguments, code in ((["runs", "show", "nothing"], 4), (["pretrain", "tales.txt", *SMALL, "-o", "run"], 0)):
-            command = [sys.executable, "-m", "lmtool", *map(str, arguments)]
-            env = {**os.environ, "PYTHONPATH": str(ROOT), "LMTOOL_RUNS": "runs", "LMTOOL_CACHE": "cache"}
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=lost, env=env, cwd=tmp_path)
+            command = ["-m", "lmtool", *map(str, arguments)]
+            env = {**os.environ, "LMTOOL_RUNS": "runs"}
+            with forks.begin(command, cwd=tmp_path, env=env, files=(None, subprocess.PIPE, lost)) as done:
+                out, _ = done.communicate()
             assert done.returncode == code
-    assert done.stdout == b"run\n"
+    assert out == "run\n"
 
 
 INTERRUPTED = """

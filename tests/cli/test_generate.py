@@ -25,6 +25,7 @@ from lmtool.inference import generator as generating
 from lmtool.inference.replay import from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
+from tests import forks
 from tests.cli.conftest import RUN, SMALL
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
@@ -418,9 +419,10 @@ def test_a_reader_that_goes_away(run):
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as broken:
-        command = [sys.executable, "-m", "lmtool", "generate", "The", "-q", "--run", str(run), "--max-new-tokens", "3"]
-        done = subprocess.run(command, stdout=broken, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (1, b"")
+        command = ["-m", "lmtool", "generate", "The", "-q", "--run", str(run), "--max-new-tokens", "3"]
+        with forks.begin(command, files=(None, broken, subprocess.PIPE)) as done:
+            _, err = done.communicate()
+    assert (done.returncode, err) == (1, "")
 
 
 def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool, run):

@@ -11,9 +11,19 @@ import pytest
 
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
+from tests import forks
 from tests.cli.conftest import RUN, SMALL, contents
 
 ROOT = Path(__file__).parents[2]
+
+
+def forked(words):
+    return forks.begin(words, files=(None, subprocess.PIPE, subprocess.PIPE))
+
+
+def started(words):
+    env, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+    return subprocess.Popen([sys.executable, *words], env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.fixture
@@ -21,16 +31,9 @@ def start(home):
     """Start lmtool, and kill it after the test if it still runs."""
     processes = []
 
-    def go(*arguments):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lmtool", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
+    def go(*arguments, begin=forked):
+        processes.append(begin(["-m", "lmtool", *map(str, arguments)]))
+        return processes[-1]
 
     yield go
     for process in processes:
@@ -69,9 +72,10 @@ def test_while_preparing_text(lmtool, home, monkeypatch, stage, number):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_while_training(start, lmtool, home, corpus, number):
-    process = start("pretrain", corpus, *SMALL, "-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
+@pytest.mark.parametrize(("number", "begin"), [(signal.SIGINT, started), (signal.SIGTERM, forked)])
+def test_while_training(start, lmtool, home, corpus, number, begin):
+    long = ("-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
+    process = start("pretrain", corpus, *SMALL, *long, begin=begin)
     said(process, "step 1/1000000")
     process.send_signal(number)
     out, err = process.communicate()

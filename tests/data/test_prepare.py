@@ -16,6 +16,7 @@ from lmtool.durable import cache_folder
 from lmtool.errors import DataError, ResourceError, UsageError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordPieceTokenizer
 from lmtool.tokenization.tokenizer import Tokenizer
+from tests import forks
 from tests.data.texts import HOSTILE, prose
 
 BPE = BpeTokenizer(vocab_size=500)
@@ -283,11 +284,9 @@ print(found.path)
 @pytest.mark.system
 def test_killed_at_any_moment_it_goes_on(book: Path, cache: Path, tmp_path: Path) -> None:
     Tokenizer.train(BPE, [prose(3_000)]).save(tmp_path / "tokenizer.json")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     killed = 0
     for moment in (3, 1, 9, 12, 14, 17, 5, 2, 30, 1000):
-        command = [sys.executable, "-c", KILLED, str(book), str(tmp_path), str(moment)]
-        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        process = forks.run(["-c", KILLED, str(book), str(tmp_path), str(moment)])
         killed += process.returncode == -9
         if process.returncode == 0:
             break
@@ -321,10 +320,8 @@ print(prepared.fingerprint, len(prepared.train))
 
 @pytest.mark.system
 def test_processes_at_once_share_one_cache_entry(book: Path, cache: Path) -> None:
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", PROGRAM, str(book)]
-    environment = os.environ | {"PYTHONPATH": root}
-    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    command = ["-c", PROGRAM, str(book)]
+    started = [forks.begin(command, files=(None, subprocess.PIPE, None)) for _ in range(3)]
     said = {process.communicate()[0] for process in started}
     assert [process.returncode for process in started] == [0, 0, 0]
     assert len(said) == 1

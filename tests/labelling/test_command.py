@@ -2,10 +2,8 @@
 
 import csv
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +12,21 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import forks
 from tests.cli.conftest import CommandLine, home, lmtool  # noqa: F401 - fixtures
 from tests.labelling.conftest import TEXTS, write
+
+IMPORTS = ("starlette.applications", "uvicorn", "sklearn.metrics")
+"""What the program imports beside torch."""
 
 ROWS = [f"{i},{text}" for i, (_, text) in enumerate(TEXTS)]
 
 
 @contextmanager
-def started(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", httpx.Client]]:
+def started(folder: Path, *options: str) -> Iterator[tuple[forks.Program, httpx.Client]]:
     """The program in a folder, and a client that knows its key."""
-    command = [sys.executable, "-m", "lmtool", "label", "things.csv", "--port", "0", "--json", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    command = ["-m", "lmtool", "label", "things.csv", "--port", "0", "--json", *options]
+    process = forks.begin(command, cwd=folder, files=(None, subprocess.PIPE, None), imports=IMPORTS)
     assert process.stdout is not None
     try:
         begun = json.loads(process.stdout.readline())

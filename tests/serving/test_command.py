@@ -1,7 +1,6 @@
 """`lmtool serve` as a program: what it tells, the commands of its page, and how it ends."""
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import forks
 from tests.cli.conftest import CommandLine
 from tests.training.tiny import Work
 
@@ -29,10 +29,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 
 
 @contextmanager
-def started(run: str, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str, list[str]]]:
+def started(run: str, *options: str) -> Iterator[tuple[forks.Program, str, list[str]]]:
     """The program, its address, and the lines that it writes."""
-    command = [sys.executable, "-m", "lmtool", "serve", run, "--port", "0", "--device", "cpu", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+    command = ["-m", "lmtool", "serve", run, "--port", "0", "--device", "cpu", *options]
+    process = forks.begin(command, files=(None, None, subprocess.PIPE), imports=("starlette.applications", "uvicorn"))
     assert process.stderr is not None
     lines: list[str] = []
     try:
