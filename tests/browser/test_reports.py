@@ -72,6 +72,7 @@ def test_radio_buttons_change_the_picture_by_click_and_keyboard(opened, html):
     assert visible() == [False, False, True]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [360, 639, 641, 820, 1200])
 def test_a_chart_is_as_wide_as_the_page_and_is_read_without_scrolling(opened, html, width):
     shown = opened(html, viewport={"width": width, "height": 700})

@@ -127,6 +127,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 CHAT = "**/v1/chat/completions"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failed_message_is_back_in_the_input_and_the_conversation_as_before(
     visit: Callable[[Served], Any],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import Opened
+from tests.browser.conftest import Opened, Pages
 from tests.site import build
 
 pytestmark = pytest.mark.browser
@@ -32,23 +32,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_page(chromium: Any, site: Path) -> Iterator[Callable[..., Any]]:
+def open_page(in_browser: Pages, site: Path) -> Iterator[Callable[..., Any]]:
     """Opens a page of the site without a network. It asks for nothing but files, and its console is silent."""
     opened: list[Opened] = []
 
     def call(name: str, width: int, **options: Any) -> Any:
-        context = chromium.new_context(offline=True, viewport={"width": width, "height": 740}, **options)
-        context.set_default_timeout(120_000)
-        opened.append(Opened(context.new_page(), (site / f"{name}.html").as_uri()))
+        screen = {"width": width, "height": 740}
+        opened.append(in_browser.open((site / f"{name}.html").as_uri(), viewport=screen, **options))
         return opened[-1].page
 
     yield call
     for one in opened:
-        one.page.context.close()
         assert [url for url in one.requested if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
         assert one.complaints == []
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_page_fits_its_screen(open_page: Callable[..., Any], name: str, width: int) -> None:
