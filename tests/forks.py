@@ -201,7 +201,6 @@ class Server:
             os.close(handle)
         os.write(told, f"{pid}\n".encode())
         self._running[pid] = told
-        self.names = getattr(self, "names", {})
         return []
 
     def _become(self, request: dict[str, Any], handles: Sequence[int]) -> list[str]:
