@@ -269,7 +269,8 @@ def _interruptible(meet: Callable[[], None]) -> None:
 
     thread = Thread(target=call, daemon=True)
     thread.start()
-    thread.join()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)  # else a signal just before the wait would be handled after it, which may be never
     if errors:
         raise errors[0]
 
