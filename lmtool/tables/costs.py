@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lmtool.data.files import shown
+from lmtool.data.files import shown, shown_all
 from lmtool.data.table import as_number, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.tables.tasks.classification import ClassTask
@@ -35,7 +35,7 @@ def read_costs(source: str, labels: Sequence[str]) -> Floats:
     rows = list(table.rows())
     names = [str(row.values[0]).strip() for row in rows]
     if not sorted(names) == sorted(table.names[1:]) == sorted(labels):
-        what, fix = "the costs need a row and a column for each class", f"name {shown(', '.join(labels), 200)} in both"
+        what, fix = "the costs need a row and a column for each class", f"name {shown_all(labels)} in both"
         raise DataError(what, where=shown(source), fix=fix)
     costs_CC = np.zeros((len(labels), len(labels)))
     for i, j in np.ndindex(costs_CC.shape):

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal
 
-from lmtool.data.files import shown
+from lmtool.data.files import shown, shown_all
 from lmtool.data.table import spelled_number
 
 LabelKind = Literal["class", "multi", "number", "tags"]
@@ -78,8 +78,7 @@ class LabelMap:
         plain = {known[:_COMPARED].casefold(): known for known in self.names}
         if near := get_close_matches(name[:_COMPARED].casefold(), plain, n=1):
             return f"did you mean {shown(plain[near[0]])}?"
-        known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
-        return f"the {'tags' if self.kind == 'tags' else 'classes'} are {shown(known, 120)}"
+        return f"the {'tags' if self.kind == 'tags' else 'classes'} are {shown_all(self.names)}"
 
 
 def have_decimal_commas(cells: Sequence[str | tuple[str, ...]]) -> bool:

@@ -268,7 +268,7 @@ UNREADABLE = {
     "json list": ("a.jsonl", b'["a"]\n', ["JSON object", "a.jsonl:1"]),
     "deep json": ("a.jsonl", b"[" * 100_000, ["not JSON", "a.jsonl:1"]),
     "no column": ("a.jsonl", b'{"texts": "a", "label": 1}\n', ["no column 'text'", "texts", "label", "--column texts"]),
-    "no csv column": ("a.csv", b"sentence,label\na,1\n", ["no column", "sentence, label"]),
+    "no csv column": ("a.csv", b"sentence,label\na,1\n", ["no column", "'sentence', 'label'"]),
     "number": ("a.jsonl", b'{"text": 3}\n', ["int", "a.jsonl:1"]),
     "ragged csv": ("a.csv", b"text,label\na,1\nb,2,3\n", ["3 fields", "2", "a.csv:3"]),
     "open quote": ("a.csv", b'text\n"abc\n', ["a quote opens here and is never closed", "a.csv:2"]),
@@ -324,7 +324,7 @@ def test_folders_and_globs_without_text(tmp_path: Path) -> None:
 def test_no_column_in_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"content": ["a"], "n": [1]}), path)
-    assert "content, n" in str(refused(path, DataError))
+    assert "'content', 'n'" in str(refused(path, DataError))
     with pytest.raises(DataError, match="int, not text"):
         read(path, column="n")
 

@@ -287,7 +287,7 @@ def test_blanks_around_names_and_columns_without_one(tmp_path: Path) -> None:
         ("a.csv", b"", ["the table is empty: not even a header"]),
         ("a.csv", b"\n\n", ["the table is empty"]),
         ("a.jsonl", b" \n", ["the table is empty"]),
-        ("a.csv", b"text,label\n\n", ["a header and no rows", "text, label"]),
+        ("a.csv", b"text,label\n\n", ["a header and no rows", "'text', 'label'"]),
         ("a.csv", b",,\n,,\n", ["the header names no column", "a.csv:1"]),
         ("a.csv", b"text,label,text\na,b,c\n", ["the header names 'text' twice, in columns 1 and 3"]),
         ("a.csv", b"text, text \na,b\n", ["'text' twice"]),

@@ -231,7 +231,7 @@ def test_a_label_unseen_in_training(tmp_path: Path) -> None:
     assert "did you mean 'positive'?" in caught.value.fix
     with pytest.raises(RowFault, match="not among") as caught:
         labelled(tmp_path, "3", labels=known)
-    assert "the classes are 'negative, positive'" in caught.value.fix
+    assert "the classes are 'negative', 'positive'" in caught.value.fix
     found = labelled(tmp_path, "positive", "Positiv", labels=known, skip_bad_rows=True)
     assert [item.row for item in found.items] == [1]  # and a class with one row is not a fault in a test table
     assert found.labels == known

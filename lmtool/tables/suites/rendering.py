@@ -119,9 +119,7 @@ class Rendering:
             return texts.index(answer)
         if answer.isdecimal() and int(answer) < len(texts) > 1:
             return int(answer)
-        what = (
-            f"{self.name}: the answer {shown(answer, 40)} is none of {shown(', '.join(texts), 80)}, nor a number of one"
-        )
+        what = f"{self.name}: the answer {shown(answer, 40)} is none of {shown_all(texts)}, nor a number of one"
         fix = "give two or more, and the right one or its number from 0"
         raise DataError(what, where=table.file.where(row.number, row.line, None), fix=fix)
 

@@ -110,7 +110,7 @@ def test_examples_are_those_of_nanochat(tmp_path: Path) -> None:
 def test_an_answer_is_a_text_or_a_number(tmp_path: Path) -> None:
     rows = [{"a": "1", "b": "b", "c": c} for c in ("x b", "1", "y")]
     assert [item.right for item in items(rendering(tmp_path, SUMS, rows))] == [0, 1, 1]
-    with pytest.raises(DataError, match=r"the answer '2' is none of 'x b, y'"):
+    with pytest.raises(DataError, match=r"the answer '2' is none of 'x b', 'y'"):
         items(rendering(tmp_path, SUMS, [{"a": "1", "b": "b", "c": "2"}]))
 
 
