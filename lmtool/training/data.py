@@ -132,13 +132,9 @@ class TextData:
         n_train, n_valid, data = len(self._train), len(self._valid), self.recipe.data
         share = n_valid / max(1, n_train + n_valid)
         if not data.valid and data.split == "document" and share > 2 * data.valid_fraction:
-            n_documents = self._train.n_documents + self._valid.n_documents
-            held_out = (
-                f"{self._valid.n_documents:,} of {n_documents:,} documents, with {100 * share:.0f} % of the tokens"
-            )
-            told[
-                f"{held_out}, are held out: -s data.split=slice holds out the end of the text, --valid FILE another"
-            ] = None
+            n, n_all = self._valid.n_documents, self._train.n_documents + self._valid.n_documents
+            what = f"{n:,} of {n_all:,} documents, with {100 * share:.0f} % of the tokens, are held out"
+            told[f"{what}: -s data.split=slice holds out the end of the text, --valid FILE another"] = None
         return tuple(told)
 
     @property

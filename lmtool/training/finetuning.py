@@ -283,7 +283,7 @@ def _by_folds(
         (task,), recipe, tokenizer = data.tasks, data.recipe, data.prompt_format.tokenizer
         head = cast(Classification, recipe.objective)
         if len(task.train) * len(head.labels or "1") > MOST_WEIGHED:
-            return (), f"of {FEATURES[True]}"
+            return WAYS[True], f"of {FEATURES[True]}"
         rows = random.Random(0).sample(task.train, min(MOST_SCORED, len(task.train)))
         some = replace(data, tasks=[replace(task, train=rows)])
         objective = cast(ClassificationObjective, build_objective(recipe, tokenizer))
