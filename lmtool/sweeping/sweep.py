@@ -40,6 +40,9 @@ from lmtool.training.finetuning import FineTuning, plan_training
 PAGE, BEST = "sweep.html", "best.yaml"
 """Files of a sweep beside its runs."""
 
+HELD_OUT = "data.valid_fraction", "0.25"
+"""Of so few rows that a run alone holds none out: settings compared by what they were trained on would tell nothing."""
+
 POLL_SECONDS = 0.2
 """Seconds between two looks at whether to stop."""
 
@@ -69,23 +72,26 @@ class Typed:
     read_by: Sequence[Setting] = ()
 
     def planned(self, axes: Axes, report: Report) -> "tuple[Typed, str, str]":
-        """The same with the run that is trained further named by its path, since the last one will soon be another, and
-        with the features that cross-validation chose, once for all runs; the command for such data; and what was chosen
-        in its place where nothing is named. Raises LmtoolError, also where there are no data.
+        """The same with the run that is trained further named by its path, as the last one will soon be another, with
+        the features that cross-validation chose, once for all runs, and with rows held out; the command for such data;
+        and what was chosen, in lines. Raises LmtoolError, also where there are no data.
         """
         for source in self.data:
             if not source.startswith(PREFIX):
                 find_files(source)
-        plan = plan_training(
-            self.source, self.recipe, self._settings({key: values[0] for key, values in axes.items()}), report
-        )
+        settings = self._settings({key: values[0] for key, values in axes.items()})
+        plan, told = plan_training(self.source, self.recipe, settings, report), []
         named = self
         if isinstance(plan, FineTuning):
-            features = (f"{one.key}={json.dumps(one.value)}" for one in plan.features)
-            named = replace(self, fixed=[*features, *self.fixed])
+            chosen = [f"{one.key}={json.dumps(one.value)}" for one in plan.features]
+            told += filter(None, [plan.choice])
+            if not plan.resolved.recipe.data.holds_out and HELD_OUT[0] not in (one.key for one in settings):
+                chosen.append("=".join(HELD_OUT))
+                told.append(f"a quarter of the rows is held out, to compare settings (-s {'='.join(HELD_OUT)})")
+            named = replace(self, fixed=[*chosen, *self.fixed])
         if plan.base is not None and self.source in (None, "last"):
             named = replace(named, source=str(plan.base.run.path))
-        return (named, "finetune", plan.choice) if isinstance(plan, FineTuning) else (named, "pretrain", "")
+        return named, "finetune" if isinstance(plan, FineTuning) else "pretrain", "\n".join(told)
 
     def resolved(self, choice: GridPoint) -> Recipe:
         """The recipe of a run before its text is read. Raises LmtoolError."""

@@ -314,7 +314,9 @@ class _Reader:
         """The rows but for those of a class with one row, unless its name resembles that of another; see `_sound`."""
         counts = count_labels([example for example, _ in rows])
         if counts.total() == len(counts) > 1:
-            fix = "add rows of each class, or name another column with --label-column"
+            commas = all(COMMA.fullmatch(name) for name in counts)
+            what = "write decimals with a point, thousands without a comma" if commas else "add rows of each class"
+            fix = f"{what}, or name another column with --label-column"
             raise DataError(f"each of {len(counts):,} classes has one row", where=self.where, fix=fix)
         similar = misspelt(counts)
         resembling = {*similar, *similar.values()}

@@ -188,8 +188,8 @@ def test_a_run_is_tuned_with_several_values(lmtool, run, inside, source):
     done = lmtool.succeeds("sweep", "rows.csv", *source, *values, "-o", "runs/tuned")
     assert {Run.open(path.parent).info.base.run for path in Path("runs/tuned").glob("*/run.json")} == {run.name}
     assert (
-        f"lmtool finetune rows.csv --from runs/{run.name} -s training.precision=float32 -s training.epochs=0."
-        in done.err
+        f"lmtool finetune rows.csv --from runs/{run.name} -s data.valid_fraction=0.25 -s training.precision=float32 "
+        "-s training.epochs=0." in done.err
     )
 
 

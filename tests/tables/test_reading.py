@@ -84,6 +84,9 @@ def test_where_each_class_has_one_row_more_rows_are_asked_for(skips: bool, tmp_p
     assert "a.csv, column 'label'" in refused.value.where
     assert "add rows of each class" in str(refused.value)
     assert "--skip-bad-rows" not in str(refused.value)
+    with pytest.raises(DataError, match="each of 3 classes has one row") as refused:
+        labelled(tmp_path, '"1,200"', '"9,345"', '"2,001"', skip_bad_rows=skips)
+    assert "write decimals with a point, thousands without a comma" in refused.value.fix
 
 
 FAULTS = [

@@ -94,3 +94,17 @@ def test_a_sweep_over_features_chooses_none(folder: Path) -> None:
     path = str(table(folder / "rows.csv", 600, "ending"))
     typed, _, _ = Typed([path], None, None, []).planned({"model.ngrams": ["1", "2"]}, pytest.fail)
     assert typed.fixed == []
+
+
+@pytest.mark.parametrize("recipe", [None, "linear"])
+def test_a_sweep_compares_settings_on_rows_that_are_held_out(folder: Path, recipe: str | None) -> None:
+    path = str(table(folder / "rows.csv", 200, "ending"))
+    assert not plan_finetuning(None, recipe, settings_of([f"data.train={path}"])).resolved.recipe.data.holds_out
+    axes = {"optimizer.l2": ["0.1", "10"]}
+    typed, _, told = Typed([path], None, recipe, []).planned(axes, pytest.fail)
+    assert typed.resolved({}).data.valid_fraction == 0.25
+    assert told.splitlines()[-1].startswith("a quarter of the rows is held out, to compare settings")
+    for fixed in (["data.valid_fraction=0"], [f"data.valid=[{path}]"]):
+        named, _, told = Typed([path], None, recipe, fixed).planned(axes, pytest.fail)
+        assert named.fixed == fixed
+        assert "a quarter" not in told

@@ -92,7 +92,7 @@ def sweep(
     this.check()
     if not quiet:
         about = f"sweep {folder}: {count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
-        tell(*filter(None, [chosen]), about)
+        tell(*chosen.splitlines(), about)
     stop.open()
     try:
         if minutes is None:
