@@ -80,7 +80,8 @@ class Typed:
             if not source.startswith(PREFIX):
                 find_files(source)
         settings = self._settings({key: values[0] for key, values in axes.items()})
-        plan, told = plan_training(self.source, self.recipe, settings, report), []
+        plan = plan_training(self.source, self.recipe, settings, report)
+        told: list[str] = []
         named = self
         if isinstance(plan, FineTuning):
             chosen = [f"{one.key}={json.dumps(one.value)}" for one in plan.features]
