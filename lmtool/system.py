@@ -7,6 +7,7 @@ renamed nor removed, a folder has no handle to sync, locks are of ranges of byte
 import io
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -104,6 +105,25 @@ def sync_directory(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def is_written_by_others(status: os.stat_result) -> bool:
+    """Whether a file or folder belongs to a user other than this one and root, or can be written by one.
+
+    Never on Windows, where a profile's folders are its user's.
+    """
+    if sys.platform == "win32":
+        return False
+    return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & 0o022)
+
+
+def deny_others_writing(path: Path) -> bool:
+    """Take the right to write a file or folder from all but its owner; whether nobody else has it now. Raises OSError."""
+    status = path.stat()
+    if sys.platform != "win32" and status.st_uid == os.geteuid() and status.st_mode & 0o022:
+        path.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
+        status = path.stat()
+    return not is_written_by_others(status)
 
 
 def rename(old: Path, new: Path) -> None:

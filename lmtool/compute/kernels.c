@@ -239,7 +239,7 @@ static void linear(const Op *op, const float *x, float *y, int64_t n_rows, int t
 /* e^x for x <= 0, and 0 where that is hardly a number; without fmaxf and branches, so that several are computed at once */
 static inline float power(float x) {
     const float kept = (x < -87.0f ? -87.0f : x) * 1.44269504f;
-    const float whole = floorf(kept), f = kept - whole;
+    const float whole = rintf(kept), f = kept - whole;
     const float p = 1 + f * (0.69314718f + f * (0.24022651f + f * (0.055504109f + f * (0.0096181291f + f * (0.0013333558f + f * 0.00015469f)))));
     int32_t bits = ((int32_t)whole + 127) << 23;
     float scale;

@@ -6,11 +6,13 @@ import os
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from lmtool import durable
+from lmtool import durable, system
 from lmtool.checksum import xxh3
 from lmtool.errors import LmtoolError
 
@@ -52,12 +54,12 @@ class Rotation(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels; None without a C compiler, or where its product does not load."""
+    """The kernels, compiled on first use; None without a C compiler, or where its product does not load."""
     if os.environ.get(OFF) == "0":
         return None
     try:
-        kernels = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError, LmtoolError) as error:
+        kernels = _load(_compiled())
+    except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning("warning: training and the decoding of one text are slower without the C kernels: %s", error)
         return None
     kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
@@ -71,37 +73,68 @@ def library() -> ctypes.CDLL | None:
     return kernels
 
 
-def _compiled() -> Path:
-    """The library in the cache, made first where it is missing or damaged; its name ends in its checksum."""
+def _load(content: bytes) -> ctypes.CDLL:
+    """Loads a library from memory, so that what was checked is what runs. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError), open(os.memfd_create(SOURCE.stem), "wb", buffering=0) as file:
+            file.write(content)
+            return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}")
+    with TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as folder:  # where the file cannot be removed while it is loaded
+        path = Path(folder, "kernels.so")
+        path.write_bytes(content)
+        return ctypes.CDLL(str(path))
+
+
+def _compiled() -> bytes:
+    """The library from the cache, or compiled. Raises OSError or SubprocessError.
+
+    A library in the cache is code: it is used only if nobody but this user and root can have written it, and if its
+    checksum is the one in its name. Where the cache belongs to somebody else, each process compiles its own.
+    """
     compilers = map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))
     if (compiler := next(filter(None, compilers), None)) is None:
         raise FileNotFoundError("there is no C compiler")
     key = xxh3(SOURCE.read_bytes() + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
     folder = durable.cache_folder() / FOLDER
-    with durable.locked(folder / f"{key}.lock"):
-        for path in folder.glob(f"{key}-*.so"):
-            if path.stem == f"{key}-{xxh3(path.read_bytes())}":
-                return path
-            path.unlink()
-        with durable.scratch(folder) as scratch:
-            new = scratch / "kernels.so"
-            _compile(compiler, new)
-            content = new.read_bytes()
-        path = folder / f"{key}-{xxh3(content)}.so"
-        durable.replace(path, content)
-        return path
+    if (content := _read_trusted(folder, key)) is not None:
+        return content
+    with suppress(OSError, LmtoolError):  # a cache that cannot be written
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if system.deny_others_writing(folder):
+            with durable.locked(folder / f"{key}.lock"):
+                if (content := _read_trusted(folder, key)) is None:
+                    content = _compile(compiler)
+                    path = folder / f"{key}-{xxh3(content)}.so"
+                    durable.replace(path, content)
+                    system.deny_others_writing(path)
+                return content
+    return _compile(compiler)
 
 
-def _compile(compiler: str, path: Path) -> None:
-    for way in WAYS:
-        done = subprocess.run(
-            [compiler, *FLAGS.split(), *way.split(), str(SOURCE), "-o", str(path), "-lm"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if not done.returncode:
-            return
+def _read_trusted(folder: Path, key: str) -> bytes | None:
+    """A library in the cache that only this user or root can have written, and that is whole."""
+    for path in folder.glob(f"{key}-*.so"):
+        with suppress(OSError), durable.open_regular(path) as file:
+            content = file.read()
+            if system.is_written_by_others(os.fstat(file.fileno())):
+                _LOG.warning("warning: %s could be another user's code and is not loaded", path)
+            elif path.stem == f"{key}-{xxh3(content)}":
+                return content
+    return None
+
+
+def _compile(compiler: str) -> bytes:
+    """Raises OSError or SubprocessError."""
+    _LOG.warning("compiling the C kernels for this processor, once")
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "kernels.so")
+        for way in WAYS:
+            command = [compiler, *FLAGS.split(), *way.split(), str(SOURCE), "-o", str(path), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if not done.returncode:
+                return path.read_bytes()
     raise subprocess.SubprocessError(done.stderr.strip().partition("\n")[0])
 
 

@@ -1,0 +1,92 @@
+"""Libraries of the cache: which ones are loaded."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmtool import system
+from lmtool.checksum import xxh3
+from lmtool.compute import native
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C compiler")
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[bytes]]:
+    """An empty cache, and what is compiled for it."""
+    calls: list[bytes] = []
+
+    def compile_(compiler: str) -> bytes:
+        calls.append(f"library {len(calls)}".encode())
+        return calls[-1]
+
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "_compile", compile_)
+    yield calls
+
+
+def test_a_library_is_read_from_the_cache(compiled: list[bytes]) -> None:
+    assert [native._compiled() for _ in range(3)] == compiled * 3
+
+
+def plant(cache: Path) -> Path:
+    """A library with the name that the next process looks for, and its right checksum."""
+    (mine,) = cache.rglob("*.so")
+    key = mine.name.partition("-")[0]
+    content = b"somebody's"
+    planted = mine.with_name(f"{key}-{xxh3(content)}.so")
+    planted.write_bytes(content)
+    mine.unlink()
+    return planted
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_a_library_that_others_can_write_is_not_loaded(compiled: list[bytes], tmp_path: Path, mode: int) -> None:
+    native._compiled()
+    plant(tmp_path).chmod(mode)
+    assert native._compiled() == compiled[1]
+    assert native._compiled() == compiled[1]  # from the cache, beside what was planted
+
+
+def test_a_library_of_another_user_is_not_loaded(
+    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native._compiled()
+    planted = plant(tmp_path)
+    if os.geteuid() == 0:
+        os.chown(planted, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert native._compiled() == compiled[1]
+
+
+def test_in_a_folder_of_another_user_nothing_is_kept(
+    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "deny_others_writing", lambda path: False)
+    assert native._compiled() == compiled[0]
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_the_folder_and_the_library_are_made_private(compiled: list[bytes], tmp_path: Path) -> None:
+    folder = tmp_path / native.FOLDER
+    folder.mkdir()
+    folder.chmod(0o777)
+    native._compiled()
+    (library,) = tmp_path.rglob("*.so")
+    assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
+
+
+def test_a_cache_that_cannot_be_written(compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / native.FOLDER).write_text("no folder")
+    assert native._compiled() == compiled[0]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+    content = native._compiled()
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert native._load(content).step
