@@ -118,7 +118,7 @@ def is_written_by_others(status: os.stat_result) -> bool:
 
 
 def deny_others_writing(path: Path) -> bool:
-    """Take the right to write a file or folder from all but its owner; whether nobody else has it now. Raises OSError."""
+    """Let only its owner write a file or folder. Returns whether that is this user or root. Raises OSError."""
     status = path.stat()
     if sys.platform != "win32" and status.st_uid == os.geteuid() and status.st_mode & 0o022:
         path.chmod(stat.S_IMODE(status.st_mode) & ~0o022)

@@ -1,7 +1,6 @@
 """Libraries of the cache: which ones are loaded."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C comp
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[bytes]]:
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
     """An empty cache, and what is compiled for it."""
     calls: list[bytes] = []
 
@@ -24,7 +23,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[b
 
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
     monkeypatch.setattr(native, "_compile", compile_)
-    yield calls
+    return calls
 
 
 def test_a_library_is_read_from_the_cache(compiled: list[bytes]) -> None:
