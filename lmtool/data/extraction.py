@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from lmtool.extras import library
-
 SEED = 1
 TEST_ROWS = 2000
 Members = Mapping[str, bytes]
@@ -126,8 +124,9 @@ def _genres(files: Members) -> list[TableRow]:
 
 def _names(files: Members) -> list[tuple[str, Counter[str]]]:
     """First names in lower case, and how many children of each sex had them, the most frequent first."""
+    from pyarrow import parquet
+
     (content,) = files.values()
-    parquet = library("pyarrow.parquet", "this data set is read by", "data")
     columns, children = parquet.read_table(io.BytesIO(content)).to_pydict(), dict[str, Counter[str]]()
     for name, sex, n in zip(columns["name"], columns["sex"], columns["n"], strict=True):
         children.setdefault(name.lower(), Counter())[sex] += int(n)

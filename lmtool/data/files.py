@@ -17,7 +17,6 @@ from typing import IO, NamedTuple, cast
 
 from lmtool.data import bundled
 from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
-from lmtool.extras import library
 from lmtool.recipe.grammar import either
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
@@ -201,7 +200,8 @@ def open_bytes(path: Path) -> IO[bytes]:
         case ".gz":
             return cast(IO[bytes], gzip.open(path))
         case ".zst":
-            pyarrow = library("pyarrow", "Zstandard files are read by", "data")
+            import pyarrow
+
             return cast(IO[bytes], pyarrow.CompressedInputStream(str(path), "zstd"))
     return open(path, "rb")
 

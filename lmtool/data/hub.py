@@ -13,7 +13,6 @@ from lmtool.data.files import content_hash, shown
 from lmtool.data.rowfile import missing_column, not_text
 from lmtool.durable import cache_folder, locked, write_file
 from lmtool.errors import DataError, LmtoolError
-from lmtool.extras import library
 
 PREFIX = "hf:"
 
@@ -82,9 +81,8 @@ class Shards:
 
 def _builder(source: str, column: str | None) -> tuple[Any, str, list[str], list[str | None]]:
     """The builder of a dataset, its split and the files of that, and what tells a column of it from others."""
+    import datasets
     import huggingface_hub
-
-    datasets = library("datasets", "datasets of the Hub are read by", "data")
 
     name, config, split = parse(source)
     datasets.disable_progress_bars()

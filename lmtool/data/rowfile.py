@@ -29,7 +29,6 @@ from lmtool.data.files import (
     text_stretches,
 )
 from lmtool.errors import DataError
-from lmtool.extras import library
 from lmtool.tokenization.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -306,8 +305,9 @@ class Parquet(RowFile):
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        pyarrow = library("pyarrow", "Parquet files are read by", "data")
-        parquet = library("pyarrow.parquet", "Parquet files are read by", "data")
+        import pyarrow
+        from pyarrow import parquet
+
         with reading(self.path), tempfile.TemporaryFile() as unpacked, open_bytes(self.path) as packed:
             file: Any = packed
             if packing(self.path):
