@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, cast
 
 if sys.platform == "win32":
@@ -161,6 +162,20 @@ def process_class(preloaded: Sequence[str]) -> "type[BaseProcess]":
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preloaded])
     return context.Process
+
+
+def stop_with_parent() -> None:
+    """Stop this process, one of `process_class`, by SIGTERM when the one that started it ends, even by SIGKILL."""
+    from multiprocessing import connection, parent_process
+
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        signal.raise_signal(signal.SIGTERM)
+
+    Thread(target=watch, name="parent", daemon=True).start()
 
 
 def on_signals(loop: "AbstractEventLoop", numbers: Sequence[signal.Signals], call: Callable[[int], Any]) -> None:

@@ -32,6 +32,7 @@ from lmtool.run.creation import check_folder, is_begun
 from lmtool.run.directory import CHECKPOINTS, RECIPE, RESULTS, Run, writing
 from lmtool.run.history import History, number
 from lmtool.run.listing import read_values
+from lmtool.run.lock import is_held
 from lmtool.sweeping.grid import Axes, GridPoint
 from lmtool.sweeping.halving import Cost
 from lmtool.sweeping.results import HEADING, PointResults, goodness, rows_of, sweep_page, validated
@@ -45,6 +46,9 @@ HELD_OUT = "data.valid_fraction", "0.25"
 
 POLL_SECONDS = 0.2
 """Seconds between two looks at whether to stop."""
+
+SAVING_SECONDS = 60.0
+"""Longest wait for the runs of a sweep that was killed, which finish a step, validate and save."""
 
 START_SECONDS = 1.0
 """Seconds that a process takes at least beside its steps."""
@@ -202,6 +206,16 @@ class Sweep:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 
+    def in_use(self) -> list[str]:
+        """Names of the runs that a process has locked, as those of a killed sweep are until they have saved."""
+        return [name for name in self.choices if is_held(self.folder / name)]
+
+    def wait_until_free(self) -> None:
+        """Wait until no run is in use, for SAVING_SECONDS at most."""
+        deadline = time.monotonic() + SAVING_SECONDS
+        while self.in_use() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
     def told(self, name: str) -> str:
         """What a run has come to, in words."""
         if name in self.failures or not self.reached(name):
@@ -243,8 +257,9 @@ class Sweep:
 
 
 def _run(command: list[str], log: str, threads: int, device: int) -> None:
-    """What a process does: the command, in a group of its own, so that only the process that started it stops it."""
+    """What a process does: the command, in a group of its own, so that only the sweep stops it, also by its end."""
     system.leave_group()
+    system.stop_with_parent()
     with open(log, "ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

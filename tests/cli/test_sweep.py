@@ -15,7 +15,7 @@ from lmtool.run.creation import is_begun
 from lmtool.run.directory import Run
 from lmtool.sweeping import sweep
 from tests.cli.conftest import SMALL
-from tests.training.programs import LMTOOL, start, wait_until
+from tests.training.programs import LMTOOL, output, start, wait_until
 
 
 @pytest.fixture
@@ -267,6 +267,26 @@ def test_a_signal_saves_all_and_the_same_command_goes_on(work):
     assert start(work, sweep).wait() == 0
     assert start(work, alone).wait() == 0
     assert weights(runs[0]) == weights(work.folder / "one")
+
+
+@pytest.mark.system
+def test_runs_of_a_killed_sweep_save_and_end_and_the_same_command_goes_on(work):
+    """Also at once, while they still save."""
+    settings = [str(work.text), "--recipe", str(work.recipe), "-s", "training.steps=1000", "--jobs", "2"]
+    settings += ["-s", "checkpoint.every=1000", "-s", "evaluation.every=20"]
+    words = [*LMTOOL, "sweep", *settings, "-s", "optimizer.lr=0.001,0.003", "-o", str(work.folder / "all")]
+    runs = [work.folder / "all" / f"lr={rate}" for rate in ("0.001", "0.003")]
+    process = start(work, words)
+    for run in runs:
+        wait_until(partial(is_begun, run), process, work)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    again = start(work, words)
+    assert again.wait() == 0, output(work)
+    for run in runs:
+        sessions = Run.open(run).info.sessions
+        assert [session.outcome for session in sessions] == ["stopped", "finished"]
+        assert sessions[1].step < 1000
 
 
 def test_a_table_is_read_by_the_options_that_finetune_has(lmtool, home, inside):

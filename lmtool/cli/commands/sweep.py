@@ -93,6 +93,9 @@ def sweep(
     if not quiet:
         about = f"sweep {folder}: {count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
         tell(*chosen.splitlines(), about)
+    if not quiet and (in_use := this.in_use()):
+        tell(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
+    this.wait_until_free()
     stop.open()
     try:
         if minutes is None:
