@@ -38,6 +38,7 @@ def follow(
     """
     from lmtool.compute.processes import is_main
     from lmtool.loggers.dashboards import Loggers
+    from lmtool.run.directory import REPORT
     from lmtool.tables.tasks.results import Results
     from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, Warn
     from lmtool.training.start import Invocation
@@ -74,7 +75,8 @@ def follow(
                     continue
             display.show(event)
     if display.run is not None:
-        if reason:
+        # a finished run lacks its page where the process was killed before it was written
+        if reason or not (display.run / REPORT).exists():
             _write_report(display.run, quiet)
         typer.echo(display.run)
     if reason == "interrupted" and step < last:

@@ -283,6 +283,7 @@ class Run:
     def end(self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None) -> None:
         """Close the session: finished when all steps are done or by early stopping, else stopped.
 
+        Removes the page of an earlier session, so that a run whose page is there has the present one.
         validation: of the last step of a session that was interrupted there, with "step" and "is_best". It is no part
         of the training, but if it is the best, its checkpoint is, until the run is resumed.
         Raises ResourceError when it cannot be written.
@@ -292,6 +293,7 @@ class Run:
         if validation is not None:
             ended["validation"] = LastValidation.model_validate(dict(validation))
         with self._writing():
+            (self.path / REPORT).unlink(missing_ok=True)
             sessions = [*earlier, session.model_copy(update=ended)]
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
 

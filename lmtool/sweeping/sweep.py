@@ -29,7 +29,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import refuse_other, write_page
 from lmtool.run.checkpoint import listed
 from lmtool.run.creation import check_folder, is_begun
-from lmtool.run.directory import CHECKPOINTS, RECIPE, RESULTS, Run, writing
+from lmtool.run.directory import CHECKPOINTS, RECIPE, REPORT, RESULTS, Run, writing
 from lmtool.run.history import History, number
 from lmtool.run.listing import read_values
 from lmtool.run.lock import is_held
@@ -175,7 +175,8 @@ class Sweep:
         values, data = read_values(run), run.info.data
         steps = number(values.get("training.steps")) or math.inf
         is_measured = values.get("evaluation.baseline") or (data and data.valid_rows is not None)
-        done = run.state == "finished" and (not is_measured or (run.path / RESULTS).exists())
+        files = [REPORT, *([RESULTS] if is_measured else [])]
+        done = run.state == "finished" and all((run.path / file).exists() for file in files)
         return 1.0 if done else min(0.999, listed(run.path / CHECKPOINTS)[-1][0] / steps)
 
     def rows(self) -> list[PointResults]:

@@ -60,8 +60,6 @@ def test_watching_a_run_that_is_over_ends(lmtool, run, tmp_path):
 
 
 def test_watching_goes_on_until_the_run_ends(lmtool, run, tmp_path, monkeypatch):
-    from lmtool.run.directory import Run
-
     file = tmp_path / "page.html"
     states = iter(["running", "running", "running", "finished"])
     monkeypatch.setattr(Run, "state", property(lambda run: next(states, "finished")))
@@ -96,6 +94,35 @@ def test_a_page_that_fails_is_a_warning(lmtool, home, corpus, tmp_path, monkeypa
     monkeypatch.setattr(pages, "write_report", fails)
     outcome = lmtool.succeeds("pretrain", corpus, *SMALL, "-o", tmp_path / "run")
     assert outcome.err.splitlines()[-1] == "warning: no report of this run: the disk is full"
+
+
+@pytest.mark.parametrize("dies", ["write_report", "end"])
+def test_a_run_that_was_killed_after_its_last_step_gets_the_page_that_is_missing(
+    lmtool, home, corpus, tmp_path, monkeypatch, dies
+):
+    """Not the one of the session before, which is no longer true."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments):
+        raise Killed
+
+    folder = tmp_path / "run"
+    page = folder / "report.html"
+    lmtool.succeeds("pretrain", corpus, *SMALL, "--until", "0.5", "-o", folder)
+    assert "resumed at step 3" not in page.read_text()
+    with monkeypatch.context() as killing:
+        killing.setattr(pages if dies == "write_report" else Run, dies, kill)
+        with pytest.raises(Killed):
+            lmtool("resume", folder)
+    outcome = lmtool.succeeds("resume", folder)
+    assert f"report: {page}" in outcome.err.splitlines()
+    assert "resumed at step 3" in page.read_text()
+    assert "finished" in page.read_text()
+    before = page.stat().st_mtime_ns
+    assert "report: " not in lmtool.succeeds("resume", folder).err
+    assert page.stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("columns", [40, 100, 300])
