@@ -16,7 +16,6 @@ from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from lmtool.tables.tasks.results import Results
     from lmtool.training.events import Event
     from lmtool.training.start import Invocation
 
@@ -29,12 +28,12 @@ def follow(
     retry: bool = False,
     brief: bool = False,
     until: float = 1.0,
-) -> "tuple[Path | None, list[Results]]":
+) -> Path | None:
     """Run a training session and show its progress; results and the run directory go to stdout at the end.
 
     output, retry: see `Invocation`. brief: show the first line of each result only. until: stop after this share of
     the steps.
-    Returns the run directory, if this process has one, and the results.
+    Returns the run directory, if this process has one.
     """
     from lmtool.compute.processes import is_main
     from lmtool.loggers.dashboards import Loggers
@@ -52,7 +51,6 @@ def follow(
         return step >= last or stop.requested()
 
     reason = ""
-    measured: list[Results] = []
     loggers = Loggers()
     with Display(shown=is_main(), quiet=quiet) as display, ExitStack() as stack:
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
@@ -70,7 +68,6 @@ def follow(
                 case Ended():
                     reason = event.reason
                 case Results():
-                    measured.append(event)
                     put(*event.lines()[: 1 if brief else None])
                     continue
             display.show(event)
@@ -81,7 +78,7 @@ def follow(
         typer.echo(display.run)
     if reason == "interrupted" and step < last:
         raise typer.Exit(stop.exit_code)
-    return display.run, measured
+    return display.run
 
 
 def continued(output: Path | None, quiet: bool, until: float) -> bool:

@@ -1,12 +1,15 @@
 """`--start-or-resume`: one command begins a run, goes on with it, and ends when it is finished."""
 
+import itertools
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from lmtool.cli.signals import StopAtStep
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run.checkpoint import listed
 from lmtool.run.creation import check_folder, create_run, is_begun
@@ -90,6 +93,73 @@ def test_finetune(work: Work, lmtool: CommandLine) -> None:
     lmtool.refuses(2, *words, "--seeds", "2", words=["for one run"])
     assert "accuracy" in lmtool.succeeds(*words).out
     assert lmtool.succeeds(*words).out == f"{work.run()}\n"
+
+
+@pytest.fixture
+def seeds(run: Path) -> list[str]:
+    """Three seeds of the last run on a table; without --from, so that by the next time another run is the last."""
+    rows = "".join(f"{'good' if i % 2 else 'bad'} map {i},{'ab'[i % 2]}\n" for i in range(60))
+    Path("table.csv").write_text(f"text,label\n{rows}")
+    keys = ("training.epochs=null", "training.steps=4", "checkpoint.every=1", "training.precision=float32")
+    settings = [word for key in keys for word in ("-s", key)]
+    return ["finetune", "table.csv", "--seeds", "3", "--lora-rank", "2", "--merge", "-q", *settings, "-o"]
+
+
+def interrupted_in(monkeypatch: pytest.MonkeyPatch, lmtool: CommandLine, words: Sequence[object], after: int) -> None:
+    """A signal comes at so many steps."""
+    steps = itertools.count(1)
+    with monkeypatch.context() as signalled:
+        signalled.setattr(StopAtStep, "requested", lambda this: next(steps) >= after)
+        assert lmtool(*words).code == 143
+
+
+def test_seeds_that_were_interrupted_go_on_and_their_mean_is_made(
+    lmtool: CommandLine, run: Path, seeds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = lmtool.succeeds(*seeds, "whole").out.splitlines()
+    shutil.rmtree("whole")  # its runs would be the last ones
+    interrupted_in(monkeypatch, lmtool, [*seeds, "parts"], 6)
+    sessions = {seed: Run.open(Path(f"parts/seed-{seed}")).info.sessions for seed in (1, 2)}
+    assert [each[-1].outcome for each in sessions.values()] == ["finished", "stopped"]
+    assert not Path("parts/seed-3").exists()
+    parts = lmtool.succeeds(*seeds, "parts").out.splitlines()
+    assert parts[-1] == whole[-1]
+    assert ", 3 runs: " in parts[-1]
+    for seed in (1, 2, 3):
+        done = Run.open(Path(f"parts/seed-{seed}"))
+        assert done.state == "finished"
+        assert len(done.info.sessions) == 1 + (seed == 2)
+        assert done.info.base is not None
+        assert done.info.base.run == run.name
+        assert Path(f"parts/seed-{seed}-merged/run.json").exists()
+    before = contents(Path("parts"))
+    assert lmtool.succeeds(*seeds, "parts").out.splitlines()[-1] == whole[-1]
+    assert {name: found for name, found in before.items() if ".lock" not in name} == {
+        name: found for name, found in contents(Path("parts")).items() if ".lock" not in name
+    }
+
+
+def test_more_seeds_are_trained_beside_those_that_are_there(
+    lmtool: CommandLine, run: Path, seeds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_in(monkeypatch, lmtool, [*seeds, "some"], 2)
+    more = ["4" if word == "3" else word for word in seeds]
+    assert ", 4 runs: " in lmtool.succeeds(*more, "some").out.splitlines()[-1]
+
+
+def test_seeds_of_another_command_are_refused(
+    lmtool: CommandLine, run: Path, seeds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the same one, where the run that they begin with is no longer the same."""
+    interrupted_in(monkeypatch, lmtool, [*seeds, "runs/some"], 2)
+    lmtool.refuses(2, *seeds, "runs/some", "-s", "optimizer.lr=0.5", words=["another command", "-o"])
+    saved = listed(run / "checkpoints")[-1][1] / "model.safetensors"
+    changed = Run.open(Path("runs/some/seed-1")).info.base
+    assert changed is not None
+    interrupted_in(monkeypatch, lmtool, [*seeds[:4], "--from", run, *seeds[4:], "runs/named"], 2)
+    lmtool.succeeds("resume", run, "-s", "training.steps=+2", "-s", "checkpoint.keep_last=1", "-q")
+    assert not saved.exists()
+    lmtool.refuses(2, *seeds[:4], "--from", run, *seeds[4:], "runs/named", words=["another model", "-o"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")

@@ -1,10 +1,14 @@
 """`lmtool finetune`: train a model on a labelled table."""
 
 import os
+import re
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import typer
 
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
 from lmtool.cli.help import argument, flag, option
@@ -15,8 +19,9 @@ from lmtool.cli.training import continued, follow
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from lmtool.run.directory import Run
     from lmtool.training.events import Event
     from lmtool.training.start import Invocation
 
@@ -77,7 +82,7 @@ def finetune(
     from lmtool.recipe.resolve import resolve
 
     if start_or_resume and (merge or seeds > 1):
-        fix = "lmtool runs merge merges its adapters" if merge else "start one for each seed: -s seed=N -o DIR"
+        fix = "lmtool runs merge merges its adapters" if merge else "leave it out: with -o DIR the same command goes on"
         raise UsageError("--start-or-resume is for one run", fix=fix)
     if start_or_resume and continued(output, quiet, until):
         return
@@ -93,28 +98,85 @@ def finetune(
 
     from lmtool.compute.processes import is_main
     from lmtool.inference.merging import merge as make_merged
+    from lmtool.run.creation import is_begun
+    from lmtool.run.directory import Run
     from lmtool.tables.tasks.results import spread
     from lmtool.training.finetuning import plan_finetuning
+    from lmtool.training.resuming import resume
 
+    begun = _begun_seeds(output) if seeds > 1 and output is not None else []
+    if begun and recipe is None and source in (None, "last") and (base := begun[0].info.base) is not None:
+        source = f"{base.path}/checkpoints/{base.checkpoint}"  # by now another run is the last one
     with Display(is_main(), quiet) as display:
         plan = plan_finetuning(source, recipe, settings, display.report)
+    _refuse_other_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
         tell(*plan.choice.splitlines())
     first = plan.resolved.recipe.seed
-    measured = []
+    runs = []
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
         start = partial(_with_form, plan.with_seed(seed).run)
-        run, results = follow(start, quiet, output=folder, retry=start_or_resume, brief=seeds > 1, until=until)
+        if seeds > 1 and folder is not None and is_begun(folder):
+            start = partial(resume, str(folder), ())
+        try:
+            run = follow(start, quiet, output=folder, retry=start_or_resume or seeds > 1, brief=seeds > 1, until=until)
+        except typer.Exit:
+            if seeds > 1 and output is not None and not quiet:
+                tell("the same command goes on with this seed and the others")
+            raise
         if run is not None:
-            measured.append(results)
+            runs.append(Run.open(run))
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
-                made, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
-                put(made)
-    put(*(spread(measured) if seeds > 1 else ()))
+                if merged is None or not (seeds > 1 and is_begun(merged)):
+                    merged, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
+                put(merged)
+    put(*(spread([run.all_results for run in runs]) if seeds > 1 else ()))
+
+
+def _begun_seeds(folder: Path) -> "list[Run]":
+    """The runs that an earlier call of the same command has left in a folder, one for each seed.
+
+    Raises UsageError for those of another command.
+    """
+    from lmtool.run.creation import is_begun
+    from lmtool.run.directory import Run
+
+    paths = [path for path in sorted(folder.glob("seed-*")) if re.fullmatch(r"seed-\d+", path.name) and is_begun(path)]
+    runs = [Run.open(path) for path in paths]
+    for run in runs:
+        command = run.info.sessions[0].command if run.info.sessions else []
+        if _essential(command) != _essential(["lmtool", *sys.argv[1:]]):
+            where = f"{run.path}: {shlex.join(command)}"
+            fix = "choose another folder with -o, or repeat that command, also with more --seeds, to go on"
+            what = "the folder holds runs of another command"
+            raise UsageError(what, where=where, fix=fix, code="output_exists")
+    return runs
+
+
+def _essential(command: "Sequence[str]") -> list[str]:
+    """The words of a command without those that change no run."""
+    texts = iter(command)
+    kept = []
+    for text in texts:
+        if text in ("--seeds", "--until"):
+            next(texts, None)
+        elif text not in ("-q", "--quiet") and not text.startswith(("--seeds=", "--until=")):
+            kept.append(text)
+    return kept
+
+
+def _refuse_other_base(begun: "Sequence[Run]", digest: str | None) -> None:
+    """Raise UsageError where seeds that are begun were initialized from other weights. digest: of the weights."""
+    for run in begun:
+        base = run.info.base
+        if (None if base is None else base.sha256) != digest:
+            before = "from scratch" if base is None else f"from {base.checkpoint} of {base.run}"
+            what = f"the seeds in the folder began {before}, and the others would begin with another model"
+            raise UsageError(what, where=str(run.path), fix="choose another folder with -o", code="output_exists")
 
 
 def _with_form(start: "Callable[[Invocation], Iterator[Event]]", session: "Invocation") -> "Iterator[Event]":

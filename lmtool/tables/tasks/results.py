@@ -1,13 +1,14 @@
 """Results on the rows of a table: as a record for programs, as lines for people, and over several runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 
+from lmtool.run.files import Figures
 from lmtool.tables.baseline import Baseline, mean_line
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.metrics import class_lines, confusion_lines
@@ -43,10 +44,6 @@ class Results:
     remedies: tuple[str, ...] = ()
     items: Sequence[LabelledText] = ()
 
-    @property
-    def _title(self) -> str:
-        return f"{self.task}, {self.part}" if self.task else self.part
-
     def record(self) -> dict[str, Any]:
         """All results by name, for JSON."""
         task = {"task": self.task} if self.task else {}
@@ -63,7 +60,8 @@ class Results:
         plain = {k: v for k, v in self.figures.items() if isinstance(v, float) or v is None}
         shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
         how = f"; {self.decoding}" if self.decoding else ""
-        lines = [f"{self._title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        title = _title(self.task, self.part)
+        lines = [f"{title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
         calibration = self.figures.get("calibration", {})
         if before := calibration.get("before"):
             lines.append(f"calibration error {calibration['ece']:.4f}, {before['ece']:.4f} without the temperature")
@@ -89,25 +87,32 @@ class Results:
         return lines
 
 
-def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
+def spread(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Mean, sample standard deviation and 95 % interval of the mean of each metric over runs, a text line per task.
 
     The interval is of Student's t (1908): how far the mean over all seeds may be, on the same rows.
-    runs: the results of each run, of the same tasks in the same order.
+    runs: what each has saved of its results, by task.
     """
     lines = []
-    for same in zip(*runs, strict=True):
-        figures = [results.figures | {"loss": results.loss} for results in same]
-        columns = {name: [one.get(name) for one in figures] for name in figures[0]}
+    for task in runs[0] if runs else ():
+        same = [run[task] for run in runs if task in run]
+        if len(same) < len(runs):
+            continue
+        names = sorted(same[0], key=lambda name: name in Figures.model_fields)  # the loss after the metrics
+        columns: dict[str, list[Any]] = {name: [one.get(name) for one in same] for name in names}
         shown = "  ".join(
             f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}{_interval(values)}"
             for name, values in columns.items()
             if all(isinstance(value, float) for value in values)
         )
-        baselines = [results.baseline for results in same if results.baseline is not None]
+        baselines = [Baseline(**one["baseline"]) for one in same if "baseline" in one]
         baseline = f"; {mean_line(baselines)}" if len(baselines) == len(same) else ""
-        lines.append(f"{same[0]._title}, {len(same)} runs: {shown}{baseline}")
+        lines.append(f"{_title(task, same[0]['part'])}, {len(same)} runs: {shown}{baseline}")
     return lines
+
+
+def _title(task: str, part: str) -> str:
+    return f"{task}, {part}" if task else part
 
 
 def _interval(values: Sequence[float]) -> str:

@@ -4,6 +4,7 @@ SQuAD's script."""
 import json
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,17 +278,17 @@ def test_tables_of_many_classes_are_cut_and_lose_no_row():
 
 
 def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
-    def results(task: str, accuracy: float, pearson: float | None) -> Results:
+    def results(task: str, accuracy: float, pearson: float | None) -> dict[str, Any]:
         figures = {"accuracy": accuracy, "pearson": pearson, "confusion": [[1, 0], [0, 1]]}
-        return Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task)
+        return {task: Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task).record()}
 
-    runs = [[results("", 0.5, 0.1)], [results("", 0.7, None)], [results("", 0.9, 0.3)]]
+    runs = [results("", 0.5, 0.1), results("", 0.7, None), results("", 0.9, 0.3)]
     # a metric that is undefined in one of them has no mean
     low, high = stats.t.interval(0.95, 2, loc=0.7, scale=0.2 / 3**0.5)
     interval = f"(95 %: {low:.4f} to {high:.4f})"
     shown = f"accuracy 0.7000 ± 0.2000 {interval}  loss 0.5000 ± 0.0000 (95 %: 0.5000 to 0.5000)"
     assert spread(runs) == [f"test, 3 runs: {shown}"]
-    several = [[results("x", 0.5, None), results("y", 0.2, None)], [results("x", 0.7, None), results("y", 0.2, None)]]
+    several = [results("x", accuracy, None) | results("y", 0.2, None) for accuracy in (0.5, 0.7)]
     assert [line.split(":")[0] for line in spread(several)] == ["x, test, 2 runs", "y, test, 2 runs"]
 
 
