@@ -205,6 +205,12 @@ class TextData:
         if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
             self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
+        if objective.unit == "pair":
+            for name, store in (("training", self._train), ("validation", self._valid)):
+                if not _has_targets(store, objective, cut.length):
+                    what = f"no two words of the {name} text are near each other in a document"
+                    fix = "give more text, or make one text of it: -s data.documents=whole"
+                    raise DataError(what, where=", ".join(self.recipe.data.sources), fix=fix)
         if self.recipe.data.mixture:
             return self._mixed(cut, marks)
         if self._blocks:
@@ -329,6 +335,13 @@ class TextData:
 
 TrainingData = TextData | TableData
 """The training, validation and test data of a run: both kinds have what `TextData` names."""
+
+
+def _has_targets(store: TokenStore, objective: Objective, window: int) -> bool:
+    """Whether any window of a document of a text has a target; reads the text as far as the first one."""
+    documents = map(store.document, range(store.n_documents))
+    starts = ((start, min(end, start + window)) for begin, end in documents for start in range(begin, end, window))
+    return any(objective.collate_spans([(store.read(*span), 1)]).n_targets for span in starts)
 
 
 def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:

@@ -97,7 +97,7 @@ class Speed:
         """By some seconds of training, and a validation; the same in all processes, by the figures of the main one.
 
         began: when the command did, by time.perf_counter. None for a model of counts, for L-BFGS, and where a loss is
-        not finite.
+        not finite or no step has a target.
         """
         recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
         if recipe.model.counts or isinstance(recipe.optimizer, Lbfgs):
@@ -109,10 +109,10 @@ class Speed:
         limits = SECONDS, math.ceil(PROBE_SHARE * recipe.training.steps)
         limits = (PROBE_SECONDS, MOST_STEPS) if recipe.training.minutes else limits
         steps = trial_steps(lm, taught, examples, recipe, compute, limits)
-        if not steps:
+        computed = sum(step.computed for step in steps)
+        if not computed:
             return None
-        per_token = sum(step.seconds for step in steps) / sum(step.computed for step in steps)
-        tokens = sum(step.computed for step in steps) / len(steps)
+        per_token, tokens = sum(step.seconds for step in steps) / computed, computed / len(steps)
         if data.unit == "row":
             tokens = tokens_of_a_step(examples, objective, recipe)
         validation = _seconds(lambda: data.validate(lm, objective, compute))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmtool.compute.processes import World
+from lmtool.errors import DataError
 from lmtool.inference.base import read_tokenizer
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
@@ -136,6 +137,33 @@ def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monk
     assert ended(told).step == recipe_of(work).training.steps
     if "epochs" in budget:
         assert [event.epochs for event in told if isinstance(event, Plan)] == [2]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", WORD_VECTORS)
+@pytest.mark.parametrize("budget", ["training.steps=5", "training.minutes=0.005"])
+def test_word_vectors_of_lone_words_are_refused(work: Work, kind: str, budget: str) -> None:
+    """A list of names has no pairs of words; as one text it has."""
+    lone = "".join(f"{name}\n" for name in words(200).split())
+    work.text.write_text(lone)
+    settings = (*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", budget)
+    with pytest.raises(DataError, match="near each other") as refused:
+        work.pretrain(*settings)
+    assert "data.documents=whole" in refused.value.fix
+    assert not work.run().exists()
+    assert ended(work.pretrain(*settings, "data.documents=whole")).step > 0
+
+
+@pytest.mark.parametrize("kind", ["skip-gram", "cbow"])
+def test_steps_without_pairs_have_no_speed(work: Work, kind: str) -> None:
+    """Few documents have two words, so that the steps that are measured may have no pairs."""
+    lines = [f"{word} {word}\n" if n in (7, 195, 199) else f"{word}\n" for n, word in enumerate(words(200).split())]
+    work.text.write_text("".join(lines))
+    valid = work.folder / "valid.txt"
+    valid.write_text(words(50))
+    settings = ("tokenizer={kind: word, vocab_size: 50}", "training.steps=5", "training.batch_size=1")
+    told = work.pretrain(*WORD_VECTORS[kind], *settings, "model.context=8", valid=valid)
+    assert ended(told).step == 5
 
 
 # How long it takes is told before the first step
