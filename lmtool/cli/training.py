@@ -39,7 +39,7 @@ def follow(
     from lmtool.loggers.dashboards import Loggers
     from lmtool.run.directory import REPORT
     from lmtool.tables.tasks.results import Results
-    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, Warn
+    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, StepsChanged, Warn
     from lmtool.training.start import Invocation
 
     stop = StopAtStep(notify=is_main() and not quiet)
@@ -65,6 +65,8 @@ def follow(
                     step, last = event.first_step, math.ceil(until * event.steps) if until < 1 else math.inf
                 case Started() | AlreadyFinished():
                     display.run = event.path
+                case StepsChanged():
+                    last = math.ceil(until * event.steps) if until < 1 else math.inf
                 case Ended():
                     reason = event.reason
                 case Results():

@@ -142,6 +142,14 @@ class TableData:
         rows = [row for task in self.tasks for row in task.valid]
         return self.tasks[0].task.validate(AnsweringModel(lm, objective, compute), rows)
 
+    def sample_validation(self, tokens: int) -> tuple["TableData", float]:
+        """The same data with some of the validation rows, of about so many tokens, and the share that they are."""
+        whole = _n_tokens(self.tasks)
+        if tokens >= whole:
+            return self, 1.0
+        tasks = [replace(task, valid=task.valid[:: -(-whole // tokens)]) for task in self.tasks]
+        return replace(self, tasks=tasks), _n_tokens(tasks) / whole
+
     def seconds_after(self, validation: float) -> float:
         n_valid = sum(len(task.valid) for task in self.tasks)
         n_measured = sum(len(task.test or task.valid) for task in self.tasks)
@@ -157,3 +165,8 @@ class TableData:
         measured = [task.task.measure(model, task.test or task.valid, task.part, step) for task in self.tasks]
         beside = {name: one for name, one in self.baselines.items() if one.part != CROSS_VALIDATION}
         return [replace(results, baseline=beside.get(results.task)) for results in measured]
+
+
+def _n_tokens(tasks: Sequence[TaskRows]) -> int:
+    """Tokens of the validation rows."""
+    return sum(sum(row.lengths) for task in tasks for row in task.valid)

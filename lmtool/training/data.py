@@ -104,7 +104,7 @@ class TextData:
     def with_recipe(self, recipe: Recipe) -> "TextData":
         """The same data under a recipe that differs in its training and evaluation only."""
         data = TextData(self._prepared, recipe, is_foreign=self._is_foreign)
-        data._blocks, data._marks = self._blocks, self._marks
+        data._blocks, data._marks, data._pairs = self._blocks, self._marks, self._pairs
         return data
 
     @contextmanager
@@ -275,6 +275,19 @@ class TextData:
             longest = objective.window(self.recipe.model.context)
             self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
         return self._held_out.validate(lm, objective, compute)
+
+    def sample_validation(self, tokens: int) -> tuple["TextData", float]:
+        """The same data with a sample of the validation text, of about so many tokens, and the share that it is.
+
+        After `examples`, which says whether it is read in pairs.
+        """
+        whole = len(self._valid) - (self._valid.n_documents if self._pairs is None else 0)
+        whole = min(self.recipe.evaluation.tokens or whole, whole)
+        context = self.recipe.model.context
+        tokens = max(context, tokens - tokens % context)
+        if tokens >= whole:
+            return self, 1.0
+        return self.with_recipe(self.recipe.with_values({"evaluation.tokens": tokens})), tokens / whole
 
     def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
         """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""

@@ -31,7 +31,7 @@ PROBE_SECONDS = 6.0
 """Time for which a model is trained to measure the speed that the steps follow from."""
 
 SECONDS = 1.5
-"""The same where the speed only tells how long the steps will take."""
+"""The same where the speed only tells how long the steps will take; and the most for a part of a validation."""
 
 PROBE_SHARE = 0.05
 """Share of the steps that are measured at most, where their number is known."""
@@ -94,7 +94,7 @@ class Speed:
     def measure(
         cls, data: TrainingData, initialization: Initialization, compute: Compute, began: float
     ) -> "Speed | None":
-        """By some seconds of training, and a validation; the same in all processes, by the figures of the main one.
+        """By some seconds of training and of validation; the same in all processes, by the figures of the main one.
 
         began: when the command did, by time.perf_counter. None for a model of counts, for L-BFGS, and where a loss is
         not finite or no step has a target.
@@ -115,10 +115,14 @@ class Speed:
         per_token, tokens = sum(step.seconds for step in steps) / computed, computed / len(steps)
         if data.unit == "row":
             tokens = tokens_of_a_step(examples, objective, recipe)
-        validation = _seconds(lambda: data.validate(lm, objective, compute))
+        # computing a token takes less than training on it
+        (most,) = compute.world.sum((SECONDS / per_token if compute.world.is_main else 0.0,))
+        sample, share = data.sample_validation(math.ceil(most) * compute.world.size)
+        validation = _seconds(lambda: sample.validate(lm, objective, compute))
         # the first one is slower; all processes repeat it or none does
         if compute.world.sum((validation if compute.world.is_main else 0.0,))[0] < SECONDS:
-            validation = _seconds(lambda: data.validate(lm, objective, compute))
+            validation = _seconds(lambda: sample.validate(lm, objective, compute))
+        validation /= share
         after, before = data.seconds_after(validation), time.perf_counter() - began
         figures = (before, per_token * tokens, tokens, validation, after)
         return cls(objective.unit, *compute.world.sum(figures if compute.world.is_main else (0.0,) * len(figures)))

@@ -15,6 +15,8 @@ from lmtool.run.checkpoint import listed
 from lmtool.run.creation import check_folder, create_run, is_begun
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo
+from lmtool.training import length
+from lmtool.training.schedule import TimeBudget
 from tests.cli.conftest import CommandLine, contents
 from tests.errors import refuses
 from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
@@ -93,6 +95,17 @@ def test_finetune(work: Work, lmtool: CommandLine) -> None:
     lmtool.refuses(2, *words, "--seeds", "2", words=["for one run"])
     assert "accuracy" in lmtool.succeeds(*words).out
     assert lmtool.succeeds(*words).out == f"{work.run()}\n"
+
+
+def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
+    work: Work, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(length, "_steps_in", lambda *_: 12)
+    monkeypatch.setattr(TimeBudget, "steps", lambda *_: 24)
+    lmtool.succeeds(*pretraining(work, "training.minutes=1"), "--until", "0.5")
+    assert listed(work.run() / "checkpoints")[-1][0] == 12
+    assert Run.open(work.run()).state == "stopped"
 
 
 @pytest.fixture

@@ -9,25 +9,38 @@ from typing import Any
 
 import pytest
 
+from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
+from lmtool.inference import perplexity
 from lmtool.inference.base import read_tokenizer
+from lmtool.inference.evaluation import Evaluated, Items, evaluate
+from lmtool.inference.load import Initialization, build_for_training
+from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tables.prepare import open_tables, read_tables
+from lmtool.tables.tasks import task
+from lmtool.training import data as text_data
 from lmtool.training import finetuning, length
-from lmtool.training.data import read_text
+from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import Plan, Stepped, StepsChanged, Timed
 from lmtool.training.fit import fit
 from lmtool.training.schedule import TimeBudget
-from tests.training.tiny import Work, after, ended, no_report, words
+from tests.training.tiny import Work, after, documents, ended, no_report, words
 
 WORD_VECTORS = {
     "skip-gram": ("model={kind: skipgram, d_model: 8}", "objective={kind: skip-gram}"),
     "cbow": ("model={kind: skipgram, d_model: 8}", "objective={kind: cbow}"),
     "glove": ("model={kind: glove, d_model: 8}", "objective={kind: glove}"),
 }
+NEXT_SENTENCE = (
+    "model.shape=encoder",
+    "model.n_segments=2",
+    "model.next_sentence_head=true",
+    "objective={kind: masked, next_sentence: true}",
+)
 
 
 def recipe_of(work: Work) -> Any:
@@ -118,6 +131,17 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
     validated = {event.step.step: event.validation for event in told if isinstance(event, Stepped)}
     assert validated[last] is not None
     assert validated[last].loss == ended(plain).best_value
+
+
+def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(monkeypatch, 6)
+    monkeypatch.setattr(TimeBudget, "steps", lambda *_: 4)
+    told = work.pretrain("training.minutes=1", *NEXT_SENTENCE, "evaluation.every=1")
+    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [4]
+    validated = [event.validation for event in told if isinstance(event, Stepped)]
+    assert [set(one.metrics) for one in validated if one is not None] == [{"next-sentence-accuracy"}] * 4
 
 
 def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
@@ -215,6 +239,48 @@ def test_validations_and_the_last_measurement_take_time(work: Work, monkeypatch:
     # one of them is over
     assert time_told(work.resume()).seconds == pytest.approx(14)
     assert time_told(work.finetune(source=work.run())).seconds > 21
+
+
+@pytest.mark.parametrize("kind", ["text", "pairs", "table"])
+def test_a_part_of_a_large_validation_tells_its_time(work: Work, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Before the first step no more of it is computed than takes the time that is set aside for that."""
+    charged(monkeypatch, 0.001)
+    sizes: list[int] = []
+
+    def counted(model: Any, items: Items, *others: Any) -> Evaluated:
+        sizes.append(items.size(range(len(items.lengths))))
+        return evaluate(model, items, *others)
+
+    def seconds(action: Any) -> float:
+        action()
+        return 0.001 * sizes[-1]
+
+    for module in (perplexity, text_data, task):
+        monkeypatch.setattr(module, "evaluate", counted)
+    monkeypatch.setattr(length, "_seconds", seconds)
+    settings = ["evaluation.tokens=null", "data.valid_fraction=0.5"]
+    data: TrainingData
+    if kind == "table":
+        file = work.folder / "table.csv"
+        file.write_text("text,label\n" + "".join(f"the cat {words(i % 7)},{'ab'[i % 2]}\n" for i in range(2000)))
+        settings.append("objective.kind=classification")
+        recipe = load(work.recipe, [*settings, Setting("data.train", [str(file)], "TABLE")]).recipe
+        data = read_tables(recipe, open_tables(recipe.data), None)
+    else:
+        work.text.write_text(documents(900))
+        settings += NEXT_SENTENCE if kind == "pairs" else ()
+        recipe = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")]).recipe
+        data = read_text(recipe, None, World(), no_report)
+    speed = length.Speed.measure(data, Initialization(), CPU, 0.0)
+    assert speed is not None
+    measured = max(sizes)
+    assert 0.001 * measured <= 1.1 * length.SECONDS
+    lm, _ = build_for_training(data.recipe, data.prompt_format.tokenizer, CPU, data.set_statistics, Initialization())
+    objective = build_objective(data.recipe, data.prompt_format.tokenizer)
+    data.examples(objective)
+    data.validate(lm, objective, CPU)
+    assert sizes[-1] > 5 * measured
+    assert speed.validation == pytest.approx(0.001 * sizes[-1], rel=0.1)
 
 
 def test_a_speed_counts_what_is_computed(work: Work) -> None:
