@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
@@ -56,8 +56,8 @@ class Summary:
     best_valid_loss: the lowest; None before the first.
     metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the loss; None
         before the first validation.
-    part: "test", "validation" or, where nothing was held out, "training", what it was measured on;
-    source: the data of a test by `lmtool eval`, else empty.
+    part: "test", "validation" or, where nothing was held out, "training": which of its own data it was measured on.
+    test: plain numbers of `figures_on_tests`.
     rows: of a table that it was measured on;
     standard_error: of the value on so many, None where it does not follow from it.
     started: when it was last started or resumed, ISO 8601 in UTC.
@@ -75,9 +75,9 @@ class Summary:
     metric: str = "loss"
     value: float | None = None
     part: str = "validation"
-    source: str = ""
     rows: int | None = None
     standard_error: float | None = None
+    test: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     started: str = ""
     bytes: int = 0
     state: str = "damaged"
@@ -111,14 +111,19 @@ def summarise(path: Path) -> Summary:
         if (last := run.interrupted) is not None:
             losses += [] if last.loss is None else [last.loss]
             results = last.model_dump() if last.step == best_step else results
-        results = [*figures_on_tests(run).values(), *run.all_results.values(), results][0]
+        measured = sorted(run.all_results.values(), key=lambda task: task.get("part") != "test")
+        results = [*measured, results][0]
+        summary.test = {
+            name: {key: value for key, value in figures.items() if key != "step" and _is_number(value)}
+            for name, figures in figures_on_tests(run).items()
+        }
         summary.metric, summary.value = counting(results)
     except CheckpointError as error:
         summary.problem = f"{error.what} ({error.where})"
     summary.step = max([summary.step, *(checkpoint.step for checkpoint in summary.checkpoints)])
     if losses:
         summary.valid_loss, summary.best_valid_loss = losses[-1], min(losses)
-    summary.part, summary.source = results.get("part") or part_of(read_values(run)), str(results.get("source", ""))
+    summary.part = results.get("part") or part_of(read_values(run))
     summary.rows = results.get("rows")
     if summary.rows is None and summary.part != "test" and run.info.data is not None:
         summary.rows = run.info.data.valid_rows

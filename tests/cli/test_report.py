@@ -227,12 +227,14 @@ def test_what_eval_measures_is_listed(lmtool, tables):
     lmtool.succeeds("finetune", "train.csv", *LINEAR, "-o", "runs/one")
     lmtool.succeeds("eval", "one", "train.csv", "-q")
     assert "\taccuracy " in lmtool.succeeds("runs", "ls").out
+    (before,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
+    assert before["test"] == {}
     lmtool.succeeds("eval", "one", "few.csv", "many.csv", "-q")
     (summary,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
-    assert (summary["part"], summary["source"], summary["rows"]) == ("test", "many.csv", 600)
-    assert "\ttest accuracy " in lmtool.succeeds("runs", "ls").out
+    assert (summary["part"], summary["value"]) == (before["part"], before["value"])
+    assert {name: figures["rows"] for name, figures in summary["test"].items()} == {"few.csv": 12, "many.csv": 600}
+    assert "\ttest accuracy " not in lmtool.succeeds("runs", "ls").out
     shown = lmtool.succeeds("runs", "show", "one").out.splitlines()
-    assert sum(line.startswith("test ") for line in shown) == 2
     assert any("few.csv: rows 12, loss " in line for line in shown)
     lmtool.succeeds("check", "one", "-q")
 
@@ -251,14 +253,20 @@ def test_what_few_rows_say_of_a_loss_is_left_open(lmtool, tables):
     assert doubts(runs) == ["loss on validation rows: of 6 rows; lmtool finetune --seeds 5 shows how far it varies"]
 
 
-def test_the_test_of_a_text_is_listed(lmtool, run, corpus, home):
+def test_what_eval_measures_of_a_text_is_listed_and_does_not_count_for_the_run(lmtool, run, corpus, home):
     (home / "other.txt").write_text("The sailor found a moon at dawn.\n" * 40)
+    (home / "bytes.txt").write_text("any 12 bytes")
+    (before,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
     for words in (["other.txt", "--stride", "4"], ["--text", "The sailor"], [corpus]):
         lmtool.succeeds("eval", "last", *words, "-q")
-        assert json.loads(lmtool.succeeds("runs", "ls", "--json").out)[0]["part"] == "validation"
-    measured = json.loads(lmtool.succeeds("eval", "last", "other.txt", "--json").out)
+        assert json.loads(lmtool.succeeds("runs", "ls", "--json").out)[0]["test"] == {}
+    losses = {
+        name: json.loads(lmtool.succeeds("eval", "last", name, "--json").out)["loss"]
+        for name in ("other.txt", "bytes.txt")
+    }
     (summary,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
-    assert (summary["part"], summary["source"], summary["metric"]) == ("test", "other.txt", "loss")
-    assert summary["value"] == measured["loss"]
-    lmtool.succeeds("resume", "last", "-s", "training.steps=+2", "-q")
-    assert json.loads(lmtool.succeeds("runs", "ls", "--json").out)[0]["part"] == "validation"
+    for key in ("part", "metric", "value", "rows"):
+        assert summary[key] == before[key]
+    assert {name: figures["loss"] for name, figures in summary["test"].items()} == losses
+    shown = lmtool.succeeds("runs", "show", "last").out
+    assert all(f"{name}: loss {loss:.4f}" in shown for name, loss in losses.items())

@@ -93,23 +93,29 @@ def test_what_counts_for_a_run(
     assert summary.problem == ""
 
 
-def test_a_test_set_counts_before_validation(make: MakeRun) -> None:
-    """One that `lmtool eval` has measured, at the best checkpoint; before it one of training."""
+def test_a_test_table_of_the_run_counts_before_validation_and_other_data_never(make: MakeRun) -> None:
+    """What `lmtool eval` has measured at the best checkpoint is listed beside."""
     run = make()
     (run.path / "metrics.json").write_text('{"part": "validation", "rows": 12, "loss": 1.0, "accuracy": 0.9}')
     summary = summarise(run.path)
-    assert (summary.value, summary.part, summary.rows) == (0.9, "validation", 12)
+    assert (summary.value, summary.part, summary.rows, summary.test) == (0.9, "validation", 12, {})
     assert summary.standard_error == pytest.approx(0.1, abs=0.02)
     for step, accuracy in ((20, 0.1), (10, 0.5), (10, 0.6)):
         keep_evaluation(
             run.path, ["data/new.csv"], [], {"step": step, "rows": 400, "accuracy": accuracy, "classes": {}}
         )
     summary = summarise(run.path)
-    assert (summary.value, summary.part, summary.source, summary.rows) == (0.6, "test", "new.csv", 400)
-    assert summary.standard_error == pytest.approx(0.0245, abs=0.001)
+    assert (summary.value, summary.part, summary.rows) == (0.9, "validation", 12)
+    assert summary.test == {"new.csv": {"rows": 400, "accuracy": 0.6}}
     (run.path / "metrics.json").write_text('{"part": "test", "rows": 100, "loss": 1.0, "accuracy": 0.7}')
     assert list(figures_on_tests(run)) == ["test", "new.csv"]
-    assert summarise(run.path).value == 0.7
+    summary = summarise(run.path)
+    assert (summary.value, summary.part, summary.rows) == (0.7, "test", 100)
+    assert summary.standard_error == pytest.approx(0.046, abs=0.001)
+    assert summary.test == {
+        "test": {"rows": 100, "loss": 1.0, "accuracy": 0.7},
+        "new.csv": {"rows": 400, "accuracy": 0.6},
+    }
     (run.path / "evaluations.json").write_text("[{}]")
     assert "evaluations.json is damaged" in summarise(run.path).problem
     assert "evaluations.json" in [name for name, _ in damaged_records(run)]

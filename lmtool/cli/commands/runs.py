@@ -58,14 +58,13 @@ def show(run: RunName = "last", json: Json = False) -> None:
     """
     from lmtool.interop.reference import find
     from lmtool.run.history import trained_on
-    from lmtool.run.listing import figures_on_tests, lineage, part_of, read_values, summarise
+    from lmtool.run.listing import lineage, part_of, read_values, summarise
 
     shown = find(run).run
     summary = summarise(shown.path)
     if json:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
         return
-    tests = {} if summary.problem else figures_on_tests(shown)
     part = part_of(read_values(shown)).replace("validation", "valid")
     facts = [
         ("name", summary.name),
@@ -75,7 +74,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("model", summary.model),
         ("step", str(summary.step)),
         ("result", _result(summary)),
-        *(("test", _figures(figures, source.removesuffix("test").strip())) for source, figures in tests.items()),
+        *(("test", _figures(figures, source.removesuffix("test").strip())) for source, figures in summary.test.items()),
         (f"{part} loss", _loss(summary.valid_loss)),
         (f"lowest {part} loss", _loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
@@ -308,10 +307,9 @@ def _result(summary: "Summary") -> str:
     return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
 
 
-def _figures(figures: Mapping[str, object], source: str) -> str:
-    """The plain numbers of results. source: what they are of, if that is to be told."""
-    numbers = {name: value for name, value in figures.items() if name != "step" and isinstance(value, int | float)}
-    told = ", ".join(f"{name.replace('_', ' ')} {_compared(value)}" for name, value in numbers.items())
+def _figures(figures: Mapping[str, float], source: str) -> str:
+    """The figures of a test. source: what they are of, if that is to be told."""
+    told = ", ".join(f"{name.replace('_', ' ')} {_compared(value)}" for name, value in figures.items())
     return f"{source}: {told}" if source else told
 
 
