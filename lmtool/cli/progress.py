@@ -3,6 +3,7 @@
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,7 +171,10 @@ class Display:
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
         left = f"{_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
-        valid = "" if validation is None else f"  {self._part} {_measured(validation)}" + (" (best)" if is_best else "")
+        valid = ""
+        if validation is not None:
+            told = validation if self._part == "valid" else replace(validation, metrics={})
+            valid = f"  {self._part} {_measured(told)}" + (" (best)" if is_best else "")
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             self._say(
@@ -257,7 +261,7 @@ def _ended(event: "Ended", seconds: float, part: str) -> str:
     from lmtool.recipe.grammar import either
 
     best = ""
-    if event.best_value is not None:
+    if event.best_value is not None and part != "training":
         best = f"; best {part} {event.metric} {event.best_value:.4f} at step {event.best_step}"
     if event.remedies:
         best += f"; trained on the same text for too long: {either([*event.remedies])} would help"

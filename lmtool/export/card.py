@@ -17,6 +17,7 @@ from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.tables.tasks.results import SCORED_BY_OTHERS
 
 PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""
@@ -96,9 +97,14 @@ def _card(template: str, base: Base, values: Mapping[str, object]) -> str:
 def _measured(base: Base) -> Iterator[tuple[str, str]]:
     """The last validation, and the results of the best checkpoint on a table."""
     validated = base.run.validated
-    if validated is not None and validated.best_value is not None:
+    if validated is not None and validated.best_value is not None and base.recipe.data.holds_out:
         name = base.recipe.evaluation.metric
         yield f"best validation {name}", f"{validated.best_value:.4f} (step {validated.best_step})"
     for task, results in base.run.all_results.items():
         numbers = ((name, value) for name, value in results.items() if isinstance(value, float))
-        yield from ((f"{task} {results['part']} {name}".strip(), f"{value:.4f}") for name, value in numbers)
+        part = results["part"]
+        yield from ((f"{task} {part} {name}".strip(), f"{value:.4f}") for name, value in numbers if part != "training")
+        if limits := results.get("interval"):
+            yield f"{task} {part} 95 % interval".strip(), f"{limits[0]:.4f} to {limits[1]:.4f}"
+        if part in SCORED_BY_OTHERS:
+            yield f"{task} {part}".strip(), SCORED_BY_OTHERS[part]

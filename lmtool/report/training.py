@@ -15,9 +15,10 @@ from lmtool.report.gradients import training_figure
 from lmtool.report.page import Section, TableCell, clean, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
 from lmtool.run.history import History, differences, doubts, figures, number, thinned
-from lmtool.run.listing import lineage
+from lmtool.run.listing import lineage, part_of
 from lmtool.run.log import Record
 from lmtool.run.uncertainty import interval
+from lmtool.tables.tasks.results import SCORED_BY_OTHERS
 
 MOST_CLASSES = 30
 """Classes of a confusion matrix that is drawn, those with the most rows."""
@@ -26,6 +27,9 @@ TRAINED = "How it was trained"
 """The heading that all pages about runs have."""
 
 LOSSES = ("loss", "valid_loss")
+
+TRAINED_ON = "the rows trained on"
+"""What a loss is of where no rows are held out."""
 
 EXTENTS = {"step": ("Steps", "steps"), "tokens": ("Tokens", "tokens"), "seconds": ("Time", "seconds of training")}
 """Numbers of the records that losses are drawn over: title of the chart, name of its axis."""
@@ -121,8 +125,11 @@ def losses(histories: Sequence[History]) -> Markup:
         lines = [line for part in drawn for line in _loss_lines(part, x, several)]
         label, marks = f"Training and validation loss in {unit} over {axis}", _marks(drawn, x, "valid_loss")
         panels[name] = LineChart(lines, axis, unit, label, levels, marks, column).for_page()
-    shown = {x: x for x in EXTENTS} | {"training": "loss", "validation": "valid_loss"}
-    caption = f"Loss in {unit}: of the steps, before their update, and of the validation part."
+    held_out = [part_of(history.recipe) == "validation" for history in histories]
+    shown = {x: x for x in EXTENTS} | {"training": "loss", "validation" if any(held_out) else TRAINED_ON: "valid_loss"}
+    of = "the validation part" if all(held_out) else f"{TRAINED_ON}, as none are held out"
+    of = f"the validation part, or of {of}" if any(held_out) and not all(held_out) else of
+    caption = f"Loss in {unit}: of the steps, before their update, and of {of}."
     caption += " A ring marks the best checkpoint." if any(history.chosen for history in histories) else ""
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
     if merged > 1.01:
@@ -135,7 +142,8 @@ def losses(histories: Sequence[History]) -> Markup:
 def _loss_lines(part: _Drawn, x: str, several: bool) -> list[Line]:
     trained, valid = part.points(x, "loss"), part.points(x, "valid_loss")
     if not several:
-        return [Line("training", trained, 0, pale=True), Line("validation", valid, 1)]
+        held_out = part_of(part.history.recipe) == "validation"
+        return [Line("training", trained, 0, pale=True), Line("validation" if held_out else TRAINED_ON, valid, 1)]
     name = part.history.name
     return [Line(f"{name}, training", trained, part.colour, pale=True), Line(name, valid, part.colour)]
 
@@ -236,6 +244,8 @@ def _results(results: Mapping[str, Any]) -> Markup:
     ]
     if baseline := results.get("baseline"):
         shown += [(f"baseline, {name}", _cell(baseline[name])) for name in ("metric", "constant", "linear", "features")]
+    if how := SCORED_BY_OTHERS.get(str(results.get("part"))):
+        shown.append(("how", how))
     parts = [facts(shown)]
     classes = results.get("classes")
     for each, scored in (("class", classes), ("entity", results.get("entities"))):

@@ -66,11 +66,13 @@ class Imported(FileModel):
 
 
 class ToldData(FileModel):
-    """What is told of the training data. valid_rows: of tables, None for a text."""
+    """What is told of the training data. valid_rows: of tables, None for a text. features: that were chosen from by
+    cross-validation, as values of a recipe."""
 
     lines: list[str]
     bytes_per_token: Finite = None
     valid_rows: Count | None = None
+    features: list[dict[str, Any]] = Field(default_factory=list)
 
 
 class LastValidation(FileModel, extra="allow"):

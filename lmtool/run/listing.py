@@ -56,7 +56,8 @@ class Summary:
     best_valid_loss: the lowest; None before the first.
     metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the loss; None
         before the first validation.
-    part: "test", "validation" or, where nothing was held out, "training": which of its own data it was measured on.
+    part: which of its own data it was measured on: "test", "validation" or, where nothing was held out,
+        "cross-validation" or "held-out quarter"; before that is measured "training", without a value.
     test: plain numbers of `figures_on_tests`.
     rows: of a table that it was measured on;
     standard_error: of the value on so many, None where it does not follow from it.
@@ -117,13 +118,14 @@ def summarise(path: Path) -> Summary:
             name: {key: value for key, value in figures.items() if key != "step" and _is_number(value)}
             for name, figures in figures_on_tests(run).items()
         }
-        summary.metric, summary.value = counting(results)
+        summary.part = results.get("part") or part_of(read_values(run))
+        # the rows that a model was trained on do not tell how good it is
+        summary.metric, summary.value = counting(results if summary.part != "training" else {})
     except CheckpointError as error:
         summary.problem = f"{error.what} ({error.where})"
     summary.step = max([summary.step, *(checkpoint.step for checkpoint in summary.checkpoints)])
     if losses:
         summary.valid_loss, summary.best_valid_loss = losses[-1], min(losses)
-    summary.part = results.get("part") or part_of(read_values(run))
     summary.rows = results.get("rows")
     if summary.rows is None and summary.part != "test" and run.info.data is not None:
         summary.rows = run.info.data.valid_rows

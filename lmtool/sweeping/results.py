@@ -15,6 +15,7 @@ from lmtool.report.training import losses
 from lmtool.run.history import History, number
 from lmtool.run.listing import counting
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
+from lmtool.tables.tasks.results import SCORED_BY_OTHERS
 
 HEADING = "Settings, the best first"
 """The heading that all pages about sweeps have."""
@@ -29,11 +30,14 @@ LOWER = ("loss", "bits per byte")
 def validated(history: History) -> tuple[str, float | None]:
     """The figure that the best checkpoint of a run was chosen by, with its name: of validation, never of test rows."""
     metric, chosen = str(history.recipe.get("evaluation.metric")), history.chosen or {}
+    measured = history.results.get("", {})
+    if measured.get("part") in SCORED_BY_OTHERS and metric != "loss":
+        return counting(measured)
     value = number(chosen.get("valid_loss" if metric == "loss" else metric))
     if metric != "loss" or history.bits_per_nat is None:
         return metric, value
-    measured = number(history.results.get("", {}).get("bits_per_byte"))
-    return "bits per byte", value * history.bits_per_nat if measured is None and value is not None else measured
+    bits = number(measured.get("bits_per_byte"))
+    return "bits per byte", value * history.bits_per_nat if bits is None and value is not None else bits
 
 
 def goodness(history: History) -> float:

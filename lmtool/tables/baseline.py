@@ -35,7 +35,7 @@ FOLDS = 5
 """Parts of the training rows, each scored by a model of the others, where no rows are held out."""
 
 CROSS_VALIDATION = "cross-validation"
-"""The part of a baseline that is measured so."""
+"""The part of what is measured so."""
 
 KNOWN_WORDS = 0.6
 """Share of words in half of the texts that must occur in the other half, for words to be features."""

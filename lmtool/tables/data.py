@@ -1,9 +1,10 @@
 """Rows of tables, from which a model is trained, validated and tested."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,11 @@ from lmtool.model.heads import Classifier
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.files import SavedSplit, StreamMark
-from lmtool.tables.baseline import CROSS_VALIDATION, Baseline, VectorsOf, measure_baseline
+from lmtool.tables.baseline import Baseline, VectorsOf, measure_baseline
 from lmtool.tables.reading import LabelledTexts
 from lmtool.tables.rows import EncodedRow, TableExamples
+from lmtool.tables.split import draw_folds
+from lmtool.tables.tasks.classification import Examined, HeadTask
 from lmtool.tables.tasks.results import Results
 from lmtool.tables.tasks.task import AnsweringModel, Task
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -29,6 +32,7 @@ class TaskRows:
 
     labelled: the texts of the rows for training and of those measured, if any, where they have labels that a baseline
     may learn.
+    texts: those of the rows for training, which are validated on too; None where others are held out for that.
     """
 
     task: Task
@@ -37,11 +41,12 @@ class TaskRows:
     valid: list[EncodedRow]
     test: list[EncodedRow] | None
     labelled: tuple[LabelledTexts, LabelledTexts | None] | None
+    texts: LabelledTexts | None = None
 
     @property
     def part(self) -> str:
         """The part that the task is measured on, as in `Results`."""
-        return "test" if self.test else "training" if self.valid is self.train else "validation"
+        return "test" if self.test else "validation"
 
 
 @dataclass(eq=False)
@@ -49,7 +54,8 @@ class TableData:
     """Rows of tables for training, validation and testing.
 
     split: the held-out rows, as saved in the run; None where validation tables were given. baselines: of tasks with
-    labels, by name, once they are measured. See `lmtool.training.data.TextData` for the rest.
+    labels, by name, once they are measured. candidates: the same rows with each of the features that cross-validation
+    has chosen from, itself among them; empty where nothing was chosen. The rest: `lmtool.training.data.TextData`.
     """
 
     recipe: Recipe
@@ -59,6 +65,7 @@ class TableData:
     warnings: tuple[str, ...]
     split: SavedSplit | None
     baselines: dict[str, Baseline] = field(default_factory=dict)
+    candidates: Sequence["TableData"] = ()
 
     unit = "row"
     is_measured = True
@@ -97,6 +104,30 @@ class TableData:
                         add(b"" if values is None else values.tobytes())
                     add(row.answer.encode())
         return digest.hexdigest()
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether the rows that it is validated on are not trained on."""
+        return all(task.texts is None for task in self.tasks)
+
+    def folds(self, n_folds: int) -> list["TableData"]:
+        """The data of each fold of cross-validation: its rows are for testing, and the others for training.
+
+        Empty where the rows of a task cannot be divided, all having the same text.
+        """
+        drawn = [draw_folds(cast(LabelledTexts, task.texts), n_folds, self.recipe.seed) for task in self.tasks]
+        if min(map(len, drawn)) < 2:
+            return []
+        return [self._without(held) for held in zip(*drawn, strict=False)]
+
+    def _without(self, held: Sequence[frozenset[int]]) -> "TableData":
+        """The data in which these rows of each task, by their numbers, are for testing, and not for training."""
+        tasks = []
+        for task, numbers in zip(self.tasks, held, strict=True):
+            train = [row for row in task.train if row.number not in numbers]
+            test = [row for row in task.train if row.number in numbers]
+            tasks.append(replace(task, train=train, valid=train, test=test))
+        return replace(self, tasks=tasks, candidates=[one._without(held) for one in self.candidates])
 
     def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
         return nullcontext()
@@ -152,19 +183,45 @@ class TableData:
 
     def seconds_after(self, validation: float) -> float:
         n_valid = sum(len(task.valid) for task in self.tasks)
-        n_measured = sum(len(task.test or task.valid) for task in self.tasks)
+        n_measured = sum(len(task.test or task.valid) for task in self.tasks if task.test or task.texts is None)
         # the answers of a head are chosen and explained by about as much computation again; texts are written; and the
         # validation rows decide of either
         return validation * (1 + 2 * n_measured / max(1, n_valid))
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[Results]:
-        """Results on the test rows of each task, or else on its validation rows."""
+        """Results on the test rows of each task, or else on its validation rows; none of rows that were trained on."""
         model = AnsweringModel(lm, objective, compute)
         for task in self.tasks:
-            task.task.decide(model, task.valid, held_out=task.valid is not task.train)
-        measured = [task.task.measure(model, task.test or task.valid, task.part, step) for task in self.tasks]
-        beside = {name: one for name, one in self.baselines.items() if one.part != CROSS_VALIDATION}
-        return [replace(results, baseline=beside.get(results.task)) for results in measured]
+            task.task.decide(model, task.valid, held_out=task.texts is None)
+        measured = [
+            task.task.measure(model, task.test or task.valid, task.part, step)
+            for task in self.tasks
+            if task.test or task.texts is None
+        ]
+        return self._beside_baselines(measured)
+
+    def measure_folds(self, folds: Iterable[tuple["TableData", AnsweringModel]], part: str, step: int) -> list[Results]:
+        """Results on the test rows of folds, each by a model of the others, which also decide as validation rows do.
+
+        part: as in `Results`. Of several folds, which only heads have, the rows are taken together.
+        """
+        measured: list[Results] = []
+        examined: list[Examined] = []
+        for data, model in folds:
+            for task in data.tasks:
+                rows = cast(list[EncodedRow], task.test)
+                if isinstance(task.task, HeadTask):
+                    examined.append(task.task.examine(model, rows))
+                else:
+                    measured.append(task.task.measure(model, rows, part, step))
+        if examined:
+            head = cast(HeadTask, self.tasks[0].task)
+            head.decide_by(examined)
+            measured.append(head.results(examined, part, step))
+        return self._beside_baselines(measured)
+
+    def _beside_baselines(self, measured: Sequence[Results]) -> list[Results]:
+        return [replace(results, baseline=self.baselines.get(results.task)) for results in measured]
 
 
 def _n_tokens(tasks: Sequence[TaskRows]) -> int:

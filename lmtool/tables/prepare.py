@@ -198,7 +198,8 @@ class _Read:
         if measured is None:
             has_baseline = has_baseline and len(self.train) > 1 and not isinstance(recipe.objective, Tagging)
         labelled = (self.train, measured) if has_baseline else None
-        rows_of_task = TaskRows(task, self.tables.weight, *parts, labelled)
+        texts = self.train if self.valid is self.train else None
+        rows_of_task = TaskRows(task, self.tables.weight, *parts, labelled, texts)
         return rows_of_task, lines, [f"{name}: {text}" if name else text for text in warnings]
 
 

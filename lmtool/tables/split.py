@@ -19,26 +19,16 @@ def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> HeldRows:
     equal texts stay in the same part, and so do questions with equal contexts, unless there is only one.
     Raises DataError when no row can be held out.
     """
-    asks = examples.columns.kind == "questions" and len({item.texts[1] for item in examples.items}) > 1
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i, item in enumerate(examples.items):
-        groups.setdefault(item.texts[1:] if asks else item.texts, []).append(i)
-    strata: dict[Any, list[list[int]]] = {}
-    stratum = _strata(examples)
-    for group in groups.values():
-        strata.setdefault(stratum[group[0]], []).append(group)
     held: set[int] = set()
-    for members in strata.values():
-        rows = np.array([examples.items[group[0]].row for group in members], dtype=np.uint64)
-        order = np.argsort(document_hash(seed, rows), kind="stable")
+    for members in _shuffled_strata(examples, seed):
         wanted = max(1, round(fraction * sum(map(len, members))))
         taken = 0
-        for i in order[:-1]:
+        for group in members[:-1]:
             # A large group is skipped where another brings the part closer to its size.
-            if taken and taken + len(members[i]) > wanted:
+            if taken and taken + len(group) > wanted:
                 continue
-            held.update(members[i])
-            taken += len(members[i])
+            held.update(group)
+            taken += len(group)
             if taken >= wanted:
                 break
     if not held:
@@ -50,6 +40,22 @@ def hold_out(examples: LabelledTexts, fraction: float, seed: int) -> HeldRows:
     return HeldRows(table=examples.table.source, train=train, test=test)
 
 
+def draw_folds(examples: LabelledTexts, n_folds: int, seed: int) -> list[frozenset[int]]:
+    """Divide rows into folds of about the same size for cross-validation: the numbers of the rows of each.
+
+    Each fold has about as many rows of each stratum, and rows with equal texts are in the same one, as in `hold_out`.
+    There are fewer folds where there are fewer different texts.
+    """
+    folds: list[set[int]] = [set() for _ in range(n_folds)]
+    for members in _shuffled_strata(examples, seed):
+        taken = [0] * n_folds
+        for group in members:
+            least = min(range(n_folds), key=lambda k: (taken[k], len(folds[k])))
+            folds[least].update(examples.items[i].row for i in group)
+            taken[least] += len(group)
+    return [frozenset(fold) for fold in folds if fold]
+
+
 def divide(examples: LabelledTexts, held: HeldRows) -> tuple[LabelledTexts, LabelledTexts]:
     """The rows for training and those held out. Raises CheckpointError when they are not all rows of the table."""
     rows = {item.row: i for i, item in enumerate(examples.items)}
@@ -59,6 +65,23 @@ def divide(examples: LabelledTexts, held: HeldRows) -> tuple[LabelledTexts, Labe
     what = "the saved split does not fit the table"
     fix = "put the table back as it was, or start a new run"
     raise CheckpointError(what, where=display(examples.table.path), fix=fix)
+
+
+def _shuffled_strata(examples: LabelledTexts, seed: int) -> list[list[list[int]]]:
+    """For each stratum the indices of its rows, in groups that stay in the same part, in an order drawn by the seed."""
+    asks = examples.columns.kind == "questions" and len({item.texts[1] for item in examples.items}) > 1
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, item in enumerate(examples.items):
+        groups.setdefault(item.texts[1:] if asks else item.texts, []).append(i)
+    strata: dict[Any, list[list[int]]] = {}
+    stratum = _strata(examples)
+    for group in groups.values():
+        strata.setdefault(stratum[group[0]], []).append(group)
+    shuffled = []
+    for members in strata.values():
+        rows = np.array([examples.items[group[0]].row for group in members], dtype=np.uint64)
+        shuffled.append([members[i] for i in np.argsort(document_hash(seed, rows), kind="stable")])
+    return shuffled
 
 
 def _strata(examples: LabelledTexts) -> list[Any]:

@@ -161,6 +161,11 @@ class TextData:
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
     @property
+    def holds_out(self) -> bool:
+        """A part of a text, or another one, is always held out."""
+        return True
+
+    @property
     def bytes_per_token(self) -> float | None:
         if not isinstance(self.recipe.objective, Causal):
             return None

@@ -140,7 +140,7 @@ class StepsChanged(TrainingEvent):
 
 @dataclass(frozen=True)
 class Ended(TrainingEvent):
-    """The run is over: all steps done, stopped early by patience, or interrupted by a signal.
+    """The run is over for now.
 
     remedies: what may help where the validation loss of a text rose before the end.
     """

@@ -6,18 +6,14 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from lmtool.checks.check import subject_of
-from lmtool.compute.device import CPU, Compute
+from lmtool.compute.device import Compute
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.load import Initialization, build_for_training
 from lmtool.inference.pretrained import open_features
 from lmtool.interop.reference import with_runs
-from lmtool.model.heads import Classifier
-from lmtool.objective import build_objective
-from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
 from lmtool.recipe.load import Resolved, Setting, settings_of
 from lmtool.recipe.resolve import CHARACTERS, LINEAR, resolve
@@ -32,10 +28,10 @@ from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.data import TableData
 from lmtool.tables.labels import LabelKind
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
-from lmtool.training.convex import cross_validate
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
 from lmtool.training.events import Event
+from lmtool.training.folds import choose_features
 from lmtool.training.start import Invocation, Pretraining, Sources, begin, is_for_tables, refuse_adapters_alone
 
 
@@ -47,6 +43,7 @@ class FineTuning:
     tables: of each task, opened once.
     choice: what was chosen where the command line does not name it, in lines; else empty.
     features: the settings that cross-validation chose, which a repeat need not choose again.
+    candidates: the recipes that it chose from; empty where it did not.
     """
 
     resolved: Resolved
@@ -54,11 +51,12 @@ class FineTuning:
     tables: tuple[TaskTables, ...]
     choice: str = ""
     features: tuple[Setting, ...] = ()
+    candidates: tuple[Recipe, ...] = ()
 
     def with_seed(self, seed: int) -> "FineTuning":
         """The same with another seed."""
-        recipe = self.resolved.recipe.with_values({"seed": seed})
-        return replace(self, resolved=replace(self.resolved, recipe=recipe))
+        recipe, *candidates = (one.with_values({"seed": seed}) for one in (self.resolved.recipe, *self.candidates))
+        return replace(self, resolved=replace(self.resolved, recipe=recipe), candidates=tuple(candidates))
 
     def data(self, report: Report) -> tuple[Recipe, TableData]:
         """The recipe, and the rows of the tables, as training reads them without a teacher."""
@@ -78,7 +76,11 @@ class FineTuning:
             invocation.report("reading", 0, 0)
             base = features.base if features is not None else self.base
             lines = () if features is None else (features.line,)
-            return read_tables(recipe, self.tables, tokenizer_of(base, teacher)), lines
+            data = read_tables(recipe, self.tables, tokenizer_of(base, teacher))
+            if not data.holds_out:
+                # for the score each part of the rows chooses anew
+                data = replace(data, candidates=[read_tables(one, self.tables, None) for one in self.candidates])
+            return data, lines
 
         yield from begin(replace(resolved, recipe=recipe), read, Sources(self.base, teacher, features), invocation)
 
@@ -228,17 +230,17 @@ def _last_body() -> tuple[Base | None, str]:
     return base, f"{last} a {recipe.model.title}"
 
 
-FEATURES = {True: "words and word pairs", False: "character n-grams"}
-"""Those of the linear model, by whether words recur."""
+FEATURES = ("words and word pairs", "character n-grams")
+"""Those that a linear model has. The second alone where words do not recur."""
 
 MOST_WEIGHED = 100_000
 """Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
 
-WAYS = {
-    True: tuple(settings_of(["tokenizer.kind=word"])),
-    False: tuple(settings_of([*CHARACTERS, "model.ngrams=6", "model.buckets=1048576"])),
-}
-"""Features of texts whose words recur, by whether they are of words. Fewer characters tell less than words do."""
+WAYS = (
+    tuple(settings_of(["tokenizer.kind=word"])),
+    tuple(settings_of([*CHARACTERS, "model.ngrams=6", "model.buckets=1048576"])),
+)
+"""The settings of FEATURES where words recur. Fewer characters tell less than words do."""
 
 SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
 """A small published encoder of sentences, which few labelled rows need most."""
@@ -262,35 +264,38 @@ def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineT
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
     features: tuple[Setting, ...] = ()
-    by = f"of {FEATURES[shape.has_words]}"
+    candidates: tuple[Recipe, ...] = ()
+    by = f"of {FEATURES[0 if shape.has_words else 1]}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
-    if shape.has_words and not are_named and FEW <= shape.n_rows <= MOST_WEIGHED:
-        features, by = _by_folds(tables, settings, shape, report)
+    if shape.has_words and not are_named and shape.n_rows <= MOST_WEIGHED:
+        candidates = tuple(resolve(None, [*way, *settings], shape).recipe for way in WAYS)
+        best, figures = _choose_features(candidates, tables, report)
+        features = WAYS[best or 0]
+        if best is not None:
+            by = f"of {FEATURES[best]} ({figures})"
+        else:
+            candidates = ()
         settings = [*features, *settings]
     published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
     choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
-    return FineTuning(resolve(None, settings, shape), None, tables, choice, features)
+    return FineTuning(resolve(None, settings, shape), None, tables, choice, features, candidates)
 
 
-def _by_folds(
-    tables: tuple[TaskTables, ...], settings: Sequence[Setting], shape: TableShape, report: Report
-) -> tuple[tuple[Setting, ...], str]:
-    """The settings of the features that are better, words if alike, on the same folds; and a description."""
-    reached: dict[bool, float] = {}
-    for of_words, chosen in WAYS.items():
-        report("choosing features", len(reached), len(WAYS))
-        data = read_tables(resolve(None, [*chosen, *settings], shape).recipe, tables, None)
-        (task,), recipe, tokenizer = data.tasks, data.recipe, data.prompt_format.tokenizer
-        head = cast(Classification, recipe.objective)
-        if len(task.train) * len(head.labels or "1") > MOST_WEIGHED:
-            return WAYS[True], f"of {FEATURES[True]}"
-        rows = random.Random(0).sample(task.train, min(MOST_SCORED, len(task.train)))
-        some = replace(data, tasks=[replace(task, train=rows)])
-        objective = cast(ClassificationObjective, build_objective(recipe, tokenizer))
-        lm, _ = build_for_training(recipe, tokenizer, CPU, some.set_statistics, Initialization())
-        batches = [objective.collate([row.example() for row in rows[i : i + 100]]) for i in range(0, len(rows), 100)]
-        reached[of_words] = cross_validate(cast(Classifier, lm), objective, batches, recipe.seed) or 0.0
-    best, other = sorted(reached, key=lambda of_words: reached[of_words], reverse=head.task != "number")
+def _choose_features(
+    candidates: Sequence[Recipe], tables: tuple[TaskTables, ...], report: Report
+) -> tuple[int | None, str]:
+    """The index of the recipe whose features are the best, or None for very many rows and classes; and the figures."""
+    every = [read_tables(recipe, tables, None) for recipe in candidates]
+    head, n_rows = cast(Classification, every[0].recipe.objective), len(every[0].tasks[0].train)
+    if n_rows * len(head.labels or "1") > MOST_WEIGHED:
+        return None, ""
+    sample = random.Random(0).sample(range(n_rows), min(MOST_SCORED, n_rows))
+    some = []
+    for data in every:
+        (task,) = data.tasks
+        some.append(replace(data, tasks=[replace(task, train=[task.train[i] for i in sample])]))
+    best, reached = choose_features(some, report)
+    figures = [f"{FEATURES[i]} {value:.4f}" for i, value in enumerate(reached)]
+    figures = [figures.pop(best).removeprefix(f"{FEATURES[best]} "), *figures]
     metric = METRICS[cast(LabelKind, head.task)]
-    figures = f"{metric} {reached[best]:.4f}, {FEATURES[other]} {reached[other]:.4f}"
-    return WAYS[best], f"of {FEATURES[best]} (chosen by cross-validation on {len(rows):,} rows: {figures})"
+    return best, f"chosen by cross-validation on {len(sample):,} rows: {metric} {', '.join(figures)}"

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmtool.compute.device import Compute
 from lmtool.errors import NumericalError
@@ -13,10 +13,12 @@ from lmtool.model import LanguageModel
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation, Lbfgs
+from lmtool.tables.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Timed
 from lmtool.training.fit import Step, Trainable, fit, tokens_of_a_step
+from lmtool.training.folds import needs_folds
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import TimeBudget
 from lmtool.training.windows import ExampleSource
@@ -81,7 +83,8 @@ def trial_steps(
 @dataclass(frozen=True)
 class Speed:
     """Seconds on this machine. unit: see `Objective`. before: since the command began. step: of one, on average.
-    tokens: that it computes. validation: of one. after: of the measurement at the end."""
+    tokens: that it computes. validation: of one. after: of the measurement at the end. scoring_steps: those of the
+    model that scores a part of the rows where all are trained on, for each step of training; else 0."""
 
     unit: str
     before: float
@@ -89,6 +92,7 @@ class Speed:
     tokens: float
     validation: float
     after: float
+    scoring_steps: float = 0.0
 
     @classmethod
     def measure(
@@ -125,12 +129,14 @@ class Speed:
         validation /= share
         after, before = data.seconds_after(validation), time.perf_counter() - began
         figures = (before, per_token * tokens, tokens, validation, after)
-        return cls(objective.unit, *compute.world.sum(figures if compute.world.is_main else (0.0,) * len(figures)))
+        shared = compute.world.sum(figures if compute.world.is_main else (0.0,) * len(figures))
+        scoring = float(isinstance(data, TableData) and needs_folds(data))
+        return replace(cls(objective.unit, *shared), scoring_steps=scoring)
 
     def seconds(self, steps: int, every: int, done: int = 0) -> float:
         """Of the steps of a run after the first `done`, a validation each `every` steps, and what comes at the end."""
         validations = math.ceil(steps / every) - done // every
-        return (steps - done) * self.step + validations * self.validation + self.after
+        return (steps - done + self.scoring_steps * steps) * self.step + validations * self.validation + self.after
 
 
 def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, TimeBudget | None, str]:
@@ -149,7 +155,7 @@ def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, 
         limits.append((steps_of_tokens(recipe, training.tokens), f"{training.tokens:,} tokens"))
     if training.minutes is not None and speed is not None:
         seconds = 60 * training.minutes
-        left = max(seconds - speed.before - speed.after, LEAST_SHARE * seconds)
+        left = max(seconds - speed.before - speed.after, LEAST_SHARE * seconds) / (1 + speed.scoring_steps)
         most = min((limit for limit, _ in limits), default=MOST_STEPS)
         budget = TimeBudget(time.perf_counter() + left, most)
         limit = _steps_in(left, speed, recipe.evaluation.every)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from lmtool.checks.runs import damaged_records
@@ -161,6 +162,10 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
     if is_for_tables(recipe):
         tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
         data = read_tables(recipe, tables, tokenizer, run.saved_split)
+        if run.info.data is not None and run.info.data.features and not data.holds_out:
+            whole = recipe.model_dump(mode="json")
+            others = [Recipe.model_validate({**whole, **values}) for values in run.info.data.features]
+            data = replace(data, candidates=[read_tables(other, tables, None) for other in others])
     else:
         data = read_text(recipe, tokenizer, world, report)
     if data.fingerprint != run.info.fingerprints.data:

@@ -195,13 +195,20 @@ def _created(
     """A new run directory."""
     tokenizer = data.prompt_format.tokenizer
     valid_rows = data.n_valid if isinstance(data, TableData) else None
+    candidates = data.candidates if isinstance(data, TableData) else ()
+    features = [one.recipe.model_dump(mode="json", include={"model", "tokenizer"}) for one in candidates]
     info = RunInfo.new(
         recipe=resolved.name,
         summary=summary(data.recipe),
         fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
         base=sources.base and sources.base.record(),
         teacher=sources.teacher and sources.teacher.record(),
-        data={"lines": list(lines), "bytes_per_token": data.bytes_per_token, "valid_rows": valid_rows},
+        data={
+            "lines": list(lines),
+            "bytes_per_token": data.bytes_per_token,
+            "valid_rows": valid_rows,
+            "features": features,
+        },
     )
     files = {RECIPE: dump(data.recipe).encode(), **tokenizer.files()}
     return create_run(invocation.output, info, files, invocation.retry)

@@ -17,7 +17,7 @@ from lmtool.compute.native import library
 from lmtool.compute.shards import ShardedBuild
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
-from lmtool.errors import NumericalError
+from lmtool.errors import LmtoolError, NumericalError
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import Initialization, build_for_training, load_weights
 from lmtool.model import DecodeState, LanguageModel
@@ -34,13 +34,16 @@ from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.order import rank_samples
-from lmtool.tables.tasks.results import Results
+from lmtool.tables.baseline import CROSS_VALIDATION
+from lmtool.tables.data import TableData
+from lmtool.tables.tasks.results import QUARTER, Results
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, Info, Plan, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never, validates
+from lmtool.training.folds import FOLDS, ScoringStopped, is_cross_validated, needs_folds, reopened, train_folds
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import TimeBudget, doubtful_rate
@@ -52,6 +55,8 @@ RISING = 2
 
 TOLD = 1.005
 """Ratio to the best from which it is."""
+
+UNSCORED = "the run has no score, since all rows were trained on"
 
 LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
@@ -103,7 +108,7 @@ def train(
     peers = compute.world.side_group() if compute.world.sharded else SINGLE_PROCESS
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
-        session = _TrainingSession(data, compute, initialization, resumed, manager)
+        session = _TrainingSession(data, compute, initialization, resumed, manager, limits)
         yield from map(Warn, session.warnings)
         session.examples = data.examples(session.objective)
         yield session.plan()
@@ -111,7 +116,7 @@ def train(
             yield from map(Warn, session.compile())
         if session.state.pending is not None:
             yield from session.validate(None)
-        yield from session.loop(limits)
+        yield from session.loop()
         yield from session.finish()
 
 
@@ -128,6 +133,7 @@ class _TrainingSession:
     last: the last step that is done.
     carried: the final states of its rows, when the recipe carries states.
     interrupted: the validation of a step at which the run was interrupted.
+    validation: the last other one.
     """
 
     examples: ExampleSource
@@ -139,11 +145,13 @@ class _TrainingSession:
         initialization: Initialization,
         resumed: Resumed | None,
         manager: CheckpointManager,
+        limits: TrainingLimits,
     ) -> None:
         """At its beginning, or at a checkpoint."""
         recipe, tokenizer, world = data.recipe, data.prompt_format.tokenizer, compute.world
         checkpoint, state = (None, TrainingState()) if resumed is None else (resumed.checkpoint, resumed.state)
         self.data, self.compute, self.manager, self.state = data, compute, manager, state
+        self.initialization, self.limits = initialization, limits
         self.reason: EndReason = "finished"
         self.interrupted: Validation | None = None
         self.carried: DecodeState | None = None
@@ -245,9 +253,9 @@ class _TrainingSession:
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
         )
 
-    def loop(self, limits: TrainingLimits) -> Iterator[Event]:
+    def loop(self) -> Iterator[Event]:
         """The steps, and what follows each, up to the last one or a reason to end before."""
-        began, recomputes = time.perf_counter(), False
+        began, recomputes, limits = time.perf_counter(), False, self.limits
         if self.last < self.recipe.training.steps and self.state.is_stale(self.recipe.evaluation):
             self.reason = "early"
         steps = self._fit(limits.stop)
@@ -327,7 +335,9 @@ class _TrainingSession:
         norms: dict[str, object] = {}
         if evaluation.gradient_norms and isinstance(self.data, TextData):
             norms["gradient_norms"] = self.data.gradient_norms(self.lm)
-        yield from self.manager.log(record | {"valid_loss": validation.loss} | dict(validation.metrics) | norms)
+        # metrics of rows that are trained on tell nothing
+        metrics = dict(validation.metrics) if self.data.holds_out else {}
+        yield from self.manager.log(record | {"valid_loss": validation.loss} | metrics | norms)
         if step is not None:
             yield Stepped(step, validation, is_best)
         yield from self._doubts(number, validation, before)
@@ -363,7 +373,7 @@ class _TrainingSession:
         if self.interrupted is not None:
             is_best = state.is_better(self.interrupted, metric)
             best = (self.last, self.interrupted.value(metric)) if is_best else best
-            figures = {"loss": self.interrupted.loss, **self.interrupted.metrics}
+            figures = {"loss": self.interrupted.loss, **(self.interrupted.metrics if self.data.holds_out else {})}
             note = finite({"step": self.last, **figures, "is_best": is_best})
         self.manager.close(self.reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
@@ -384,16 +394,52 @@ class _TrainingSession:
         run, peers = self.manager.run, self.manager.peers
         path = self.compute.world.from_main("" if run is None else str(run.path.resolve()))
         checkpoint, _ = find(path).best(optimizer=False, peers=peers)
+        of_folds: list[Results] = []
+        if isinstance(self.data, TableData) and needs_folds(self.data):
+            try:
+                of_folds = yield from self._measure_folds(self.data, find(path).run, checkpoint.step)
+            except ScoringStopped:
+                yield Ended("interrupted", self.last, None, None, self.recipe.evaluation.metric)
+                return
         load_weights(self.lm, checkpoint)
         with self.computing(self.objective.measures_in_one_pass) as compute:
             results = self.data.measure(self.lm, self.objective, checkpoint.step, compute)
-        if run is not None:
+        measured = {result.task for result in results if isinstance(result, Results)}
+        results = [*(result for result in of_folds if result.task not in measured), *results]
+        if run is not None and results:
             records = [result.record() for result in results]
             is_one = len(records) == 1
             run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
             for result in results:
                 remedies = _untried(run, self.recipe, result.step)
                 yield replace(result, remedies=remedies) if isinstance(result, Results) else result
+
+    def _measure_folds(self, data: TableData, run: Run, step: int) -> Generator[Event, None, list[Results]]:
+        """Results by models that are trained as this one was, up to a step, on some of the rows and score the others.
+
+        None, with a warning, where no such model can be trained. Raises ScoringStopped.
+        """
+        if self.sharding is not None:
+            yield Warn(f"{UNSCORED}: processes share the model, which is trained once; --test FILE measures it")
+            return []
+        part, how = QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
+        if is_cross_validated(data):
+            part, how = CROSS_VALIDATION, f"each of {FOLDS} parts is scored by a model that is fitted to the others"
+        yield Info(f"scoring: no rows are held out, so {how}")
+        results: list[Results] = []
+        self.lm.cpu()
+        del self.trainable  # whose moments take memory
+        try:
+            initialization = reopened(run, data, self.initialization)
+            folds = train_folds(data, initialization, self.compute, step, self.limits.stop)
+            results = data.measure_folds(folds, part, step)
+        except LmtoolError as error:
+            yield Warn(f"{UNSCORED}: {error.what}")
+        else:
+            if not results:
+                yield Warn(f"{UNSCORED}: its rows cannot be divided, having the same text; --test FILE measures it")
+        self.lm.to(self.compute.device)
+        return results
 
     def whole(self) -> AbstractContextManager[None]:
         """A context in which this process can compute with the model by itself."""

@@ -295,10 +295,10 @@ def test_rows_that_are_to_be_learnt_are_all_trained_on_and_measured(work: Work) 
     events = of_pairs(work, "data.valid_fraction=0", "training.epochs=1")
     assert any("none held out" in line and "data.valid_fraction" in line for line in events[0].data)
     (results,) = [event for event in events if isinstance(event, Results)]
-    assert (results.part, results.rows) == ("training", 30)
+    assert (results.part, results.rows) == ("held-out quarter", 8)
     assert ended(events).step == 4
     assert not (work.run() / "split.json").exists()
-    assert json.loads((work.run() / "metrics.json").read_text())["part"] == "training"
+    assert json.loads((work.run() / "metrics.json").read_text())["part"] == "held-out quarter"
 
 
 def test_a_run_with_no_row_held_out_goes_on(work: Work) -> None:

@@ -8,7 +8,7 @@ import pytest
 from lmtool.errors import CheckpointError, DataError
 from lmtool.run.files import HeldRows
 from lmtool.tables.reading import shared_rows
-from lmtool.tables.split import divide, hold_out
+from lmtool.tables.split import divide, draw_folds, hold_out
 from tests.tables.labelled import labelled, read
 
 
@@ -34,6 +34,21 @@ def test_a_split_keeps_equal_texts_together(tmp_path: Path) -> None:
     content = "text,label\n" + "a,x\n" * 5 + "a,y\n" * 5
     with pytest.raises(DataError, match="all have the same text"):
         hold_out(read(tmp_path / "a.csv", content), 0.5, 0)
+
+
+def test_folds_divide_all_rows_with_the_classes_in_proportion_and_equal_texts_together(tmp_path: Path) -> None:
+    content = "text,label\n" + "".join(f"t{i % 90},{'xxy'[i % 3]}\n" for i in range(270)) + "other,z\nanother,z\n"
+    examples = read(tmp_path / "a.csv", content)
+    folds = draw_folds(examples, 5, 0)
+    assert sorted(row for fold in folds for row in fold) == [item.row for item in examples.items]
+    for fold in folds:
+        counts = Counter(item.label for item in examples.items if item.row in fold)
+        assert abs(counts["x"] - 36) <= 3
+        assert abs(counts["y"] - 18) <= 3
+        texts = {item.texts for item in examples.items if item.row in fold}
+        assert not texts & {item.texts for item in examples.items if item.row not in fold}
+    assert draw_folds(examples, 5, 0) == folds != draw_folds(examples, 5, 1)
+    assert len(draw_folds(read(tmp_path / "b.csv", "text,label\na,x\na,y\nb,x\nb,y\n"), 5, 0)) == 2
 
 
 def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Shapes: R rows, C classes, labels or 1 number.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -49,6 +49,18 @@ class Misprediction(NamedTuple):
     sign: int = 1
 
 
+@dataclass(frozen=True)
+class Examined:
+    """Labelled rows and the scores of a model. loss: its mean. decided: of the most confident mistakes, by the index of
+    the row, the words that decided them, and the text.
+    """
+
+    rows: Sequence[EncodedRow]
+    scores_RC: Floats
+    loss: float
+    decided: Mapping[int, tuple[list[str], str]] = field(default_factory=dict)
+
+
 class HeadTask(Task):
     """A task that is predicted by a head on the model."""
 
@@ -87,21 +99,41 @@ class HeadTask(Task):
         return self.validation(loss, self.figures(scores_RC, _labels(rows)))
 
     def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        return self.results([self.examine(model, rows)], part, step)
+
+    def examine(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> "Examined":
+        """The scores of a model on labelled rows, and the words that decided its mistakes."""
         scores_RC, loss = self.scores(model, rows)
+        decided: dict[int, tuple[list[str], str]] = {}
+        if not np.isnan(loss):
+            mistakes = self.mistakes(scores_RC, _labels(rows))[:MISTAKES]
+            for mistake, words in zip(mistakes, self._deciding(model, rows, scores_RC, mistakes), strict=True):
+                decided[mistake.row] = words, self._text(rows[mistake.row])
+        return Examined(rows, scores_RC, loss, decided)
+
+    def results(self, examined: Sequence["Examined"], part: str, step: int) -> Results:
+        """The results of rows that were examined, of several models taken together. part, step: see `Results`."""
+        rows = [row for one in examined for row in one.rows]
+        loss = sum(len(one.rows) * one.loss for one in examined) / len(rows)
         if np.isnan(loss):
             # logits that are no numbers answer nothing
             return Results(part, step, len(rows), loss, {}, [], self.labels)
-        mistakes = self.mistakes(scores_RC, _labels(rows))[:MISTAKES]
+        scores_RC = np.concatenate([one.scores_RC for one in examined])
+        starts = np.cumsum([0, *(len(one.rows) for one in examined)])
+        decided = {
+            start + i: words for start, one in zip(starts, examined, strict=False) for i, words in one.decided.items()
+        }
+        mistakes = [mistake for mistake in self.mistakes(scores_RC, _labels(rows)) if mistake.row in decided]
         listed = [
             {
                 "row": rows[mistake.row].number,
                 "label": mistake.label,
                 "predicted": mistake.predicted,
                 "probability": mistake.probability,
-                "words": words,
-                "text": self._text(rows[mistake.row]),
+                "words": decided[mistake.row][0],
+                "text": decided[mistake.row][1],
             }
-            for mistake, words in zip(mistakes, self._deciding(model, rows, scores_RC, mistakes), strict=True)
+            for mistake in mistakes[:MISTAKES]
         ]
         return Results(part, step, len(rows), loss, self.figures(scores_RC, _labels(rows)), listed, self.labels)
 
@@ -165,8 +197,14 @@ class HeadTask(Task):
         """A row's probabilities as cells of a table."""
 
     def decide(self, model: AnsweringModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
-        if held_out and np.isfinite(scores_RC := self.scores(model, rows)[0]).all():
-            self.choose(scores_RC, _labels(rows))
+        if held_out:
+            self.decide_by([Examined(rows, *self.scores(model, rows))])
+
+    def decide_by(self, examined: Sequence["Examined"]) -> None:
+        """Choose what held-out rows decide, by the scores of the models that were not trained on them."""
+        scores_RC = np.concatenate([one.scores_RC for one in examined])
+        if np.isfinite(scores_RC).all():
+            self.choose(scores_RC, np.concatenate([_labels(one.rows) for one in examined]))
 
     def choose(self, scores_RC: Floats, true_RC: Floats) -> None:
         """Choose what held-out rows decide, by their scores."""

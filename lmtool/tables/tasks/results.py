@@ -9,16 +9,28 @@ from typing import Any
 import numpy as np
 
 from lmtool.run.files import Figures
-from lmtool.tables.baseline import Baseline, mean_line
+from lmtool.run.listing import counting
+from lmtool.run.uncertainty import interval
+from lmtool.tables.baseline import CROSS_VALIDATION, Baseline, mean_line
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.metrics import class_lines, confusion_lines
+
+QUARTER = "held-out quarter"
+"""The part of results of a quarter of the rows by a model of the others, where all rows are trained on in the end."""
+
+SCORED_BY_OTHERS = {
+    CROSS_VALIDATION: "each row is scored by a model of other rows; the model that is saved is fitted to all of them",
+    QUARTER: "scored by a model of the other rows; the one that is saved is trained on all of them, for as many steps",
+}
+"""How parts are scored where all rows are trained on."""
 
 
 @dataclass(frozen=True)
 class Results:
     """Results of a model on labelled rows.
 
-    part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint.
+    part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint; of
+        SCORED_BY_OTHERS where all rows are trained on.
     figures: accuracy, macro_f1, bleu and so on, as in `record`.
     mistakes: the most confident ones, with the words that decided them; of tags the rows with the most of them.
     sentences: the generated texts furthest from their targets, then those nearest to them, with source, target and
@@ -50,10 +62,18 @@ class Results:
         record = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}
         record |= {} if self.decoding is None else {"decoding": self.decoding}
         record |= self.figures | ({} if self.baseline is None else {"baseline": self.baseline.model_dump()})
+        if self.interval is not None:
+            record["interval"] = list(self.interval)
         record["labels"] = list(self.labels)
         if self.decoding is None:
             return record | {"mistakes": self.mistakes}
         return record | ({"sentences": self.sentences} if self.sentences else {})
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of what counts among the figures, where it follows from that; see `uncertainty`."""
+        metric, value = counting(self.figures)
+        return None if value is None else interval(metric, value, self.rows)
 
     def lines(self) -> list[str]:
         """All results as text lines."""
@@ -62,6 +82,10 @@ class Results:
         how = f"; {self.decoding}" if self.decoding else ""
         title = _title(self.task, self.part)
         lines = [f"{title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        if self.part in SCORED_BY_OTHERS:
+            name, reach = counting(self.figures)[0], self.interval
+            limits = "" if reach is None else f"{name} {reach[0]:.4f} to {reach[1]:.4f} (95 %); "
+            lines.append(limits + SCORED_BY_OTHERS[self.part])
         calibration = self.figures.get("calibration", {})
         if before := calibration.get("before"):
             lines.append(f"calibration error {calibration['ece']:.4f}, {before['ece']:.4f} without the temperature")

@@ -1,0 +1,197 @@
+"""Scores of models that are trained on all rows of a table: of random labels they are chance, everywhere."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtool.export.card import _measured
+from lmtool.inference.base import open_base
+from lmtool.recipe.load import settings_of
+from lmtool.report.training import write_report
+from lmtool.run.directory import Run
+from lmtool.run.listing import summarise
+from lmtool.tables.tasks.results import Results, spread
+from lmtool.training.events import Ended, Info, Plan
+from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.resuming import resume
+from lmtool.training.start import Invocation
+from tests.training.tiny import Work
+
+FEW_FEATURES = "model.buckets=500"
+
+
+def random_labels(path: Path, n_rows: int, seed: int) -> Path:
+    """Rows of random words, whose labels are drawn without them."""
+    rng = random.Random(seed)
+    rows = (f"{' '.join(rng.choices(WORDS, k=8))} {i},{'ab'[rng.random() < 0.5]}" for i in range(n_rows))
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
+WORDS = [
+    "film",
+    "plot",
+    "actor",
+    "scene",
+    "good",
+    "bad",
+    "dull",
+    "story",
+    "music",
+    "end",
+    "slow",
+    "funny",
+    "old",
+    "new",
+]
+
+
+def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, stop: Any = lambda: False) -> list[Any]:
+    """The events of a run on a table, its features chosen by cross-validation where no recipe is named."""
+    plan = plan_finetuning(None, recipe, settings_of([f"data.train={table}", FEW_FEATURES, *settings]))
+    return list(plan.run(Invocation(["test"], lambda *progress: None, stop, run, times=False)))
+
+
+def results_in(events: list[Any]) -> Results:
+    (results,) = (event for event in events if isinstance(event, Results))
+    return results
+
+
+@pytest.fixture(scope="module")
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("random")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMTOOL_RUNS", str(folder / "runs"))
+        return folder / "run", learn(folder / "run", random_labels(folder / "rows.csv", 200, 0))
+
+
+def test_random_labels_are_scored_as_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the whole way, its choice of features and penalty included; one table of twenty may be off by chance."""
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    reached, off = [], 0
+    for seed in range(8):
+        table = random_labels(tmp_path / f"{seed}.csv", 120, seed)
+        results = results_in(learn(tmp_path / str(seed), table))
+        assert (results.part, results.rows) == ("cross-validation", 120)
+        assert results.interval is not None
+        off += not results.interval[0] <= 0.5 <= results.interval[1]
+        reached.append(results.figures["accuracy"])
+    assert off <= 1
+    assert abs(np.mean(reached) - 0.5) < 2.5 * 0.5 / np.sqrt(8 * 120)
+
+
+def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple[Path, list[Any]]) -> None:
+    """In the printed results, the list of runs, the page, the card and the saved figures."""
+    path, events = random_run
+    results, run = results_in(events), Run.open(random_run[0])
+    accuracy = results.figures["accuracy"]
+    assert accuracy < 0.65
+    assert sum(map(sum, results.figures["confusion"])) == 200
+    assert not any("1.0000" in line for line in results.lines())
+    assert f"{results.interval[0]:.4f} to {results.interval[1]:.4f}" in results.lines()[1]  # type: ignore[index]
+
+    saved = json.loads((path / "metrics.json").read_text())
+    assert (saved["part"], saved["accuracy"], saved["rows"]) == ("cross-validation", accuracy, 200)
+    assert saved["interval"] == list(results.interval)  # type: ignore[arg-type]
+
+    summary = summarise(path)
+    assert (summary.part, summary.metric, summary.value, summary.rows) == (
+        "cross-validation",
+        "accuracy",
+        accuracy,
+        200,
+    )
+
+    page = write_report(run).read_text()
+    assert "1.0000" not in page
+    assert "Of the validation rows" not in page
+    assert "cross-validation" in page
+
+    measured = dict(_measured(open_base(str(path))))
+    assert measured["cross-validation accuracy"] == f"{accuracy:.4f}"
+    assert not any("validation" in name and "cross" not in name for name in measured)
+    assert "1.0000" not in measured.values()
+
+    (ended,) = (event for event in events if isinstance(event, Ended))
+    assert ended.reason == "finished"
+    assert f"accuracy {accuracy:.4f} ±" in spread([run.all_results, run.all_results])[0]
+
+
+def test_the_model_that_is_saved_is_fitted_to_all_rows(random_run: tuple[Path, list[Any]]) -> None:
+    (plan,) = (event for event in random_run[1] if isinstance(event, Plan))
+    assert plan.batch_units == 200
+    assert any(isinstance(event, Info) and "fitted to 200 rows" in event.text for event in random_run[1])
+
+
+def test_a_run_whose_score_is_lost_gets_the_same_one(random_run: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(random_run[0], path)
+    (path / "metrics.json").unlink()
+    list(resume(str(path), (), Invocation(["test"], lambda *progress: None, lambda: False, times=False)))
+    assert (path / "metrics.json").read_bytes() == (random_run[0] / "metrics.json").read_bytes()
+
+
+def test_a_run_that_is_stopped_while_it_is_scored_is_scored_when_it_is_resumed(tmp_path: Path) -> None:
+    table, calls = random_labels(tmp_path / "rows.csv", 60, 1), []
+
+    def stop() -> bool:
+        calls.append(1)
+        return len(calls) > 2  # the fit of all rows, and of the first fold
+
+    events = learn(tmp_path / "run", table, recipe="linear", stop=stop)
+    assert [event.reason for event in events if isinstance(event, Ended)] == ["finished", "interrupted"]
+    assert not any(isinstance(event, Results) for event in events)
+    again = list(resume(str(tmp_path / "run"), (), Invocation(["test"], lambda *progress: None, lambda: False)))
+    assert results_in(again).rows == 60
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("number", "pearson"), ("multi", "micro_f1")])
+def test_numbers_and_several_labels_are_scored_by_folds_too(tmp_path: Path, kind: str, metric: str) -> None:
+    rng, path = random.Random(0), tmp_path / "rows.csv"
+    label = {"number": lambda: f"{rng.gauss(0, 1):.3f}", "multi": lambda: rng.choice(["a", "b", '"a,b"'])}[kind]
+    rows = (f"{' '.join(rng.choices(WORDS, k=6))} {i},{label()}" for i in range(60))
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    settings = ["model.log_ratios=false"] if kind == "number" else []
+    results = results_in(learn(tmp_path / "run", path, f"objective.task={kind}", *settings, recipe="linear"))
+    assert (results.part, results.rows) == ("cross-validation", 60)
+    assert results.figures[metric] < 0.9
+
+
+@pytest.mark.parametrize("rows", [["one,a", "two,a", "three,b", "four,b"], ["same,a", "same,b"] * 2])
+def test_very_few_rows_are_no_error(tmp_path: Path, rows: list[str]) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    events = learn(tmp_path / "run", path, recipe="linear")
+    scored = [event for event in events if isinstance(event, Results)]
+    assert len(scored) == (len({row.split(",")[0] for row in rows}) > 1)
+    assert summarise(tmp_path / "run").value in (None, *(results.figures["accuracy"] for results in scored))
+
+
+def test_a_network_is_scored_on_a_quarter_of_the_rows_and_trained_on_all(work: Work) -> None:
+    """It knows all rows by heart, and nothing of others."""
+    table = random_labels(work.folder / "rows.csv", 80, 2)
+    recipe = work.folder / "dan.yaml"
+    recipe.write_text(
+        "model: {kind: averaging, d_model: 16, context: 32, n_layers: 1}\nobjective: {kind: classification}\n"
+        "tokenizer: {kind: word}\ntraining: {steps: 150, batch_size: 16}\noptimizer: {kind: adam, lr: 1e-2}\n"
+        "data: {valid_fraction: 0}\n"
+    )
+    results = results_in(work.learn_table(recipe, table))
+    assert (results.part, results.rows) == ("held-out quarter", 20)
+    assert results.figures["accuracy"] < 0.9
+    assert summarise(work.run()).part == "held-out quarter"
+    records = [json.loads(line) for line in (work.run() / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["loss"] < 0.3
+    assert not any("accuracy" in record for record in records)
+
+
+def test_a_test_table_is_the_headline(tmp_path: Path) -> None:
+    test = random_labels(tmp_path / "test.csv", 40, 4)
+    table = random_labels(tmp_path / "rows.csv", 60, 3)
+    results = results_in(learn(tmp_path / "run", table, f"data.test={test}", recipe="linear"))
+    assert (results.part, results.rows) == ("test", 40)
