@@ -270,6 +270,8 @@ def _ended(event: "Ended", seconds: float, part: str) -> str:
             return f"finished at step {event.step} after {_clock(seconds)}{best}"
         case "early":
             return f"stopped early at step {event.step} after {_clock(seconds)}: validation did not improve{best}"
+        case "below":
+            return f"stopped at step {event.step} after {_clock(seconds)}: far below the baseline{best}"
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 

@@ -28,11 +28,12 @@ def follow(
     retry: bool = False,
     brief: bool = False,
     until: float = 1.0,
+    is_baseline_least: bool = False,
 ) -> Path | None:
     """Run a training session and show its progress; results and the run directory go to stdout at the end.
 
-    output, retry: see `Invocation`. brief: show the first line of each result only. until: stop after this share of
-    the steps.
+    output, retry, is_baseline_least: see `Invocation`. brief: show the first line of each result only.
+    until: stop after this share of the steps.
     Returns the run directory, if this process has one.
     """
     from lmtool.compute.processes import is_main
@@ -54,7 +55,10 @@ def follow(
     loggers = Loggers()
     with Display(shown=is_main(), quiet=quiet) as display, ExitStack() as stack:
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
-        session = Invocation(["lmtool", *sys.argv[1:]], display.report, stops, output, retry, times=not quiet)
+        command = ["lmtool", *sys.argv[1:]]
+        session = Invocation(
+            command, display.report, stops, output, retry, times=not quiet, is_baseline_least=is_baseline_least
+        )
         for event in start(session):
             for warning in loggers.take(event):
                 display.show(Warn(warning))

@@ -94,7 +94,7 @@ class Typed:
                 chosen.append("=".join(HELD_OUT))
                 told.append(f"a quarter of the rows is held out, to compare settings (-s {'='.join(HELD_OUT)})")
             named = replace(self, fixed=[*chosen, *self.fixed])
-        if plan.base is not None and self.source in (None, "last"):
+        if plan.base is not None and self.source == "last":
             named = replace(named, source=str(plan.base.run.path))
         return named, "finetune" if isinstance(plan, FineTuning) else "pretrain", "\n".join(told)
 

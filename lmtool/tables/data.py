@@ -14,6 +14,7 @@ from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective, build_objective
+from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.files import SavedSplit, StreamMark
 from lmtool.tables.baseline import Baseline, VectorsOf, measure_baseline
@@ -109,6 +110,12 @@ class TableData:
     def holds_out(self) -> bool:
         """Whether the rows that it is validated on are not trained on."""
         return all(task.texts is None for task in self.tasks)
+
+    @property
+    def needs_folds(self) -> bool:
+        """Whether rows have to be left out for a score, or for the temperature or the thresholds of a head."""
+        is_head = isinstance(self.recipe.objective, Classification)
+        return any(task.texts is not None and (is_head or not task.test) for task in self.tasks)
 
     def folds(self, n_folds: int) -> list["TableData"]:
         """The data of each fold of cross-validation: its rows are for testing, and the others for training.

@@ -220,7 +220,7 @@ class CheckpointManager:
         if (error := self._unsaved) is not None:
             raise ResourceError(f"{error.what}; {self.saved}", where=error.where, fix=error.fix) from error
         if self.run is not None:
-            self.run.end("stopped" if reason == "interrupted" else "finished", validation)
+            self.run.end("stopped" if reason in ("interrupted", "below") else "finished", validation)
 
     def drop_optimizers(self) -> Iterator[Warn]:
         """Remove the optimizer state of a finished run."""

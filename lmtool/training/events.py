@@ -12,7 +12,8 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.comparison import TextResults
 from lmtool.training.fit import Step
 
-EndReason = Literal["finished", "early", "interrupted"]
+EndReason = Literal["finished", "early", "interrupted", "below"]
+"""All steps, patience, a signal, or a baseline that a model trained further is far below."""
 
 
 class TrainingEvent:

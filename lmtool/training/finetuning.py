@@ -9,7 +9,7 @@ from lmtool.checks.check import subject_of
 from lmtool.compute.device import Compute
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
-from lmtool.errors import CheckpointError, UsageError
+from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.pretrained import open_features
@@ -90,8 +90,8 @@ def plan_finetuning(
 ) -> FineTuning:
     """Open the tables that the command line names, and resolve the recipe.
 
-    source: the run that is fine-tuned. recipe: to train from scratch with, instead of a run. Without both, the last
-    run is fine-tuned if it is a pretrained body, and else the recipe `linear` is trained.
+    source: the run that is fine-tuned. recipe: to train from scratch with, instead of a run. Without both, a linear
+    model of a table of labels is trained, whatever runs there are.
     Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
     if recipe is not None and source is not None:
@@ -101,11 +101,7 @@ def plan_finetuning(
     elif source is not None:
         plan = _plan_tuning(open_base(source), settings)
     else:
-        base, why = _last_body()
-        plan = _plan_linear(why, settings, report) if base is None else _plan_tuning(base, settings)
-        told = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
-        if base is not None:
-            plan = replace(plan, choice=f"{told}\n{plan.choice}".rstrip())
+        plan = _plan_linear(settings, report)
     return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
 
 
@@ -212,22 +208,16 @@ def named_kind(settings: Sequence[Setting]) -> RowKind | None:
     return next((kind for kind, objective in OF_ROWS.items() if objective == named[-1]), "texts")
 
 
-def _last_body() -> tuple[Base | None, str]:
-    """The last run if it is a pretrained body for other tasks, and what it is."""
+def _last_body() -> str:
+    """What the last run is, if it is a pretrained body for other tasks; else empty."""
     try:
         base = open_base("last")
-    except CheckpointError as error:
-        return None, error.what
-    recipe, name = base.recipe, base.run.name
-    last = f"the last run, {name}, is"
-    if isinstance(recipe.objective, HeadSpec):
-        below = base.run.info.base
-        other = f", --from {below.run} what it was fine-tuned from" if below else ""
-        what = "a classifier" if isinstance(recipe.objective, Classification) else f"one for {recipe.objective.kind}"
-        return None, f"{last} {what} (--from {name} trains it further{other})"
-    if not isinstance(recipe.model, Transformer | Recurrent):
-        return None, f"{last} no body to fine-tune ({recipe.model.title})"
-    return base, f"{last} a {recipe.model.title}"
+    except LmtoolError:
+        return ""
+    recipe = base.recipe
+    if isinstance(recipe.objective, HeadSpec) or not isinstance(recipe.model, Transformer | Recurrent):
+        return ""
+    return f"{base.run.name}, a {recipe.model.title}"
 
 
 FEATURES = ("words and word pairs", "character n-grams")
@@ -246,10 +236,14 @@ SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
 """A small published encoder of sentences, which few labelled rows need most."""
 
 
-def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineTuning:
-    """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
+def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
+    """The linear model of a labelled table, for which neither a run nor a recipe is named."""
+    last = _last_body()
+    named = "name one: --from RUN or --from hf:ORG/NAME"
+    if last:
+        named = f"name one: --from last ({last}), --from RUN or --from hf:ORG/NAME"
     if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
-        raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
+        raise UsageError(f"{part.flag} is for a trained model, and none is named", fix=named)
     data = resolve(LINEAR, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
     tables = tuple(open_tables(data, named_kind(settings)))
     if tables[0].columns.kind != "texts":
@@ -257,11 +251,11 @@ def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineT
             "questions": ("questions", "bert-tiny -s objective.kind=question-answering"),
             "related": ("related texts", "bert-tiny -s objective.kind=embedding"),
         }.get(tables[0].columns.kind, ("tagged words", "tagger"))
-        fix = f"name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe {recipe}"
-        raise UsageError(f"a table of {what} needs a model that reads a text word by word: {why}", fix=fix)
+        fix = f"{named}; or train one from scratch: --recipe {recipe}"
+        raise UsageError(f"a table of {what} needs a model that reads a text word by word", fix=fix)
     if tables[0].name or tables[0].columns.writes:
-        fix = "name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny"
-        raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
+        fix = f"{named}; or train one from scratch: --recipe transformer-tiny"
+        raise UsageError("a table of target texts needs a model that writes", fix=fix)
     shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
     features: tuple[Setting, ...] = ()
     candidates: tuple[Recipe, ...] = ()
@@ -277,7 +271,9 @@ def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineT
             candidates = ()
         settings = [*features, *settings]
     published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
-    choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
+    others = f"--from last fine-tunes {last}, and --from {published} a published model"
+    others = others if last else f"--from {published} fine-tunes a published model, and --from RUN one of yours"
+    choice = f"a linear model {by} is trained; {others}"
     return FineTuning(resolve(None, settings, shape), None, tables, choice, features, candidates)
 
 

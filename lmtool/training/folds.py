@@ -50,12 +50,6 @@ def is_cross_validated(data: TableData) -> bool:
     return isinstance(data.recipe.optimizer, Lbfgs) and len(data.tasks[0].train) <= MOST_FOLDED
 
 
-def needs_folds(data: TableData) -> bool:
-    """Whether rows have to be left out for a score, or for the temperature or the thresholds of a head."""
-    is_head = isinstance(data.recipe.objective, Classification)
-    return any(task.texts is not None and (is_head or not task.test) for task in data.tasks)
-
-
 def train_folds(
     data: TableData, initialization: Initialization, compute: Compute, steps: int, stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, AnsweringModel]]:

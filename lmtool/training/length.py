@@ -18,7 +18,6 @@ from lmtool.training.data import TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Timed
 from lmtool.training.fit import Step, Trainable, fit, tokens_of_a_step
-from lmtool.training.folds import needs_folds
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import TimeBudget
 from lmtool.training.windows import ExampleSource
@@ -130,7 +129,7 @@ class Speed:
         after, before = data.seconds_after(validation), time.perf_counter() - began
         figures = (before, per_token * tokens, tokens, validation, after)
         shared = compute.world.sum(figures if compute.world.is_main else (0.0,) * len(figures))
-        scoring = float(isinstance(data, TableData) and needs_folds(data))
+        scoring = float(isinstance(data, TableData) and data.needs_folds)
         return replace(cls(objective.unit, *shared), scoring_steps=scoring)
 
     def seconds(self, steps: int, every: int, done: int = 0) -> float:

@@ -55,6 +55,7 @@ class Invocation:
     retry: it may hold a run that ended before its first checkpoint, which is replaced.
     began: when the command did, by time.perf_counter.
     times: measure how long it will take also where no limit of time needs it.
+    is_baseline_least: see `TrainingLimits`, for a model that is trained further.
     """
 
     command: Sequence[str]
@@ -64,6 +65,7 @@ class Invocation:
     retry: bool = False
     began: float = field(default_factory=lambda: time.perf_counter())
     times: bool = True
+    is_baseline_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
             yield from map(Warn, (*sources.warnings, *data.warnings))
             if speed is not None:
                 yield timed(data, speed, draft=draft)
-            yield from train(run, data, compute, initialization, limits=TrainingLimits(budget, invocation.stop))
+            limits = TrainingLimits(budget, invocation.stop, base is not None and invocation.is_baseline_least)
+            yield from train(run, data, compute, initialization, limits=limits)
 
 
 def _created(

@@ -1,6 +1,7 @@
 """A training run from data to its last checkpoint: fit, save, validate, sample; yields events."""
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.order import rank_samples
+from lmtool.run.uncertainty import are_alike
 from lmtool.tables.baseline import CROSS_VALIDATION
 from lmtool.tables.data import TableData
 from lmtool.tables.tasks.results import QUARTER, Results
@@ -43,7 +45,7 @@ from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, Info, Plan, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never, validates
-from lmtool.training.folds import FOLDS, ScoringStopped, is_cross_validated, needs_folds, reopened, train_folds
+from lmtool.training.folds import FOLDS, ScoringStopped, is_cross_validated, reopened, train_folds
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import TimeBudget, doubtful_rate
@@ -57,6 +59,9 @@ TOLD = 1.005
 """Ratio to the best from which it is."""
 
 UNSCORED = "the run has no score, since all rows were trained on"
+
+LEAST_TRAINED = 0.25
+"""Share of the steps, more than the warm-up takes, after which a model that will be good is near the baseline."""
 
 LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
@@ -76,10 +81,12 @@ class TrainingLimits:
 
     budget: where time limits the steps.
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
+    is_baseline_least: it ends as well where a first validation is far below the baseline.
     """
 
     budget: TimeBudget | None = None
     stop: Callable[[], bool] = never
+    is_baseline_least: bool = False
 
 
 def train(
@@ -154,6 +161,7 @@ class _TrainingSession:
         self.initialization, self.limits = initialization, limits
         self.reason: EndReason = "finished"
         self.interrupted: Validation | None = None
+        self.validation: Validation | None = None
         self.carried: DecodeState | None = None
         self.last = 0 if checkpoint is None else checkpoint.step
         # shards move to the device layer by layer, and word vectors are put into a whole table
@@ -314,6 +322,8 @@ class _TrainingSession:
             yield from self.validate(step)
             if self.reason == "finished" and not is_last and state.is_stale(recipe.evaluation):
                 self.reason = "early"
+            if self.reason == "finished" and not is_last and self.limits.is_baseline_least:
+                yield from self._stop_below_baseline(step.step)
         elif self.reason == "interrupted":
             with self.computing() as compute:
                 self.interrupted = self.data.validate(self.lm, self.objective, compute)
@@ -330,7 +340,7 @@ class _TrainingSession:
         number = int(str(record["step"]))
         with self.computing() as compute:
             validation = self.data.validate(self.lm, self.objective, compute)
-        before = state.best_value
+        before, self.validation = state.best_value, validation
         is_best = state.update_best(number, validation, evaluation.metric)
         norms: dict[str, object] = {}
         if evaluation.gradient_norms and isinstance(self.data, TextData):
@@ -366,6 +376,30 @@ class _TrainingSession:
                 "the best is kept"
             )
 
+    def _stop_below_baseline(self, step: int) -> Iterator[Warn]:
+        """End where the first validation after a pass over the rows and LEAST_TRAINED of the steps is told apart from
+        the baseline, which is better: the rest takes long, and seldom makes up for that."""
+        recipe, data = self.recipe, self.data
+        least = max(self.examples.per_epoch / recipe.training.batch_size, LEAST_TRAINED * recipe.training.steps)
+        if not step - recipe.evaluation.every < least <= step or not isinstance(data, TableData) or not data.holds_out:
+            return
+        told, baseline = "", data.baselines.get("")  # of the main process alone
+        if baseline is not None and baseline.kind in ("class", "tags") and self.validation is not None:
+            value, best = self.validation.metrics.get(baseline.metric), max(baseline.constant, baseline.linear)
+            if (
+                value is not None
+                and value < best
+                and not are_alike(baseline.metric, (value, data.n_valid), (best, data.n_valid))
+            ):
+                told = f"{baseline.metric} {100 * value:.1f} % where the baseline has {100 * best:.1f} %"
+        if self.compute.world.sum((float(bool(told)),))[0]:
+            self.reason = "below"
+            path = "RUN" if self.manager.run is None else str(self.manager.run.path)
+            yield Warn(
+                f"after {step:,} of {recipe.training.steps:,} steps validation has {told}: the run is saved and stops; "
+                f"{shlex.join(['lmtool', 'resume', path])} goes on to the end"
+            )
+
     def finish(self) -> Iterator[Event]:
         """End the session, and evaluate the best checkpoint of a finished run."""
         recipe, state, metric = self.recipe, self.state, self.recipe.evaluation.metric
@@ -378,11 +412,12 @@ class _TrainingSession:
         self.manager.close(self.reason, note)
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
         self.compute.world.wait()
-        is_overfitted = self.data.unit == "token" and self.reason != "interrupted" and state.stale >= RISING
+        is_stopped = self.reason in ("interrupted", "below")
+        is_overfitted = self.data.unit == "token" and not is_stopped and state.stale >= RISING
         dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
         remedies = ("more text", *dropout, "fewer passes") if is_overfitted else ()
         yield Ended(self.reason, self.last, *best, metric, remedies)
-        if self.reason == "interrupted":
+        if is_stopped:
             return
         if self.data.is_measured:
             yield from self._measure()
@@ -395,7 +430,7 @@ class _TrainingSession:
         path = self.compute.world.from_main("" if run is None else str(run.path.resolve()))
         checkpoint, _ = find(path).best(optimizer=False, peers=peers)
         of_folds: list[Results] = []
-        if isinstance(self.data, TableData) and needs_folds(self.data):
+        if isinstance(self.data, TableData) and self.data.needs_folds:
             try:
                 of_folds = yield from self._measure_folds(self.data, find(path).run, checkpoint.step)
             except ScoringStopped:

@@ -13,6 +13,7 @@ from lmtool.cli import app
 from lmtool.errors import UsageError
 from lmtool.inference.load import load_run
 from lmtool.recipe.load import load
+from lmtool.run.directory import Run
 from tests.cli.test_finetune import pairs, table
 
 SHORT = ("--epochs", "4", "-s", "model.buckets=5000")
@@ -63,9 +64,8 @@ def test_the_linear_model_of_a_table_is_a_run_like_any_other(folder: Path) -> No
     found = run("finetune", folder / "train.csv", "--test", folder / "test.csv", *SHORT)
     path = Path(found.stdout.splitlines()[-1])
     said = found.stderr.splitlines()
-    assert said[0].startswith(
-        "there is no last run: a linear model of words and word pairs is trained; for more, --from"
-    )
+    assert said[0].startswith("a linear model of words and word pairs (chosen by cross-validation on ")
+    assert "; --from hf:" in said[0]
     baseline = next(line for line in said if line.startswith("baseline: majority "))
     assert baseline.endswith("words and pairs 100.0 %")
     assert said.index(baseline) < next(i for i, line in enumerate(said) if line.startswith("step "))
@@ -127,12 +127,11 @@ def test_what_was_done_is_not_advised(folder: Path) -> None:
         assert "--from hf:" in told
         assert "linear" not in told
     base = pretrain(folder, TINY.replace("KIND", "transformer"))
-    for named in ((), ("--from", base)):
-        told = advice(run("finetune", train, *named, *WEAK, *HELD_OUT, "-o", folder / f"tuned-{len(named)}"))
-        assert "--recipe linear" in told
-        assert "--from" not in told
-    (folder / "tuned-2/metrics.json").unlink()
-    assert advice(run("resume", folder / "tuned-2")) == told
+    told = advice(run("finetune", train, "--from", base, *WEAK, *HELD_OUT, "-o", folder / "tuned"))
+    assert "--recipe linear" in told
+    assert "--from" not in told
+    (folder / "tuned/metrics.json").unlink()
+    assert advice(run("resume", folder / "tuned")) == told
 
 
 def test_more_epochs_are_advised_only_where_the_last_step_was_the_best(folder: Path) -> None:
@@ -147,9 +146,8 @@ def test_numbers_and_names_have_a_linear_model(folder: Path) -> None:
     table(folder / "numbers.csv", 200, 0, "number")
     small = ("-s", "model.buckets=5000")
     found = run("finetune", folder / "numbers.csv", *small)
-    # it is not that of the rows that are trained on, which the model is measured on
-    assert "by cross-validation, as no rows are held out" in found.stderr
-    assert "baseline" not in found.stdout
+    assert "cross-validation: 200 rows" in found.stdout
+    assert "by cross-validation, as no rows are held out; this model " in found.stdout
     found = run("finetune", folder / "numbers.csv", *small, *HELD_OUT)
     assert "baseline: mean " in found.stderr
     assert json.loads((Path(found.stdout.splitlines()[-1]) / "metrics.json").read_text())["pearson"] > 0.9
@@ -164,12 +162,44 @@ def test_numbers_and_names_have_a_linear_model(folder: Path) -> None:
     assert record["accuracy"] > 0.9
 
 
-def test_a_pretrained_last_run_is_fine_tuned_and_that_is_said(folder: Path) -> None:
+def test_the_result_is_the_same_whatever_was_trained_before(folder: Path) -> None:
+    """To the bit, also where the last run could be fine-tuned, which is said, and done where it is named."""
+    learn = ("finetune", folder / "train.csv", "-s", "model.buckets=500", "-o")
+    first = run(*learn, folder / "first")
     path = pretrain(folder, TINY.replace("KIND", "transformer"))
-    found = run("finetune", folder / "train.csv", "--epochs", "0.1", "-o", folder / "tuned")
-    assert "the last run, last, is a transformer decoder: it is fine-tuned; --from RUN" in found.stderr
-    assert json.loads((folder / "tuned/run.json").read_text())["base"]["run"] == path.name
-    assert "it is fine-tuned" not in run("finetune", folder / "train.csv", "--epochs", "0.1", "--from", path).stderr
+    again = run(*learn, folder / "again")
+    for file in ("checkpoints/step-000001/model.safetensors", "metrics.json", "recipe.yaml", "tokenizer.json"):
+        assert (folder / "first" / file).read_bytes() == (folder / "again" / file).read_bytes()
+    assert first.stdout.splitlines()[:-1] == again.stdout.splitlines()[:-1]
+    assert "--from last fine-tunes" not in first.stderr
+    assert "; --from last fine-tunes last, a transformer decoder, and --from hf:" in again.stderr
+    run("finetune", folder / "train.csv", "--from", "last", "-o", folder / "tuned")
+    base = json.loads((folder / "tuned/run.json").read_text())["base"]
+    assert base["run"] == "again"
+    run("finetune", folder / "train.csv", "--epochs", "0.1", "--from", path, "-o", folder / "tuned-2")
+    assert json.loads((folder / "tuned-2/run.json").read_text())["base"]["run"] == path.name
+
+
+def test_a_run_that_is_far_below_the_baseline_stops_and_goes_on_when_it_is_resumed(folder: Path) -> None:
+    path = pretrain(folder, TINY.replace("KIND", "transformer"))
+    slow = ("--from", path, "--epochs", "4", "-s", "optimizer.lr=1e-9", "-s", "evaluation.every=6", *HELD_OUT)
+    slow += ("-s", "evaluation.patience=null")
+    found = run("finetune", folder / "train.csv", *slow, "-o", folder / "far")
+    steps = load(folder / "far/recipe.yaml").recipe.training.steps
+    told = next(line for line in found.stderr.splitlines() if "goes on to the end" in line)
+    assert f"lmtool resume {folder / 'far'}" in told
+    stopped = Run.open(folder / "far")
+    assert stopped.state == "stopped"
+    assert stopped.validated is not None
+    assert steps / 4 <= stopped.validated.step < steps
+    assert not (folder / "far/metrics.json").exists()
+    run("resume", folder / "far")
+    assert Run.open(folder / "far").state == "finished"
+    assert json.loads((folder / "far/metrics.json").read_text())["part"] == "validation"
+    for other in (("--seeds", "1", "--start-or-resume"), ("--seeds", "2")):
+        run("finetune", folder / "train.csv", *slow, *other, "-o", folder / f"whole-{len(other)}")
+    assert all(Run.open(folder / "whole-2" / f"seed-{seed}").state == "finished" for seed in (1, 2))
+    assert Run.open(folder / "whole-3").state == "finished"
 
 
 def test_an_encoder_is_held_to_its_vectors(folder: Path) -> None:
@@ -183,12 +213,12 @@ def test_an_encoder_is_held_to_its_vectors(folder: Path) -> None:
 
 
 def test_a_classifier_is_not_trained_on_unless_it_is_named(folder: Path) -> None:
-    pretrain(folder, TINY.replace("KIND", "transformer"))
-    run("finetune", folder / "train.csv", "--epochs", "0.1", "-o", folder / "runs/mood")
+    path = pretrain(folder, TINY.replace("KIND", "transformer"))
+    run("finetune", folder / "train.csv", "--epochs", "0.1", "--from", path, "-o", folder / "runs/mood")
     found = run("finetune", folder / "train.csv", *SHORT)
     said = found.stderr.splitlines()[0]
-    assert said.startswith("the last run, mood, is a classifier (--from mood trains it further, --from last what it ")
-    assert "a linear model of words and word pairs is trained" in said
+    assert said.startswith("a linear model of words and word pairs ")
+    assert "--from last" not in said
     loaded = load_run(found.stdout.splitlines()[-1])
     assert loaded.recipe.model.kind == "averaging"
     assert run("finetune", folder / "train.csv", "--epochs", "0.1", "--from", "mood").exit_code == 0
@@ -197,14 +227,14 @@ def test_a_classifier_is_not_trained_on_unless_it_is_named(folder: Path) -> None
 def test_what_only_counts_is_no_body(folder: Path) -> None:
     pretrain(folder, NGRAM)
     found = run("finetune", folder / "train.csv", *SHORT)
-    assert found.stderr.startswith("the last run, last, is no body to fine-tune (ngram)")
+    assert "--from last" not in found.stderr
     assert load_run(found.stdout.splitlines()[-1]).recipe.model.kind == "averaging"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("pairs.tsv",), "needs a model that writes: there is no last run"),
+        (("pairs.tsv",), "needs a model that writes"),
         (("--task", "a:pairs.tsv"), "needs a model that writes"),
         (("train.csv", "--lora-rank", "4"), "--lora-rank is for a trained model"),
         (("train.csv", "-s", "tuning={freeze: body}"), "is for a trained model"),

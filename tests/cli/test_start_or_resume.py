@@ -110,12 +110,25 @@ def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
 
 @pytest.fixture
 def seeds(run: Path) -> list[str]:
-    """Three seeds of the last run on a table; without --from, so that by the next time another run is the last."""
+    """Three seeds of the last run on a table, which by the next time is another one."""
     rows = "".join(f"{'good' if i % 2 else 'bad'} map {i},{'ab'[i % 2]}\n" for i in range(60))
     Path("table.csv").write_text(f"text,label\n{rows}")
     keys = ("training.epochs=null", "training.steps=4", "checkpoint.every=1", "training.precision=float32")
     settings = [word for key in keys for word in ("-s", key)]
-    return ["finetune", "table.csv", "--seeds", "3", "--lora-rank", "2", "--merge", "-q", *settings, "-o"]
+    return [
+        "finetune",
+        "table.csv",
+        "--from",
+        "last",
+        "--seeds",
+        "3",
+        "--lora-rank",
+        "2",
+        "--merge",
+        "-q",
+        *settings,
+        "-o",
+    ]
 
 
 def interrupted_in(monkeypatch: pytest.MonkeyPatch, lmtool: CommandLine, words: Sequence[object], after: int) -> None:
@@ -131,7 +144,8 @@ def test_seeds_that_were_interrupted_go_on_and_their_mean_is_made(
 ) -> None:
     whole = lmtool.succeeds(*seeds, "whole").out.splitlines()
     shutil.rmtree("whole")  # its runs would be the last ones
-    interrupted_in(monkeypatch, lmtool, [*seeds, "parts"], 6)
+    # the first seed takes four steps, and four more that score it
+    interrupted_in(monkeypatch, lmtool, [*seeds, "parts"], 10)
     sessions = {seed: Run.open(Path(f"parts/seed-{seed}")).info.sessions for seed in (1, 2)}
     assert [each[-1].outcome for each in sessions.values()] == ["finished", "stopped"]
     assert not Path("parts/seed-3").exists()

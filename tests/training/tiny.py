@@ -191,7 +191,7 @@ def warnings_in(told: Sequence[Any]) -> list[str]:
 
 
 def ended(told: Sequence[Any]) -> events.Ended:
-    """How training ended; results of its best checkpoint may come after it."""
+    """How training ended; results of its best checkpoint may come after it, and how it is scored."""
     (last,) = (event for event in told if isinstance(event, events.Ended))
-    assert all(isinstance(event, Results | TextResults) for event in told[told.index(last) + 1 :])
+    assert all(isinstance(event, Results | TextResults | events.Info) for event in told[told.index(last) + 1 :])
     return last

@@ -53,9 +53,7 @@ OPTIONS: KeyOptions = {
 @sets(OPTIONS)
 def finetune(
     table: str | None = argument("TABLE", "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME."),
-    source: str | None = option(
-        "RUN", "The run, or published model, to fine-tune.", "--from", shown="last, if pretrained"
-    ),
+    source: str | None = option("RUN", "The run, or published model, to fine-tune.", "--from"),
     recipe: str | None = option("NAME", "Train from scratch with this recipe.", "--recipe", "-r"),
     overrides: Overrides = None,
     *,
@@ -69,7 +67,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, tagged sentences, or questions, and evaluate it.
 
-    Without a pretrained run, --from and --recipe, a linear model of words or characters is trained.
+    Without --from and --recipe a linear model is trained, of words or characters as cross-validation chooses.
     Columns and the kind of labels are inferred and reported. Prints the results and the run directory at the end.
     Ctrl-C saves and stops; `lmtool resume` continues.
 
@@ -105,7 +103,7 @@ def finetune(
     from lmtool.training.resuming import resume
 
     begun = _begun_seeds(output) if seeds > 1 and output is not None else []
-    if begun and recipe is None and source in (None, "last") and (base := begun[0].info.base) is not None:
+    if begun and source == "last" and (base := begun[0].info.base) is not None:
         source = f"{base.path}/checkpoints/{base.checkpoint}"  # by now another run is the last one
     with Display(is_main(), quiet) as display:
         plan = plan_finetuning(source, recipe, settings, display.report)
@@ -122,7 +120,16 @@ def finetune(
         if seeds > 1 and folder is not None and is_begun(folder):
             start = partial(resume, str(folder), ())
         try:
-            run = follow(start, quiet, output=folder, retry=start_or_resume or seeds > 1, brief=seeds > 1, until=until)
+            alone = seeds == 1 and until == 1.0 and not start_or_resume
+            run = follow(
+                start,
+                quiet,
+                output=folder,
+                retry=start_or_resume or seeds > 1,
+                brief=seeds > 1,
+                until=until,
+                is_baseline_least=alone,
+            )
         except typer.Exit:
             if seeds > 1 and output is not None and not quiet:
                 tell("the same command goes on with this seed and the others")
