@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEAST_WRONG = 10
-"""Wrong answers from which a temperature is chosen."""
+"""Wrong answers from which a temperature may be below 1."""
 
 LEAST_GAIN = 2.0
 """Nats of all rows together by which it is to lower the log loss: a likelihood-ratio test at the level of 5 %."""
@@ -21,9 +21,10 @@ HALF = 0.5
 
 
 def choose_temperature(scores_RC: Floats, true_R: NDArray[np.int64]) -> float:
-    """The temperature with the least mean log loss (Guo et al. 2017), or 1 by too few errors or too small a gain.
+    """The temperature with the least mean log loss (Guo et al. 2017), or 1 by too small a gain.
 
-    Errors, which are the same at any temperature, tell most of it: without any it would go to 0.
+    Errors, which are the same at any temperature, tell most of it: without any it would go to 0. So by too few of them
+    it is at least 1, and twice the gain is needed.
     """
     from scipy.optimize import minimize_scalar
 
@@ -31,9 +32,9 @@ def choose_temperature(scores_RC: Floats, true_R: NDArray[np.int64]) -> float:
         each_RC = scores_RC / np.exp(log)
         return float((np.logaddexp.reduce(each_RC, axis=1) - each_RC[np.arange(len(true_R)), true_R]).sum())
 
-    best = minimize_scalar(loss, bounds=(-3, 3))
-    is_certain = (scores_RC.argmax(1) != true_R).sum() >= LEAST_WRONG and loss(0) - best.fun > LEAST_GAIN
-    return float(np.exp(best.x)) if is_certain else 1.0
+    are_few = (scores_RC.argmax(1) != true_R).sum() < LEAST_WRONG
+    best = minimize_scalar(loss, bounds=(0 if are_few else -3, 3), method="bounded")
+    return float(np.exp(best.x)) if loss(0) - best.fun > (1 + are_few) * LEAST_GAIN else 1.0
 
 
 def choose_thresholds(p_RC: Floats, true_RC: NDArray[np.bool_]) -> tuple[float, ...]:

@@ -46,6 +46,20 @@ def test_there_is_no_temperature_without_enough_errors():
     assert choose_temperature(scores_RC[kept], true_R[kept]) < 0.5
 
 
+@pytest.mark.parametrize("n_rows", [8, 16])
+def test_a_few_rows_tell_that_a_model_is_far_too_sure(n_rows):
+    """Whether or not some of them are answered wrongly, and never to the harm of one that is right to be sure."""
+    others = [part.tolist() for part in classes(300, 5.0, seed=999)]
+    before, gains = reference.log_loss(*others, 1.0), []
+    for seed in range(40):
+        found = choose_temperature(*classes(n_rows, 5.0, seed))
+        assert found >= 1
+        gains.append(before - reference.log_loss(*others, found))
+    assert np.mean(gains) > before / 4
+    sure_RC, true_R = 6 * np.eye(3)[np.arange(n_rows) % 3], np.arange(n_rows) % 3
+    assert choose_temperature(sure_RC, true_R) == 1.0
+
+
 def test_there_is_rarely_a_temperature_where_none_is_needed():
     chosen = [choose_temperature(*classes(60, 1.0, seed)) for seed in range(100)]
     assert sum(one != 1 for one in chosen) <= 12
