@@ -23,7 +23,7 @@ from lmtool.system import sync_directory as sync_directory
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and directories."""
 
-_MARK = f"{TEMPORARY}lock"
+MARK = f"{TEMPORARY}lock"
 """In a scratch folder: the file that its process holds locked."""
 
 LARGEST = 64 << 20
@@ -109,13 +109,13 @@ def scratch(parent: Path) -> Iterator[Path]:
 
     Raises OSError.
     """
-    for mark in parent.glob(f"{TEMPORARY}*/{_MARK}"):
+    for mark in parent.glob(f"{TEMPORARY}*/{MARK}"):
         with suppress(OSError):  # of somebody else, or just removed
             if not is_locked(mark):
                 _remove(mark.parent)
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
     # others remove what is marked and not locked; without locks there is no mark to be taken for a killed process's
-    handle = system.open_locked(folder / _MARK)
+    handle = system.open_locked(folder / MARK)
     try:
         yield folder
     finally:
@@ -135,7 +135,7 @@ def scratch_in(parent: Path) -> Iterator[Path]:
 def is_in_use(folder: Path) -> bool:
     """Whether the process that has made a scratch folder still has it."""
     try:
-        return is_locked(folder / _MARK)
+        return is_locked(folder / MARK)
     except OSError:  # it is removed, or its file system has no locks
         return folder.is_dir()
 
@@ -143,7 +143,7 @@ def is_in_use(folder: Path) -> bool:
 def _remove(folder: Path) -> None:
     """Remove a scratch folder, its mark last: what a process leaves that is killed here is found by the next one."""
     with suppress(OSError):
-        for inside in sorted(folder.iterdir(), key=lambda inside: inside.name == _MARK):
+        for inside in sorted(folder.iterdir(), key=lambda inside: inside.name == MARK):
             if inside.is_dir() and not inside.is_symlink():
                 shutil.rmtree(inside, ignore_errors=True)
             else:
@@ -177,6 +177,20 @@ def locked(path: Path) -> Iterator[None]:
     try:
         system.wait_for_lock(handle)
         yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked_if_free(path: Path) -> Iterator[bool]:
+    """Hold the lock file `path`, unless another process does; whether it is held. Raises ResourceError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with writing(path):
+            is_free = system.try_lock(handle)
+        yield is_free
     finally:
         os.close(handle)
 

@@ -28,7 +28,7 @@ from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find, run_directory
 from lmtool.tables.columns import RowKind, named_label
 from lmtool.tables.notices import Notice
-from lmtool.tables.prepare import check_tables, kind_of_rows, open_tables, read_tables
+from lmtool.tables.prepare import check_tables, kind_of_rows, open_tables, read_tables, tables_of_tasks
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
@@ -219,8 +219,9 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
 
 def is_there(data: Data) -> bool:
     """Whether all files that a run was trained on are there; datasets by name are not fetched again."""
-    sources = [*data.train, *data.valid, *([data.test] if data.test else [])]
     try:
+        tables = [table for table, _ in tables_of_tasks(data).values()]
+        sources = [*data.sources, *tables, *data.valid, *([data.test] if data.test else [])]
         return all(not source.startswith(PREFIX) and find_files(source) for source in sources)
     except LmtoolError:
         return False

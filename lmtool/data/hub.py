@@ -16,6 +16,9 @@ from lmtool.errors import DataError, LmtoolError
 
 PREFIX = "hf:"
 
+DATASETS = "datasets"
+"""The folder of the cache with datasets."""
+
 
 def parse(source: str) -> tuple[str, str | None, str]:
     """Name, configuration and split of `hf:NAME[:CONFIG][@SPLIT]`; the split is "train" when none is named."""
@@ -40,7 +43,7 @@ def fetch(source: str, column: str | None) -> Path:
         # remote addresses include their revision
         contents = (content_hash([Path(file)]) if os.path.exists(file) else file for file in files)
         key = sha256_of_json([*identity, *contents])
-        path = cache_folder() / "datasets" / f"{key}.jsonl"
+        path = cache_folder() / DATASETS / f"{key}.jsonl"
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from lmtool.checksum import sha256_of_file, sha256_of_json
 from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, ResourceError
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.families.config import Config, read_labels
 from lmtool.interop.families.family import BODY, Described, Family
@@ -92,6 +93,8 @@ def _cached(source: Source, reference: str, commit: str | None) -> Path:
     digests = _digests(source)
     key = sha256_of_json([VERSION, sorted(digests.items())])
     run = imports_folder() / f"{_name(reference)}-{key[:12]}"
+    if (run / INFO).exists():  # a run is there whole or not at all; the cache may be read-only
+        return run
     with locked(imports_folder() / "locks" / key):
         if not (run / INFO).exists():
             shutil.rmtree(run, ignore_errors=True)
@@ -118,10 +121,10 @@ def _digests(source: Source) -> dict[str, str]:
 
 
 def _note(file: Path, line: str) -> None:
-    """Write what `noted` reads, atomically."""
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(imports_folder() / "locks" / file.name):  # several commands may note the same
+    """Write what `noted` reads, atomically. Where the cache cannot be written, it is found out again next time."""
+    with suppress(ResourceError), locked(imports_folder() / "locks" / file.name):  # several commands may note the same
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, line.encode("ascii"))
 
 

@@ -11,6 +11,7 @@ from lmtool.printable import plain
 from lmtool.run.paths import INFO
 
 HUB = "hf:"
+IMPORTS = "imports"
 CONFIG, MODULES = "config.json", "modules.json"
 NOTE = "lmtool"
 """The key of config.json, or of a GGUF file, under which an export notes what predictions need, and published
@@ -46,7 +47,7 @@ def imports_folder() -> Path:
     """The folder of the cache with the runs of published models."""
     from lmtool.durable import cache_folder
 
-    return cache_folder() / "imports"
+    return cache_folder() / IMPORTS
 
 
 def pointer_of(reference: str) -> Path:

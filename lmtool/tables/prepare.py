@@ -75,6 +75,16 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         return [TaskTables("", *_open(data.train[0], data, kind), data.valid[0] if data.valid else None, data.test)]
     tests = dict(_named(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
+    named = tables_of_tasks(data)
+    if unknown := next((name for name in tests if name not in named), None):
+        raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(named)}")
+    return [
+        TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
+    ]
+
+
+def tables_of_tasks(data: Data) -> dict[str, tuple[str, float]]:
+    """The training table and the weight of each task that a recipe names. Raises UsageError for wrong names."""
     named: dict[str, tuple[str, float]] = {}
     for text in data.tasks:
         name, rest = _named(text, "data.tasks", "nli:train.csv")
@@ -83,11 +93,7 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
         file, _, last = rest.rpartition(":")
         weight = spelled_number(last) if file else None
         named[name] = (file, weight) if weight is not None and 0 < weight < math.inf else (rest, 1.0)
-    if unknown := next((name for name in tests if name not in named), None):
-        raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(named)}")
-    return [
-        TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
-    ]
+    return named
 
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:

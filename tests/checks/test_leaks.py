@@ -2,10 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lmtool.checks.check import is_there
 from lmtool.checks.leaks import SHARE, find_leaks
+from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from tests.training.tiny import Work
 
@@ -103,3 +106,14 @@ def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
 def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Path) -> None:
     pretrained.text.unlink()
     assert list(find_leaks(Run.open(pretrained.run()), by_name({1: DOCUMENTS[0]}))) == []
+
+
+@pytest.mark.parametrize("data", [{"train": ("hf:a/b",)}, {"mixture": {"hf:a/b": 1.0}}, {"tasks": ("t:hf:a/b:2",)}])
+def test_a_dataset_that_a_run_names_is_not_fetched(data: dict[str, Any], tmp_path: Path) -> None:
+    assert not is_there(Data(**data))
+    (tmp_path / "a.txt").touch()
+    here = str(tmp_path / "a.txt")
+    assert is_there(Data(train=(here,)))
+    assert is_there(Data(mixture={here: 1.0}))
+    assert is_there(Data(tasks=(f"t:{here}:2",)))
+    assert not is_there(Data(tasks=(f"t:{here}.csv",)))

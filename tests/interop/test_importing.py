@@ -1,7 +1,10 @@
 """Published models become runs: the same ids, the same logits, the same texts; and what is damaged is refused."""
 
 import json
+import os
+import shutil
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.decoding.settings import Greedy
-from lmtool.errors import CheckpointError, UsageError
+from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.export.exporting import export
 from lmtool.inference.embedding import embed
 from lmtool.inference.generator import TextGenerator
@@ -29,6 +32,10 @@ from lmtool.model.heads import Classifier
 from lmtool.run.directory import Run
 from lmtool.tokenization.encoder import is_plain
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
+from tests.faults.places import make_read_only
+from tests.run.killing import in_child
+
+CANNOT_MOUNT = 77
 
 TEXTS = ["Tom and Anna went to the old harbour.", "It rained; the boats stayed!  Why?", "a", "¿Qué? 漢字 🙂 <s> [MASK]"]
 CORPUS = [*TEXTS, "They waited for the rain to end, and then they walked home along the sea wall."] * 20
@@ -313,6 +320,33 @@ def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     weights = load_file(tmp_path / "model" / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, tmp_path / "model" / "model.safetensors")
     assert imported(str(tmp_path / "model")) != first
+
+
+@pytest.mark.parametrize("forgets", [(), ("digests",), ("digests", "hub")])
+def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: Sequence[str]
+) -> None:
+    """Also where the checksums of its files, and the name of the Hub, were not noted."""
+    peer_in(tmp_path / "model", "gpt2")
+    monkeypatch.setattr("lmtool.interop.importing.download", lambda reference: (tmp_path / "model", "c0ffee"))
+    runs = [imported(str(tmp_path / "model")), imported("hf:some/model")]
+    for name in forgets:
+        shutil.rmtree(tmp_path / "cache" / "imports" / name)
+
+    peer_in(tmp_path / "other", "llama")
+
+    def work() -> None:
+        if not make_read_only(tmp_path / "cache"):
+            os._exit(CANNOT_MOUNT)
+        assert [imported(str(tmp_path / "model")), imported("hf:some/model")] == runs
+        rows_of(load_run(str(tmp_path / "model"), CPU))
+        with pytest.raises(ResourceError):
+            imported(str(tmp_path / "other"))
+
+    code = os.waitstatus_to_exitcode(os.waitpid(in_child(work), 0)[1])
+    if code == CANNOT_MOUNT:
+        pytest.skip("this user cannot mount a folder")
+    assert code == 0
 
 
 def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:

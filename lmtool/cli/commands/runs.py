@@ -1,4 +1,4 @@
-"""`lmtool runs`: list runs, show one, compare or remove some, or merge the adapters of one."""
+"""`lmtool runs`: list runs, show one, compare or remove some, merge the adapters of one, or clear the cache."""
 
 import shlex
 import sys
@@ -21,6 +21,7 @@ from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
+    from lmtool.checks.cache import CacheEntry
     from lmtool.recipe.spec.text import Data
     from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
@@ -253,14 +254,9 @@ def rm(
         if not paths:
             tell(f"no runs older than {older_than}")
             return
-    if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError("nobody is there to be asked before runs are removed", fix="add --yes")
-        tell(*(f"{path}, {decimal(size_of(path))}" for path in paths))
-        typer.echo(f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}? [y/N] ", nl=False, err=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            tell("nothing is removed")
-            return
+    lines = [f"{path}, {decimal(size_of(path))}" for path in paths]
+    if not yes and not _is_confirmed(lines, f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}?"):
+        return
     freed = 0
     for path in paths:
         size = removal.remove_run(path)
@@ -270,6 +266,86 @@ def rm(
             tell(f"kept in {path}: files that are not the run's")
     if len(paths) > 1:
         put(f"{decimal(freed)} freed in all")
+
+
+def _is_confirmed(lines: Sequence[str], question: str) -> bool:
+    """Whether somebody wants what these lines name to be removed. Raises UsageError where nobody can be asked."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("nobody is there to be asked before anything is removed", fix="add --yes")
+    tell(*lines)
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    tell("nothing is removed")
+    return False
+
+
+def cache(
+    kinds: list[str] | None = argument("KIND", "models, datasets, tokens, tokenizers, surveys, kernels or streams."),
+    older_than: str | None = option("AGE", "Only what was last used so long ago, such as 12h, 30d or 8w."),
+    clear: bool = flag("Remove what is listed, after asking.", "--clear"),
+    yes: bool = flag("Do not ask.", "--yes", "-y"),
+    *,
+    json: Json = False,
+) -> None:
+    """Show what the cache holds, and how much; with KIND each entry of that kind. Or clear it.
+
+    What is removed is made, imported or downloaded again when it is needed. What a process is making stays, and so does
+    a model to which a run holds adapters.
+
+    Examples:
+    lmtool runs cache
+    lmtool runs cache models
+    lmtool runs cache tokens --older-than 30d --clear
+    lmtool runs cache --clear --yes
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from lmtool.checks.cache import find_entries, remove_entry
+    from lmtool.durable import cache_folder
+    from lmtool.run.removal import parse_age
+
+    entries = find_entries(kinds or (), None if older_than is None else parse_age(older_than))
+    rows = _rows_of_cache(entries, single=bool(kinds))
+    total = f"{decimal(sum(entry.size for entry in entries))} in {cache_folder()}"
+    kept: dict[Path, str] = {}
+    if clear and entries:
+        if not yes and not _is_confirmed([*map("\t".join, rows), total], "remove them?"):
+            return
+        kept = {entry.path: why for entry in entries if (why := remove_entry(entry))}
+        tell(*(f"kept {path}: {why}" for path, why in kept.items()))
+    if json:
+        records = [
+            {"kind": entry.kind, "path": str(entry.path), "bytes": entry.size, "used": entry.used.isoformat()}
+            | ({"removed": entry.path not in kept} if clear else {})
+            for entry in entries
+        ]
+        put_json({"cache": str(cache_folder()), "entries": records}, indent=1)
+    elif clear:
+        put(f"{decimal(sum(entry.size for entry in entries if entry.path not in kept))} freed")
+    else:
+        table = Table(box=None, pad_edge=False)
+        for name in ("name",) if kinds else ("kind", "what", "entries"):
+            table.add_column(name, overflow="fold", justify="right" if name == "entries" else "left")
+        table.add_column("size", justify="right")
+        table.add_column("last used")
+        put_table(table, rows, Console())
+        put(total)
+
+
+def _rows_of_cache(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
+    """The columns of each entry of the cache, or of all entries of a kind together, the last used first."""
+    from lmtool.checks.cache import KINDS
+
+    if single:
+        return [[plain(entry.path.name), decimal(entry.size), _time(entry.used.isoformat())] for entry in entries]
+    rows = []
+    for kind in KINDS:
+        if some := [entry for entry in entries if entry.kind == kind]:
+            size = decimal(sum(entry.size for entry in some))
+            rows.append([kind, KINDS[kind].what, f"{len(some):,}", size, _time(some[0].used.isoformat())])
+    return rows
 
 
 def _list(summaries: "list[Summary]") -> None:
@@ -324,8 +400,8 @@ def _time(stamp: str) -> str:
 
 
 app = group(
-    "List training runs, show one, compare or remove some, or merge the adapters of one.",
+    "List training runs, show one, compare or remove some, merge the adapters of one, or clear the cache.",
     *("lmtool runs ls", "lmtool runs show last", "lmtool runs rm --older-than 30d"),
 )
-for _command in (ls, show, compare, merge, rm):
+for _command in (ls, show, compare, merge, rm, cache):
     register(app, _command.__name__, _command)
