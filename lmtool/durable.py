@@ -35,10 +35,33 @@ Chunks = bytes | memoryview | Iterable[bytes | memoryview]
 
 
 def cache_folder() -> Path:
-    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
+    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool; of a user without a home a temporary folder.
+
+    Raises ResourceError where such a user has no temporary folder either.
+    """
     if folder := os.environ.get("LMTOOL_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmtool"
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "lmtool"
+    try:
+        return Path.home() / ".cache" / "lmtool"
+    except RuntimeError:
+        return _make_private_cache()
+
+
+def _make_private_cache() -> Path:
+    """The cache in the temporary folder, which is made if need be: code is loaded from it, so nobody else may write it.
+
+    Raises ResourceError.
+    """
+    what, fix = "there is no home folder for the cache", "name a folder for it: LMTOOL_CACHE"
+    with refusing(what, "HOME", fix, names_file=True):
+        folder = Path(tempfile.gettempdir()) / f"lmtool-{system.user_id()}"
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        if not system.is_private(folder):
+            raise ResourceError(f"{what}, and others may write to this one", where=str(folder), fix=fix)
+    return folder
 
 
 def open_regular(path: Path, limit: int | None = None) -> BufferedReader:

@@ -7,6 +7,7 @@ renamed nor removed, a folder has no handle to sync, locks are of ranges of byte
 import io
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -104,6 +105,29 @@ def sync_directory(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def lacks_mmap(error: OSError) -> bool:
+    """Whether a file could not be memory-mapped because its file system has no mmap.
+
+    Libraries in Rust give the number of an error in its text only.
+    """
+    return error.errno == errno.ENODEV or str(error).endswith(f"(os error {errno.ENODEV})")
+
+
+def user_id() -> int:
+    """The number of the user of this process; 0 on Windows, where each user has another temporary folder."""
+    return os.geteuid() if sys.platform != "win32" else 0
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder, no link, that only the user of this process can read and write. Raises OSError.
+
+    On Windows, which has other permissions, all folders are taken to be private.
+    """
+    status = os.lstat(folder)
+    is_own = WINDOWS or (status.st_uid == user_id() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    return stat.S_ISDIR(status.st_mode) and is_own
 
 
 def rename(old: Path, new: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool import durable
+from lmtool.data.hub import import_hub
 from lmtool.errors import CheckpointError
 from lmtool.interop.gguf.configs import describe
 from lmtool.interop.gguf.container import Container
@@ -256,7 +257,7 @@ def download(reference: str) -> tuple[Path, str]:
     Raises CheckpointError when the Hub does not have it, or it cannot be reached and the cache does not have it, and
     when it holds no weights that can be read.
     """
-    import huggingface_hub
+    huggingface_hub = import_hub()
     from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub(reference)
