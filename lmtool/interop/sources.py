@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from lmtool import durable
@@ -21,6 +21,7 @@ from lmtool.interop.gguf.vocabulary import describe_tokenizer
 from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE, parse_hub
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
 from lmtool.printable import plain
+from lmtool.run.tensors import open_safetensors
 from lmtool.tokenization.tokenizer import LARGEST_FILE
 
 GENERATION = "generation_config.json"
@@ -149,7 +150,7 @@ class HuggingFaceDirectory(Source):
         if file not in self._opened:
             try:
                 durable.open_regular(self.path / file).close()
-                self._opened[file] = safe_open(self.path / file, framework="pt")
+                self._opened[file] = open_safetensors(self.path / file)
             except (SafetensorError, OSError) as error:
                 raise self._damaged(file, error) from error
         return self._opened[file]

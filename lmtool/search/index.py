@@ -12,13 +12,13 @@ found.
 Shapes: N vectors, D vector width, Q queries, K neighbours.
 """
 
+import math
 import os
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
-from math import isqrt
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,7 +67,9 @@ class Index:
             ((self.run, checkpoint, width),) = db.execute("SELECT * FROM model")
             self.row_N: Ints = np.array([*db.execute("SELECT vector FROM texts ORDER BY vector")], np.int64).ravel()
             shape = int(self.row_N.max(initial=0)) + 1, width
-            self.vectors_ND: Vectors = np.memmap(path / VECTORS, "<f4", "r", shape=shape)
+            self.vectors_ND: Vectors = np.frombuffer(durable.map_file(path / VECTORS), "<f4", math.prod(shape)).reshape(
+                shape
+            )
         if loaded is not None and loaded.checkpoint_hash != checkpoint:
             what = f"the index is not of this model: {loaded.run_path}, step {loaded.step}"
             raise CheckpointError(what, where=str(path), fix=f"its model is --run {self.run}")
@@ -105,7 +107,7 @@ class Index:
         """Write an inverted file for faiss (Jégou et al. 2011), of which a search reads one list in 16."""
         import faiss
 
-        vectors_ND, n_lists = self.vectors_ND[self.row_N], isqrt(len(self.row_N))
+        vectors_ND, n_lists = self.vectors_ND[self.row_N], math.isqrt(len(self.row_N))
         lists: Any = faiss.index_factory(vectors_ND.shape[1], f"IVF{n_lists},Flat", faiss.METRIC_INNER_PRODUCT)
         lists.train(vectors_ND)
         lists.add_with_ids(vectors_ND, self.row_N)
