@@ -5,14 +5,16 @@ A command declares what it alone takes as the default of a parameter, by `argume
 
 import inspect
 import math
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from lmtool.errors import UsageError
+from lmtool.errors import ResourceError, UsageError
 
 
 def examples(*lines: str) -> str:
@@ -38,9 +40,13 @@ _NAMES = {"RUN": run_names, "RECIPE": recipe_names}
 """By what stands for a value in the help."""
 
 
-def argument(metavar: str, text: str, default: Any = None, shown: str | bool = False) -> Any:
-    """A positional argument. metavar: its name in the help. default: `...` for none. shown: the default in words."""
-    return typer.Argument(default, metavar=metavar, help=text, show_default=shown, autocompletion=_NAMES.get(metavar))
+def argument(metavar: str, text: str, default: Any = None, shown: str | bool = False, **more: Any) -> Any:
+    """A positional argument. metavar: its name in the help. default: `...` for none. shown: the default in words.
+
+    more: parser.
+    """
+    more |= {"autocompletion": _NAMES.get(metavar)}
+    return typer.Argument(default, metavar=metavar, help=text, show_default=shown, **more)
 
 
 def option(
@@ -52,10 +58,35 @@ def option(
     default: `...` in a type that commands share, where each has a default of its own.
     shown: the default in words, or whether it is told.
     panel: heading in the help.
-    more: min and max.
+    more: min, max and parser.
     """
     more |= {"rich_help_panel": panel or None, "autocompletion": _NAMES.get(metavar)}
     return typer.Option(default, *names, metavar=metavar or None, help=text, show_default=shown, **more)
+
+
+def file_to_write(value: str | Path) -> Path:
+    """The `parser` of an option that names a file to write, so that a name that cannot be one is refused at once.
+
+    Raises UsageError for an empty name and for a folder, ResourceError where the file's folder is missing.
+    """
+    path = folder_to_write(value)
+    if os.path.isdir(path):
+        fix = f"name a file in it: {path / 'NAME'}"
+        raise UsageError(
+            "a folder is there, and a file is to be written", where=str(path), fix=fix, code="output_exists"
+        )
+    if not os.path.isdir(path.parent):
+        fix = "make that folder, or choose another"
+        raise ResourceError("cannot write: no such folder", where=str(path.parent), fix=fix, code="file_not_found")
+    return path
+
+
+def folder_to_write(value: str | Path) -> Path:
+    """The `parser` of an option that names a folder to write, or a file. Raises UsageError for an empty name."""
+    if value == "":
+        fix = "write a name; it may be that of a shell's variable that is not set"
+        raise UsageError("the name of an output is empty", where="''", fix=fix)
+    return Path(value)
 
 
 shared = partial(option, default=...)

@@ -92,7 +92,7 @@ def find_files(source: str) -> list[Path]:
     refers to the bundled text of that name.
     Raises DataError when nothing is found, ResourceError without permission to read it.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # that of Path raises for unknown users
     with reading(path):
         if path.is_dir():
             files = [

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ PREFIX = "hf:"
 
 DATASETS = "datasets"
 """The folder of the cache with datasets."""
+
+
+def import_hub() -> Any:
+    """The library of the Hugging Face Hub; of a user without a home, its files are in the cache of lmtool.
+
+    Raises ResourceError where there is no cache either.
+    """
+    if os.path.expanduser("~") == "~":  # the library would make a folder of that name
+        os.environ.setdefault("HF_HOME", str(cache_folder() / "huggingface"))
+    return import_module("huggingface_hub")
 
 
 def parse(source: str) -> tuple[str, str | None, str]:
@@ -84,8 +95,8 @@ class Shards:
 
 def _builder(source: str, column: str | None) -> tuple[Any, str, list[str], list[str | None]]:
     """The builder of a dataset, its split and the files of that, and what tells a column of it from others."""
-    import datasets
-    import huggingface_hub
+    huggingface_hub = import_hub()
+    import datasets  # after the line above, which says where its files are
 
     name, config, split = parse(source)
     datasets.disable_progress_bars()

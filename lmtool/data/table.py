@@ -2,6 +2,7 @@
 writing .csv."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -173,7 +174,7 @@ def open_table(
 
 
 def _one_file(source: str) -> Path:
-    if Path(source).expanduser().is_dir():
+    if os.path.isdir(os.path.expanduser(source)):
         raise DataError("a folder, not a table", where=shown(source), fix="name one file of it")
     files = find_files(source)
     if len(files) > 1:

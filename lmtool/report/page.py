@@ -64,7 +64,7 @@ def page(
 
 def write_page(path: Path, html: str) -> None:
     """Write a page to a file, replacing it atomically. Raises ResourceError."""
-    with durable.refusing("cannot write the page", path, "choose another file with -o"):
+    with durable.refusing("cannot write the page", path, durable.way_to_write):
         durable.replace(path, html.encode())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from lmtool import durable
+from lmtool import durable, system
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, FILES, Run, writing
@@ -55,8 +55,8 @@ def check_folder(folder: Path | None, retry: bool = False) -> None:
     if folder is not None and (not (retry and _is_aborted(folder)) or is_held(folder)):
         _refuse_used(folder, retry, locked=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
-    with writing(path), tempfile.TemporaryFile(dir=nearest):
-        pass
+    with writing(path), tempfile.TemporaryFile(dir=nearest) as file, durable.locking(path):
+        system.try_lock(file.fileno())
 
 
 def unused_folder(name: str) -> Path:

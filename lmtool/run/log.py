@@ -1,5 +1,6 @@
 """Append-only logs of a run, one JSON object a line: metrics and samples."""
 
+import errno
 import hashlib
 import json
 import os
@@ -59,12 +60,12 @@ class Log:
         Raises ResourceError when it cannot be written; the log is then unchanged.
         """
         line = json.dumps(records.finite(record), allow_nan=False) + "\n"
-        refused = refusing("cannot write the log", self.path, "free some disk space")
+        refused = refusing("cannot write the log", self.path, durable.way_to_write)
         with refused, self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
                 if file.write(line.encode("ascii")) != len(line):
-                    raise OSError(0, "only part of the record was written")
+                    raise OSError(errno.ENOSPC, "only part of the record was written")
             except OSError:
                 os.ftruncate(file.fileno(), end)
                 raise
@@ -147,7 +148,7 @@ class Log:
         if not self.path.exists() or sum(map(len, self.until(step))) == self.path.stat().st_size:
             return
         self._digest = None
-        with refusing("cannot rewrite the log", self.path, "free some disk space"):
+        with refusing("cannot rewrite the log", self.path, durable.way_to_write):
             durable.replace(self.path, self.until(step))
 
     def sync(self) -> None:

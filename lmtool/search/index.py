@@ -12,13 +12,13 @@ found. All is compared with its checksum when an index is opened, which may be o
 Shapes: N vectors, D vector width, Q queries, K neighbours.
 """
 
+import math
 import os
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
-from math import isqrt
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,8 +98,8 @@ class Index:
         is_counted = bool((np.diff(self.row_N, prepend=-1) > 0).all())
         if not is_counted or shape[0] * width * 4 > (self.path / VECTORS).stat().st_size:
             raise damaged(self.path, f"{VECTORS} has fewer vectors than there are texts")
-        vectors_ND = np.memmap(self.path / VECTORS, "<f4", "r", shape=shape)
-        content, size = vectors_ND.data.cast("B"), 4 * width
+        content, size = memoryview(durable.map_file(self.path / VECTORS)).cast("B"), 4 * width
+        vectors_ND: Vectors = np.frombuffer(content, "<f4", shape[0] * width).reshape(shape)
         for row, checksum in zip(self.row_N.tolist(), checksums, strict=True):
             if xxh3(content[row * size : (row + 1) * size]) != checksum:
                 raise damaged(self.path, f"{VECTORS} has changed in vector {row:,} since it was written")
@@ -151,7 +151,7 @@ class Index:
         """Write an inverted file for faiss (Jégou et al. 2011), of which a search reads one list in 16."""
         import faiss
 
-        vectors_ND, n_lists = self.vectors_ND[self.row_N], isqrt(len(self.row_N))
+        vectors_ND, n_lists = self.vectors_ND[self.row_N], math.isqrt(len(self.row_N))
         lists: Any = faiss.index_factory(vectors_ND.shape[1], f"IVF{n_lists},Flat", faiss.METRIC_INNER_PRODUCT)
         lists.train(vectors_ND)
         lists.add_with_ids(vectors_ND, self.row_N)

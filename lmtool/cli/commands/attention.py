@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
-from lmtool.cli.help import argument, option
+from lmtool.cli.help import argument, file_to_write, option
 from lmtool.cli.output import check_new, describe, put, put_json, warn_of_files
 
 
@@ -20,8 +20,10 @@ def attention(
     ),
     layer: int = option("K", "Layer to show, counted from 0; -1 is the last.", default=-1),
     head: int | None = option("K", "Head to show, counted from 0; the mean of all by default."),
-    output: Path | None = option("FILE", "A new .html page with all layers and heads.", "--output", "-o"),
-    npz: Path | None = option("FILE", "A new .npz file: layers, heads, queries, keys."),
+    output: Path | None = option(
+        "FILE", "A new .html page with all layers and heads.", "--output", "-o", parser=file_to_write
+    ),
+    npz: Path | None = option("FILE", "A new .npz file: layers, heads, queries, keys.", parser=file_to_write),
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import Json, Quiet
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels
@@ -31,7 +31,9 @@ def check(
     test: str | None = option("TABLE", "Test table."),
     tokenizer: str | None = option("RUN", "Is the text in the language of this run's or file's tokenizer?"),
     column: Column = None,
-    fix: Path | None = option("FILE", "Write the table without duplicates, contradictions and leaks to a new file."),
+    fix: Path | None = option(
+        "FILE", "Write the table without duplicates, contradictions and leaks to a new file.", parser=file_to_write
+    ),
     run: str | None = option("RUN", "With --fix: without rows, too, whose vectors by this model are nearly equal."),
     near: float | None = option("X", "From which cosine similarity on.", shown=str(NEAR), min=0.0, max=1.0),
     *,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
-from lmtool.cli.help import GroupWithDefault, argument, flag, group, option, register
+from lmtool.cli.help import GroupWithDefault, argument, file_to_write, flag, folder_to_write, group, option, register
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import OF_TEXTS, as_data, sets, settings_in
@@ -28,7 +28,7 @@ def embed(
     ),
     whole: bool = flag("One vector per text, pooled as the model was trained to; by mean where it was not.", "--whole"),
     output: Path | None = option(
-        "FILE", "A new .npz or .jsonl file; JSON lines on stdout by default.", "--output", "-o"
+        "FILE", "A new .npz or .jsonl file; JSON lines on stdout by default.", "--output", "-o", parser=file_to_write
     ),
     truncate: bool = flag("Truncate texts to the context.", "--truncate"),
     *,
@@ -86,7 +86,9 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
 def index(
     texts: list[str] | None = argument("FILES|TABLE", f"{TEXT_HELP} Each line or row is a text."),
     run: str | None = option("RUN", f"The model: {RUN_HELP[0].lower()}{RUN_HELP[1:]}", shown="that of the index"),
-    output: Path = option("INDEX", "The folder of the index, new or not.", "--output", "-o", default=...),
+    output: Path = option(
+        "INDEX", "The folder of the index, new or not.", "--output", "-o", default=..., parser=folder_to_write
+    ),
     remove: list[str] | None = option("ID|FILE", "Remove a text, or all texts of a file. May be repeated."),
     *,
     device: Device = "auto",
@@ -131,7 +133,9 @@ def query(
     k: int = option("N", "How many texts to show.", "-k", default=10, min=1),
     rerank: str | None = option("RUN", "A model of pairs of texts, which ranks the nearest 100 anew."),
     run: str | None = option("RUN", "The model of the index, where it has been moved."),
-    output: Path | None = option("FILE", "A new .jsonl or .csv file for what is found.", "--output", "-o"),
+    output: Path | None = option(
+        "FILE", "A new .jsonl or .csv file for what is found.", "--output", "-o", parser=file_to_write
+    ),
     *,
     device: Device = "auto",
     as_json: Json = False,

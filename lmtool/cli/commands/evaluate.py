@@ -18,7 +18,7 @@ from lmtool.cli.arguments import (
     TaskName,
     TypedText,
 )
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_result, warn, warn_of_leaks
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
@@ -55,7 +55,9 @@ def evaluate(
     seed: int = option("N", "With --shots: the seed that draws them.", default=1, min=0),
     calibrate: bool = flag("With --prompt: divide by the probabilities for prompts without content.", "--calibrate"),
     suite: str | None = option("NAME", "Measure tasks: a suite that comes with lmtool, or a YAML file."),
-    rows: Path | None = option("FILE", "With --suite: a new .jsonl file with the scores of each row."),
+    rows: Path | None = option(
+        "FILE", "With --suite: a new .jsonl file with the scores of each row.", parser=file_to_write
+    ),
     output: HtmlFile = None,
     *,
     device: Device = "auto",

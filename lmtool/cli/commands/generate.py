@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, put_json, tell, warn
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
@@ -64,7 +64,9 @@ def generate(
     show_probs: bool = flag(
         "Print each token with its probability and rank, and what filters removed.", "--show-probs", panel=OUTPUT
     ),
-    html: Path | None = _output("FILE", "Write a page too: what --show-probs prints, and the tree of a beam search."),
+    html: Path | None = _output(
+        "FILE", "Write a page too: what --show-probs prints, and the tree of a beam search.", parser=file_to_write
+    ),
     deterministic: bool = flag(
         "Compute each text alone, so that results do not depend on batching.", "--deterministic", panel=OUTPUT
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import describe, describe_skipped, open_model, tell
 from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
 from lmtool.decoding.settings import Beam, Greedy
@@ -27,7 +27,9 @@ def predict(
         "or a text per line.",
     ),
     texts: TypedText = None,
-    output: Path | None = option("FILE", "The .csv (or .conll) file to write; stdout by default.", "--output", "-o"),
+    output: Path | None = option(
+        "FILE", "The .csv (or .conll) file to write; stdout by default.", "--output", "-o", parser=file_to_write
+    ),
     task: TaskName = "",
     num_beams: NumBeams = None,
     min_probability: float | None = option("P", "Leave a prediction blank below this probability.", min=0, max=1),

@@ -13,7 +13,7 @@ import typer
 from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName, TaskName
-from lmtool.cli.help import argument, flag, group, option, register
+from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
 from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display, count
 from lmtool.cli.settings import READING, as_data, sets, settings_in
@@ -213,7 +213,9 @@ def _compared(value: object) -> str:
 
 def merge(
     run: RunName,
-    output: Path | None = option("DIR", "The run directory; a new one in runs/ by default.", "--output", "-o"),
+    output: Path | None = option(
+        "DIR", "The run directory; a new one in runs/ by default.", "--output", "-o", parser=folder_to_write
+    ),
 ) -> None:
     """Merge the adapters of a run into the weights: a new run that predicts alike and needs no base run.
 

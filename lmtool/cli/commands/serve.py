@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
 from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in
 from lmtool.decoding.settings import DRAFT_TOKENS
@@ -77,7 +77,9 @@ def label(
     labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),
     multi: bool = flag("Any number of labels a row.", "--multi"),
     run: str | None = option("RUN", "Choose rows by this model's vectors, which were best trained to embed texts."),
-    output: Path | None = option("FILE", "The CSV with all labels.", "--output", "-o", shown="TABLE.labelled.csv"),
+    output: Path | None = option(
+        "FILE", "The CSV with all labels.", "--output", "-o", shown="TABLE.labelled.csv", parser=file_to_write
+    ),
     port: int = option("N", "The port of the page; 0 for any that is free.", default=8001, min=0, max=65535),
     *,
     device: Device = "auto",

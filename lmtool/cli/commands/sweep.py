@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
-from lmtool.cli.help import argument, option
+from lmtool.cli.help import argument, folder_to_write, option
 from lmtool.cli.output import put, put_json, put_table, tell
 from lmtool.cli.progress import Display, count
 from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels
@@ -30,7 +30,9 @@ def sweep(
     seeds: int = option("N", "Seeds of each setting.", default=1, min=1, max=1000),
     minutes: float | None = option("N", _MINUTES, min=0.01),
     jobs: int | None = option("N", "Runs at once.", shown="one for each GPU, or core", min=1, max=1000),
-    output: Path | None = option("DIR", "Directory of the sweep; a new one in runs/ by default.", "--output", "-o"),
+    output: Path | None = option(
+        "DIR", "Directory of the sweep; a new one in runs/ by default.", "--output", "-o", parser=folder_to_write
+    ),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
-from lmtool.cli.help import argument, option
+from lmtool.cli.help import argument, file_to_write, folder_to_write, option
 from lmtool.cli.output import check_new, put_json, warn_of_files
 from lmtool.cli.progress import Display, count, entries
 from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
@@ -32,12 +32,16 @@ OPTIONS: KeyOptions = {
 @sets(OPTIONS)
 def tokenize(
     text: list[str] | None = argument("TEXT", TEXT_HELP),
-    output: Path | None = option("DIR", "Folder for tokenizer.json, train/ and valid/.", "--output", "-o"),
+    output: Path | None = option(
+        "DIR", "Folder for tokenizer.json, train/ and valid/.", "--output", "-o", parser=folder_to_write
+    ),
     recipe: str = recipe_name(DEFAULT_RECIPE),
     overrides: Overrides = None,
     *,
     show: str | None = option("TEXT", "Show the pieces and ids of this text."),
-    html: Path | None = option("FILE", "With --show: write a page of the pieces in colours, and of the merges of BPE."),
+    html: Path | None = option(
+        "FILE", "With --show: write a page of the pieces in colours, and of the merges of BPE.", parser=file_to_write
+    ),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
