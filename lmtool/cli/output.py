@@ -127,14 +127,30 @@ def describe_skipped(skipped: "Skipped | None") -> None:
 
 
 def put(*lines: object) -> None:
-    """Write lines to stdout."""
+    """Write lines for people to stdout, with control characters escaped wherever they go."""
     for line in lines:
         typer.echo(plain(str(line)))
 
 
+def put_data(value: object, end: str = "\n") -> None:
+    """Write text of data or models, or a path, to stdout.
+
+    A file or pipe receives the bytes that a file named by `-o` has, in UTF-8; a terminal no control characters.
+    """
+    stream, text = sys.stdout, f"{value}{end}"
+    if stream.isatty():
+        stream.write(plain(text, lines=True))
+    elif isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        stream.buffer.write(text.encode("utf-8", "backslashreplace"))
+    else:
+        stream.write(text)
+    stream.flush()
+
+
 def put_json(value: object, indent: int | None = None) -> None:
     """Write a value to stdout as JSON, on one line without an indent."""
-    typer.echo(json.dumps(value, indent=indent))
+    put_data(json.dumps(value, indent=indent))
 
 
 def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
@@ -142,10 +158,11 @@ def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console")
     from rich.text import Text
 
     for row in rows:
+        cells = [*map(plain, row)]
         if console.is_terminal:
-            table.add_row(*map(Text, row))
+            table.add_row(*map(Text, cells))
         else:
-            typer.echo("\t".join(row))
+            typer.echo("\t".join(cells))
     if console.is_terminal:
         console.print(table)
 
@@ -193,7 +210,7 @@ def show_picture(made: _Lines, page: Callable[[], str], output: Path | None, val
     if value is not None:
         put_json(value)
     elif output is not None:
-        put(output)
+        put_data(output)
     else:
         show_lines(made)
 
@@ -208,6 +225,6 @@ def show_lines(made: _Lines) -> None:
         if isinstance(line, str):
             put(line)
         elif is_plain:
-            typer.echo(line.plain.rstrip())
+            put(line.plain.rstrip())
         else:
             console.print(line, no_wrap=True)

@@ -244,7 +244,8 @@ def _cell(value: Value) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        # half a pair of surrogates, which UTF-8 lacks, stays escaped
+        return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
     return str(value)
 
 

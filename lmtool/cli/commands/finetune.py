@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import put, tell
+from lmtool.cli.output import put, put_data, tell
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
 from lmtool.cli.training import continued, follow
@@ -113,7 +113,7 @@ def finetune(
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 made, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
-                put(made)
+                put_data(made)
     put(*(spread(measured) if seeds > 1 else ()))
 
 

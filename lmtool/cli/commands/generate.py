@@ -11,7 +11,7 @@ import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, put_json, tell, warn
+from lmtool.cli.output import check_new, describe, put, put_data, put_json, tell, warn
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
@@ -145,7 +145,6 @@ def generate(
     if not quiet:
         again = "texts that are in the training data are drawn again; --no-novel keeps them"
         tell(*drafting, *([again] if is_novel else []))
-    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     n_tokens = n_proposed = n_accepted = n_known = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
@@ -161,7 +160,7 @@ def generate(
             put_json(record(generator, completion, settings, options))
         elif not streams:
             text = generator.echoed(completion.prompt, settings, echo) + completion.text
-            print(("---\n" if i else "") + shown(text), flush=True)
+            put_data(("---\n" if i else "") + text)
             if show_probs:
                 _print_probabilities(generator, completion)
             if completion.score is not None and not quiet:
@@ -186,9 +185,9 @@ def generate(
 
 def _streamed(echoed: str, pieces: "Iterable[Piece]") -> "Iterator[Completion]":
     """Print a text to a terminal as it is generated, and yield it then."""
-    print(plain(echoed, lines=True), end="", flush=True)
+    put_data(echoed, end="")
     for piece in pieces:
-        print(plain(piece.text, lines=True), end="" if piece.completion is None else "\n", flush=True)
+        put_data(piece.text, end="" if piece.completion is None else "\n")
         if piece.completion is not None:
             yield piece.completion
 
@@ -235,6 +234,6 @@ def _replay(path: str, as_json: bool) -> None:
             continue
         outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
-        print(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200], flush=True)
+        put(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
     if not all_same:
         raise typer.Exit(DIFFERENT)

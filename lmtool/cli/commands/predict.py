@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model, tell
+from lmtool.cli.output import describe, describe_skipped, open_model, put_data, tell
 from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.errors import UsageError
@@ -95,7 +93,7 @@ def predict(
         lines = table_lines(answers.table, answers.added, counted(), guard_formulas=guard_formulas)
         if output is None:
             for line in lines:
-                typer.echo(line, nl=False)
+                put_data(line, end="")
         else:
             write_table(output, answers.table, lines)
     describe_skipped(answers.skipped)
