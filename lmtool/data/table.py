@@ -19,6 +19,7 @@ from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
+from lmtool.records import finite
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = re.compile(r'[",\r\n]')
@@ -220,6 +221,25 @@ def table_lines(
         yield csv_line([*row.values, *values], guard_formulas)
 
 
+def json_lines(table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]]) -> Iterator[str]:
+    """Rows of a table with further values after them, as an object on each line; what is no JSON is text or null.
+
+    The keys are the columns of `table_lines`.
+    """
+    names = [*table.names, *_free_names(table, added)]
+    for row, values in rows:
+        yield json.dumps(finite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
+
+
+def json_list(lines: Iterable[str]) -> Iterator[str]:
+    """JSON lines as the lines of one list."""
+    before = "[\n"
+    for line in lines:
+        yield before + line.removesuffix("\n")
+        before = ",\n"
+    yield "[]\n" if before == "[\n" else "\n]\n"
+
+
 def csv_line(values: Iterable[Value], guard_formulas: bool = False) -> str:
     """Values as a line of CSV: comma, LF, quotes where needed; None is an empty field, lists and objects are JSON.
 
@@ -259,7 +279,7 @@ def _guarded(cell: str) -> str:
 
 
 def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
-    """Write the lines of `table_lines`, made of a table, to a new file atomically, in bounded memory.
+    """Write the lines of `table_lines` or `json_lines`, made of a table, to a new file atomically, in bounded memory.
 
     Raises UsageError when `path` exists; ResourceError when it cannot be written.
     """
