@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from lmtool.compute.device import InferenceName
     from lmtool.data.table import Skipped
+    from lmtool.decoding.settings import Settings
     from lmtool.inference.load import Loaded
     from lmtool.recipe.spec.base import DeviceName
 
@@ -116,6 +118,17 @@ def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[
     leaks = list(find_leaks(Run.open(loaded.run_path), texts)) if is_main() else []
     warn(map(str, leaks))
     return {"leaks": [asdict(one) for one in leaks]}
+
+
+def warn_of_cut_forms(settings: "Settings", reasons: Counter[str]) -> None:
+    """Warn of texts that were cut before they had the form that was asked for. reasons: why the texts ended."""
+    n_cut, form = reasons["length"] + reasons["time"], settings.form
+    if form is None or not n_cut:
+        return
+    texts = "the text was" if reasons.total() == 1 else f"{n_cut} of {reasons.total()} texts were"
+    limit = "--max-time" if reasons["time"] else "--max-new-tokens"
+    fix = f"raise {limit}" if form.complete or settings.name == "beam" else f"add --complete, or raise {limit}"
+    warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
 
 
 def describe_skipped(skipped: "Skipped | None") -> None:

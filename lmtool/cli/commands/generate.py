@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, put, put_data, put_json, tell, warn
+from lmtool.cli.output import check_new, describe, put, put_data, put_json, tell, warn, warn_of_cut_forms
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
@@ -145,12 +146,14 @@ def generate(
     if not quiet:
         again = "texts that are in the training data are drawn again; --no-novel keeps them"
         tell(*drafting, *([again] if is_novel else []))
+    reasons = Counter[str]()
     n_tokens = n_proposed = n_accepted = n_known = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     for i, completion in enumerate(completions):
         n_tokens += len(completion.tokens)
         n_known += completion.is_known
+        reasons[completion.finish_reason] += 1
         n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
         if html is not None:
             filled = completion.finish_reason == "filled"
@@ -165,6 +168,7 @@ def generate(
                 _print_probabilities(generator, completion)
             if completion.score is not None and not quiet:
                 tell(f"score {completion.score:.4f}")
+    warn_of_cut_forms(settings, reasons)
     if html is not None:
         from lmtool.report.generated import as_page
         from lmtool.report.page import write_page

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmtool.cli.arguments import Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model, put_data, tell
+from lmtool.cli.output import describe, describe_skipped, open_model, put_data, tell, warn_of_cut_forms
 from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.errors import UsageError
@@ -95,11 +95,13 @@ def predict(
             for _ in answers.rows:
                 pass
             return
-        blanks = Counter[bool]()
+        blanks, reasons = Counter[bool](), Counter[str]()
 
         def counted() -> Iterator[tuple[Any, Any]]:
             for row, cells in answers.rows:
                 blanks[cells[0] is None] += 1
+                if prompt is not None:
+                    reasons[cells[1]] += 1
                 yield row, cells
 
         if as_json:
@@ -114,6 +116,8 @@ def predict(
         else:
             write_table(output, answers.table, lines)
     describe_skipped(answers.skipped)
+    if prompt is not None:
+        warn_of_cut_forms(settings, reasons)
     if min_probability is not None:
         tell(f"{blanks[True]:,} of {blanks.total():,} predictions are blank: below {min_probability:g}")
     describe(loaded, quiet)
