@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from lmtool import system
+from lmtool.decoding.settings import MaskPredict
 from lmtool.durable import refuse_existing
 from lmtool.errors import UsageError
 from lmtool.printable import plain
@@ -122,9 +123,10 @@ def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[
 
 def warn_of_cut_forms(settings: "Settings", reasons: Counter[str]) -> None:
     """Warn of texts that were cut before they had the form that was asked for. reasons: why the texts ended."""
-    n_cut, form = reasons["length"] + reasons["time"], settings.form
-    if form is None or not n_cut:
+    n_cut = reasons["length"] + reasons["time"]
+    if isinstance(settings, MaskPredict) or settings.form is None or not n_cut:
         return
+    form = settings.form
     texts = "the text was" if reasons.total() == 1 else f"{n_cut} of {reasons.total()} texts were"
     limit = "--max-time" if reasons["time"] else "--max-new-tokens"
     fix = f"raise {limit}" if form.complete or settings.name == "beam" else f"add --complete, or raise {limit}"

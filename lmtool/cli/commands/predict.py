@@ -101,7 +101,7 @@ def predict(
             for row, cells in answers.rows:
                 blanks[cells[0] is None] += 1
                 if prompt is not None:
-                    reasons[cells[1]] += 1
+                    reasons[str(cells[1])] += 1
                 yield row, cells
 
         if as_json:
