@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lmtool.cli.output import put, tell, warn
+from lmtool.cli.output import put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
@@ -77,7 +77,7 @@ def follow(
         # a finished run lacks its page where the process was killed before it was written
         if reason or not (display.run / REPORT).exists():
             _write_report(display.run, quiet)
-        typer.echo(display.run)
+        put_data(display.run)
     if reason == "interrupted" and step < last:
         raise typer.Exit(stop.exit_code)
     return display.run

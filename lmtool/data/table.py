@@ -20,6 +20,7 @@ from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
+from lmtool.records import finite
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = re.compile(r'[",\r\n]')
@@ -221,6 +222,25 @@ def table_lines(
         yield csv_line([*row.values, *values], guard_formulas)
 
 
+def json_lines(table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]]) -> Iterator[str]:
+    """Rows of a table with further values after them, as an object on each line; what is no JSON is text or null.
+
+    The keys are the columns of `table_lines`.
+    """
+    names = [*table.names, *_free_names(table, added)]
+    for row, values in rows:
+        yield json.dumps(finite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
+
+
+def json_list(lines: Iterable[str]) -> Iterator[str]:
+    """JSON lines as the lines of one list."""
+    before = "[\n"
+    for line in lines:
+        yield before + line.removesuffix("\n")
+        before = ",\n"
+    yield "[]\n" if before == "[\n" else "\n]\n"
+
+
 def csv_line(values: Iterable[Value], guard_formulas: bool = False) -> str:
     """Values as a line of CSV: comma, LF, quotes where needed; None is an empty field, lists and objects are JSON.
 
@@ -245,7 +265,8 @@ def _cell(value: Value) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        # half a pair of surrogates, which UTF-8 lacks, stays escaped
+        return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
     return str(value)
 
 
@@ -259,7 +280,7 @@ def _guarded(cell: str) -> str:
 
 
 def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
-    """Write the lines of `table_lines`, made of a table, to a new file atomically, in bounded memory.
+    """Write the lines of `table_lines` or `json_lines`, made of a table, to a new file atomically, in bounded memory.
 
     Raises UsageError when `path` exists; ResourceError when it cannot be written.
     """

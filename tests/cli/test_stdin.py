@@ -90,6 +90,28 @@ def test_predictions_of_texts(lmtool, classifier, table, stdin):
     lmtool.refuses(2, "predict", classifier, table, "--text", "a", words=["not both"])
 
 
+def test_predictions_as_json(lmtool, classifier, table, home):
+    """By the ending of the file, or --json: the names of the CSV, and numbers that are numbers."""
+    rows = read(lmtool.succeeds("predict", classifier, table))
+    printed = lmtool.succeeds("predict", classifier, table, "--json").out
+    records = [json.loads(line) for line in printed.splitlines()]
+    for name in ("out.jsonl", "out.json", "out.csv"):
+        lmtool.succeeds("predict", classifier, table, "-o", name)
+    assert (home / "out.jsonl").read_text() == printed
+    assert json.loads((home / "out.json").read_text()) == records
+    assert list(csv.DictReader((home / "out.csv").read_text().splitlines())) == rows
+    for row, record in zip(rows, records, strict=True):
+        assert list(record) == list(row) == ["review", "label", "predicted", "p_no", "p_yes"]
+        assert {name: record[name] for name in ("review", "label", "predicted")}.items() <= row.items()
+        for name in ("p_no", "p_yes"):
+            assert record[name] == pytest.approx(float(row[name]), abs=1e-6)
+    blank = json.loads(lmtool.succeeds("predict", classifier, "--text", "a", "--min-probability", "1", "--json").out)
+    assert blank["predicted"] is None
+    lmtool.refuses(2, "predict", classifier, table, "-o", "other.parquet", words=["other.parquet"])
+    lmtool.refuses(2, "predict", classifier, table, "--json", "-o", "other.csv", words=["--json"])
+    lmtool.refuses(2, "predict", classifier, table, "--json", "--guard-formulas", words=["--guard-formulas"])
+
+
 def test_a_table_on_standard_input_is_evaluated(lmtool, classifier, table, stdin):
     expected = lmtool.succeeds("eval", classifier, table, "--json").out
     stdin(table.read_text())

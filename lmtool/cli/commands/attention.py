@@ -5,7 +5,7 @@ from typing import Literal
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, option
-from lmtool.cli.output import check_new, describe, put, put_json, warn_of_files
+from lmtool.cli.output import check_new, describe, put_data, put_json, warn_of_files
 
 
 def attention(
@@ -66,7 +66,8 @@ def attention(
     if as_json:
         put_json(attended.to_json() | ({} if decided is None else {"attribution": decided.to_json()}))
     elif output is not None or npz is not None:
-        put(*filter(None, (output, npz)))
+        for path in filter(None, (output, npz)):
+            put_data(path)
     else:
         console = Console(highlight=False)
         words = () if decided is None else attribution_lines(decided)

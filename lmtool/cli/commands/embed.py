@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
 from lmtool.cli.help import GroupWithDefault, argument, file_to_write, flag, folder_to_write, group, option, register
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_json
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_data, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import OF_TEXTS, as_data, sets, settings_in
 from lmtool.errors import UsageError
@@ -59,10 +57,10 @@ def embed(
     if output is None or not is_main():
         for line in embedding.as_lines(embedded):
             if is_main():
-                typer.echo(line)
+                put_data(line)
         return
     embedding.save(output, embedded)
-    put(output)
+    put_data(output)
 
 
 def _read(files: list[str] | None, typed: list[str] | None, column: str, reading: dict[str, Any]) -> "Iterator[Entry]":
@@ -162,10 +160,10 @@ def query(
     if output is not None:
         lines = as_csv(answers) if output.suffix == ".csv" else as_json_lines(answers)
         durable.write_output(output, map(str.encode, lines))
-        put(output)
+        put_data(output)
     elif as_json:
         for line in as_json_lines(answers):
-            typer.echo(line, nl=False)
+            put_data(line, end="")
     else:
         for text, entries in answers:
             shown = [f"{one.score:.4f}  {one.id}  {' '.join(one.text.split())[:200]}" for one in entries]

@@ -5,7 +5,7 @@ from typing import Literal
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
-from lmtool.cli.output import put, tell, warn
+from lmtool.cli.output import put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
 from lmtool.printable import aligned
@@ -30,7 +30,7 @@ def import_model(
 
     with Display(shown=True, quiet=quiet) as display:
         run = import_run(model, output, display.report)
-    put(run)
+    put_data(run)
 
 
 def export_run(
@@ -79,7 +79,7 @@ def export_run(
     warn(exported.base.warnings)
     if not quiet:
         tell(f"exported as {exported.describe()}{beside}")
-    put(output)
+    put_data(output)
 
 
 def list_data(
@@ -128,7 +128,8 @@ def get_data(
     """
     from lmtool.data.catalogue import read_catalogue
 
-    put(*read_catalogue().get(name, output))
+    for path in read_catalogue().get(name, output):
+        put_data(path)
 
 
 data = group(

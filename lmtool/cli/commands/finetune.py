@@ -12,7 +12,7 @@ import typer
 
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
 from lmtool.cli.help import argument, flag, folder_to_write, option
-from lmtool.cli.output import put, tell
+from lmtool.cli.output import put, put_data, tell
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
 from lmtool.cli.training import continued, follow
@@ -133,7 +133,7 @@ def finetune(
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 if merged is None or not (seeds > 1 and is_begun(merged)):
                     merged, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
-                put(merged)
+                put_data(merged)
     put(*(spread([run.all_results for run in runs]) if seeds > 1 else ()))
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, put_json, tell, warn
+from lmtool.cli.output import check_new, describe, put, put_data, put_json, tell, warn, warn_of_cut_forms
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
@@ -147,13 +148,14 @@ def generate(
     if not quiet:
         again = "texts that are in the training data are drawn again; --no-novel keeps them"
         tell(*drafting, *([again] if is_novel else []))
-    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
+    reasons = Counter[str]()
     n_tokens = n_proposed = n_accepted = n_known = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     for i, completion in enumerate(completions):
         n_tokens += len(completion.tokens)
         n_known += completion.is_known
+        reasons[completion.finish_reason] += 1
         n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
         if html is not None:
             filled = completion.finish_reason == "filled"
@@ -163,11 +165,12 @@ def generate(
             put_json(record(generator, completion, settings, options))
         elif not streams:
             text = generator.echoed(completion.prompt, settings, echo) + completion.text
-            print(("---\n" if i else "") + shown(text), flush=True)
+            put_data(("---\n" if i else "") + text)
             if show_probs:
                 _print_probabilities(generator, completion)
             if completion.score is not None and not quiet:
                 tell(f"score {completion.score:.4f}")
+    warn_of_cut_forms(settings, reasons)
     if html is not None:
         from lmtool.report.generated import as_page
         from lmtool.report.page import write_page
@@ -188,9 +191,9 @@ def generate(
 
 def _streamed(echoed: str, pieces: "Iterable[Piece]") -> "Iterator[Completion]":
     """Print a text to a terminal as it is generated, and yield it then."""
-    print(plain(echoed, lines=True), end="", flush=True)
+    put_data(echoed, end="")
     for piece in pieces:
-        print(plain(piece.text, lines=True), end="" if piece.completion is None else "\n", flush=True)
+        put_data(piece.text, end="" if piece.completion is None else "\n")
         if piece.completion is not None:
             yield piece.completion
 
@@ -237,6 +240,6 @@ def _replay(path: str, as_json: bool) -> None:
             continue
         outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
-        print(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200], flush=True)
+        put(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
     if not all_same:
         raise typer.Exit(DIFFERENT)

@@ -4,11 +4,9 @@ import os
 from functools import partial
 from pathlib import Path
 
-import typer
-
 from lmtool.cli.arguments import HtmlFile, Json, Quiet
 from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import check_new, put, put_json, show_picture
+from lmtool.cli.output import check_new, put, put_data, put_json, show_picture
 from lmtool.cli.settings import Overrides, is_recipe
 from lmtool.errors import UsageError
 
@@ -53,7 +51,7 @@ def show(
     recipe = load(name, settings_of(overrides or ()))
     origins = recipe.origins if resolved else None
     text = dump(recipe.recipe, origins) if resolved or overrides else find(name).read_text(encoding="utf-8")
-    typer.echo(text, nl=False)
+    put_data(text, end="")
 
 
 def draw(
@@ -140,7 +138,7 @@ def schema() -> None:
     """
     from lmtool.recipe.dump import schema
 
-    typer.echo(schema(), nl=False)
+    put_data(schema(), end="")
 
 
 app = group(

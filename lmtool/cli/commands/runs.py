@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
-from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn, warn_of_leaks
+from lmtool.cli.output import open_model, put, put_data, put_json, put_table, show_lines, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display, count
 from lmtool.cli.settings import READING, as_data, sets, settings_in
 from lmtool.errors import UsageError
@@ -158,9 +158,9 @@ def compare(
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in heading:
         table.add_column(overflow="fold", style=None if name else "dim")
-    put_table(table, ([plain(cell) for cell in row] for row in [heading, *rows]), Console())
+    put_table(table, [heading, *rows], Console())
     for note in notes:
-        typer.echo(f"note\t{plain(note)}")
+        put_data(f"note\t{plain(note)}")
     for comparison in tested:
         put(*comparison.lines())
 
@@ -228,7 +228,7 @@ def merge(
 
     merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
-    put(merged)
+    put_data(merged)
 
 
 def rm(

@@ -10,7 +10,7 @@ import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, folder_to_write, option
-from lmtool.cli.output import put, put_json, put_table, tell
+from lmtool.cli.output import put_data, put_json, put_table, tell
 from lmtool.cli.progress import Display, count
 from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels
 from lmtool.cli.signals import StopAtStep
@@ -117,7 +117,7 @@ def sweep(
         ]
         table = Table(*columns, box=None, pad_edge=False, show_header=False)
         put_table(table, [columns, *texts], Console())
-        put(page)
+        put_data(page)
     if stop.requested():
         raise typer.Exit(stop.exit_code)
     if not quiet and rows[0].runs:

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, file_to_write, folder_to_write, option
-from lmtool.cli.output import check_new, put_json, warn_of_files
+from lmtool.cli.output import check_new, put, put_data, put_json, warn_of_files
 from lmtool.cli.progress import Display, count, entries
 from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
 from lmtool.errors import UsageError
@@ -100,7 +98,7 @@ def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -
         put_json({"text": text, "pieces": pieces, "ids": ids})
     else:
         for token, piece in zip(ids, pieces, strict=True):
-            typer.echo(f"{token}\t{piece}")
+            put_data(f"{token}\t{piece}")
 
 
 def _summarise(
@@ -132,8 +130,8 @@ def _summarise(
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
     in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
-    typer.echo(f"tokenizer  {entries(prepared.tokenizer, requested)}")
-    typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
-    typer.echo(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
-    typer.echo(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
-    typer.echo(f"saved      {saved}")
+    put(f"tokenizer  {entries(prepared.tokenizer, requested)}")
+    put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
+    put(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
+    put(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
+    put(f"saved      {saved}")
