@@ -88,10 +88,12 @@ def subject_of(names: Sequence[str], data: Data, *, is_text: bool) -> Subject:
             return "tokens"
         if name == "last" or _run_path(name) is not None:
             return "run"
-        if data.test or unpacked_name(folder).endswith(TABLES):
+        if data.test:
             return "table"
         if not folder.is_dir() and (name.startswith(PREFIX) or suffix(folder) != ".txt"):
             return "table" if _is_labelled(name, data) else "text"
+        if unpacked_name(folder).endswith(TABLES):
+            return "table"
     return "text"
 
 

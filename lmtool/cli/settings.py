@@ -19,7 +19,7 @@ DEFAULT_RECIPE = "default"
 Overrides = Annotated[
     list[str] | None, shared("KEY=VALUE", "Override a key of the recipe; +N adds. May be repeated.", "--set", "-s")
 ]
-COLUMN_HELP = "Text column of .jsonl, .csv and .parquet files."
+COLUMN_HELP = "Text column of .jsonl, .json, .csv and .parquet files."
 Column = Annotated[str | None, shared("NAME", COLUMN_HELP)]
 
 

@@ -120,8 +120,8 @@ class Squad(TextRows):
             inside = article.get("paragraphs") if isinstance(article, dict) else None
             paragraphs += inside if isinstance(inside, list) else [None]
         if not all(isinstance(one, dict) and _are_objects(one.get("qas")) for one in paragraphs):
-            what = "not the JSON of SQuAD: it has no data, paragraphs and qas"
-            fix = 'write {"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}; JSON lines are named .jsonl'
+            what = "neither a list of objects nor the JSON of SQuAD, which has data, paragraphs and qas"
+            fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}; JSON lines are named .jsonl'
             raise DataError(what, where=display(self.path), fix=fix)
         return paragraphs
 

@@ -26,7 +26,7 @@ PACKED = (".gz", ".zst")
 """Endings of compressed files: gzip, and Zstandard (RFC 8878)."""
 
 TABLES = (".tsv", ".conll", ".json")
-"""Formats of files that are tables only."""
+"""Formats of files that are tables only, but for .json: see `is_json_list`."""
 
 FORMATS = (*SUFFIXES, *TABLES, *PACKED)
 
@@ -41,6 +41,9 @@ LONGEST_SEARCH = 1 << 26
 
 LONGEST_LINE = 1 << 26
 """Characters that no line may have."""
+
+_UNSEEN = b" \t\r\n\0" + codecs.BOM_UTF8 + codecs.BOM_UTF16
+"""White space, the bytes of byte order marks, and the zeros of UTF-16."""
 
 _LINE_END = re.compile(rb"\n")
 _BLANK_LINE = re.compile(rb"(?<=\n)\r?\n")
@@ -80,9 +83,23 @@ def unpacked_name(path: Path) -> str:
 
 
 def suffix(path: Path) -> str:
-    """The format inferred from a file's name without an ending of PACKED; .txt by default."""
+    """The format inferred from a file's name without an ending of PACKED; .txt by default.
+
+    It is .json where the file has a list of objects; other JSON is text like any other.
+    """
     name = unpacked_name(path)
+    if name.endswith(".json"):
+        return ".json" if is_json_list(path) else ".txt"
     return next((s for s in SUFFIXES[1:] if name.endswith(s)), ".txt")
+
+
+def is_json_list(path: Path) -> bool:
+    """Whether a file begins as a list of JSON objects does, in UTF-8 or UTF-16."""
+    if not path.is_file():
+        return False
+    with reading(path), open_bytes(path) as file:
+        head = file.read(BLOCK)
+    return head.translate(None, _UNSEEN)[:2] == b"[{"
 
 
 def find_files(source: str) -> list[Path]:

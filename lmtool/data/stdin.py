@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lmtool.data.files import display, infer_encoding, text_lines
+from lmtool.data.files import display, infer_encoding, is_json_list, text_lines
 from lmtool.data.rowfile import bare_name
 from lmtool.data.table import AS_INFERRED
 from lmtool.durable import scratch_in, writing
@@ -61,7 +61,7 @@ def table_of_texts(
 
     columns: the model's texts of a row. chats: the texts are conversations, and those given are first messages.
     trained, reading: how the tables of training were read, and how this one is.
-    Standard input is a table when it is Parquet or JSON lines, or when its first line names all of `columns`; else each
+    Standard input is a table when it is Parquet or JSON, or when its first line names all of `columns`; else each
     line of it is a text. Raises UsageError unless there is either a source or texts, and for texts where rows have
     several.
     """
@@ -119,6 +119,7 @@ def _received_table(folder: Path, encoding: str | None) -> Path:
     path = _received(folder, "standard-input.csv")
     head = _head(path, encoding or infer_encoding(path)).lstrip()
     ending = ".parquet" if head.startswith("PAR1") else ".jsonl" if head.startswith("{") else ".csv"
+    ending = ".json" if is_json_list(path) else ending
     return path.rename(path.with_suffix(ending))
 
 

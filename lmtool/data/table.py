@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from lmtool import durable
 from lmtool.data.annotated import CONLL, SQUAD, Conll, Squad, conll_lines
 from lmtool.data.delimited import FIELD_LIMIT, DialectHints
-from lmtool.data.files import display, find_files, infer_encoding, shown, shown_all, unpacked_name
+from lmtool.data.files import display, find_files, infer_encoding, is_json_list, shown, shown_all, unpacked_name
 from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
 from lmtool.errors import DataError, UsageError
@@ -144,11 +144,11 @@ def open_table(
 ) -> Table:
     """Find a table, infer its format, and read its header.
 
-    `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
-    each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed
-    into the cache once. Delimiter and quoting, unless `reading` has them, are inferred from the text: see
-    `rowfile.open_rows`; the encoding of a file, unless it has that, as `files.infer_encoding` does with the usual one.
-    Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
+    `source` is a .csv, .tsv, .jsonl or .parquet file, a .json file with a list of objects or with questions, or tagged
+    sentences in a .conll file, each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`,
+    which is streamed into the cache once. Delimiter and quoting, unless `reading` has them, are inferred from the text:
+    see `rowfile.open_rows`; the encoding of a file, unless it has that, as `files.infer_encoding` does with the usual
+    one. Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     delimiter = reading.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
@@ -158,7 +158,7 @@ def open_table(
     ending = _ending(path, source)
     encoding = "UTF-8" if source.startswith(PREFIX) else reading.encoding or infer_encoding(path, usual_encoding)
     annotated = {CONLL: Conll, SQUAD: Squad}
-    if ending in annotated:
+    if ending in annotated and not (ending == SQUAD and is_json_list(path)):
         file: RowFile = annotated[ending](path, field_limit, encoding)
     else:
         file = open_rows(path, ending, field_limit, encoding, DialectHints(delimiter))

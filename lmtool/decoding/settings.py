@@ -99,6 +99,8 @@ class Limits(Common):
     max_time: a text ends with the first token after this time; None for no limit.
     repetition_penalty: positive logits of tokens in the text are divided by it, negative ones multiplied (Keskar et al.
         2019); 1 has no effect.
+    frequency_penalty: subtracted from the logit of a token once for each of its occurrences in the new text.
+    presence_penalty: subtracted once if there is any. Both as the API of OpenAI defines them; 0 has no effect.
     no_repeat_ngram: Paulus et al. 2018; 0 for no filter.
     form: what each text must be; None for anything. What follows for certain is taken whatever the filters exclude.
     """
@@ -117,6 +119,16 @@ class Limits(Common):
         Help("Above 1 discourages tokens already in the text.", "X", default=""),
         Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
     ] = 1.0
+    frequency_penalty: Annotated[
+        float,
+        Help("Lowers the logit of a token by X each time that it was generated.", "X"),
+        Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect"),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float,
+        Help("Lowers the logit of a token by X once it was generated.", "X"),
+        Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect"),
+    ] = 0.0
     no_repeat_ngram: Annotated[
         int,
         Help("No n-gram of N tokens occurs twice.", "N"),

@@ -46,7 +46,10 @@ from lmtool.tokenization.tools import read_tools
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
 
-SAMPLING = {"seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+SAMPLING = {
+    *("seed", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+}
 """Fields of a body that are settings of sampling, by the same names."""
 
 TOKENS_AT_ONCE = 2048

@@ -245,6 +245,7 @@ def test_every_setting_reaches_the_strategy(load):
     load(history_model())
     sampling = (
         "--temperature 0.5 --top-k 9 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repetition-penalty 1.2 "
+        "--frequency-penalty 0.3 --presence-penalty -0.2 "
         "--no-repeat-ngram 3 --min-new-tokens 2 --max-time 60 --max-new-tokens 4 --logit-bias ab=-1.5 --seed 1"
     )
     record = json.loads(call("x", *sampling.split(), "--json").stdout)["settings"]
@@ -255,6 +256,8 @@ def test_every_setting_reaches_the_strategy(load):
         min_p=0.1,
         typical_p=0.8,
         repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=-0.2,
         no_repeat_ngram=3,
         min_new_tokens=2,
         max_time=60.0,

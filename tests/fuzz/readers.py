@@ -149,6 +149,11 @@ def _jsonl(_: Path) -> list[bytes]:
     return ["\n".join(map(json.dumps, lines)).encode() for lines in (rows, turns)]
 
 
+def _json(_: Path) -> list[bytes]:
+    rows = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
+    return [json.dumps(rows, indent=indent).encode() for indent in (None, 2)]
+
+
 def _parquet(folder: Path) -> list[bytes]:
     path = folder / "a.parquet"
     pq.write_table(pa.table({"text": [f"a row {n}" for n in range(8)], "label": ["a", "b"] * 4}), path)
@@ -452,6 +457,7 @@ READERS = {
     "jsonl table": ModelRunner(_jsonl, _as_table("a.jsonl")),
     "parquet table": ModelRunner(_parquet, _as_table("a.parquet")),
     "conll": ModelRunner(lambda _: [b"The O\nbaker B-PER\n\nParis B-LOC\nrained O\n\n" * 3], _as_table("a.conll")),
+    "json table": ModelRunner(_json, _as_table("a.json")),
     "squad": ModelRunner(lambda _: [json.dumps(QUESTIONS).encode()], _as_table("a.json")),
     "txt corpus": ModelRunner(lambda _: [TEXT.encode(), TEXT.replace("\n", "\r\n\r\n").encode()], _as_corpus("a.txt")),
     "csv corpus": ModelRunner(lambda _: [TABLE.encode()], _as_corpus("a.csv")),

@@ -53,6 +53,8 @@ NEARLY = st.fixed_dictionaries(
         "echo": st.booleans(),
         "stream": st.booleans(),
         "repetition_penalty": st.floats(0, 11),
+        "frequency_penalty": st.floats(-3, 3),
+        "presence_penalty": st.floats(-3, 3),
     },
 )
 PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])

@@ -52,7 +52,7 @@ OPTIONS: KeyOptions = {
 
 @sets(OPTIONS)
 def finetune(
-    table: str | None = argument("TABLE", "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME."),
+    table: str | None = argument("TABLE", "A .csv, .tsv, .jsonl, .json, .parquet or .conll file, or hf:NAME."),
     source: str | None = option(
         "RUN", "The run, or published model, to fine-tune.", "--from", shown="last, if pretrained"
     ),

@@ -73,7 +73,7 @@ def serve(
 
 @sets(OF_TEXTS | {"data.label_column": READING["data.label_column"]})
 def label(
-    table: str = argument("TABLE", "The table: .csv, .tsv, .jsonl or .parquet. It stays as it is.", ...),
+    table: str = argument("TABLE", "The table: .csv, .tsv, .jsonl, .json or .parquet. It stays as it is.", ...),
     labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),
     multi: bool = flag("Any number of labels a row.", "--multi"),
     run: str | None = option("RUN", "Choose rows by this model's vectors, which were best trained to embed texts."),

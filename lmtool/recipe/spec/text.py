@@ -82,14 +82,15 @@ class Data(Spec):
     """The text to train on."""
 
     train: Strings = ()
-    """Files, folders, globs, or `hf:NAME` for a Hugging Face dataset; .txt, .jsonl, .csv, .parquet, also .gz, .zst."""
+    """Files, folders, globs, or `hf:NAME` for a Hugging Face dataset; .txt, .jsonl, .csv, .parquet, .json with a list
+    of objects, also .gz, .zst."""
     mixture: dict[str, PositiveFloat] = {}  # noqa: RUF012 - pydantic copies it
     """Texts to mix, each named as in `train`, and their weights: the share of each in every thousand examples. In place
     of `train`; each ends by itself and begins again."""
     valid: Strings = ()
     """Validation text; when empty, it is split off the training text."""
     column: str = "text"
-    """Column of .jsonl, .csv and .parquet files that holds the text."""
+    """Column of .jsonl, .json, .csv and .parquet files that holds the text."""
     source_column: str | None = None
     """Column that holds the source of a pair, for objective seq2seq; found by its name by default."""
     target_column: str | None = None
