@@ -135,11 +135,12 @@ def default_recipe(settings: Sequence[Setting], shape: TextShape | None = None) 
     model, objective = usual.recipe.model, usual.recipe.objective
     if model.counts or isinstance(objective, RowSpec):
         keys += LENGTHS
+    is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
     if shape.is_closed:
         reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"
-        name, lines, choices = CLOSED, [f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)"], infer_closed()
+        lines = [f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)"]
+        name, choices = CLOSED, infer_closed(is_decoder)
     else:
-        is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
         name, lines, choices = NAME, [], infer(shape, width, is_decoder)
     inferred = [choice for choice in choices if not choice.is_made(keys)]
     told = (*lines, *(str(one) for one in inferred if one.reason))
@@ -181,17 +182,23 @@ def infer(shape: TextShape, width: int | None = None, is_decoder: bool = True) -
     return inferred
 
 
-def infer_closed() -> list[Inferred]:
-    """What the default changes of the recipe for a closed vocabulary, so that two minutes are enough."""
+def infer_closed(is_decoder: bool = True) -> list[Inferred]:
+    """What the default changes in the recipe for a closed vocabulary, so that two minutes are enough."""
     length: dict[str, object] = {"training.minutes": MINUTES_CLOSED, "training.epochs": PASSES_CLOSED}
     reason = f"{MINUTES_CLOSED:g} minutes, or {PASSES_CLOSED} passes over the text"
-    return [
+    inferred = [
         Inferred("documents", "each by itself", {"data.isolate_documents": True}),
-        Inferred("heads", "", {"model.n_heads": 4}, frozenset({"model.n_heads", "model.d_model"})),
         Inferred("length", reason, length, frozenset(LENGTHS)),
         Inferred("schedule", "", {"schedule.decay_fraction": 0.7}, frozenset({"schedule"})),
         Inferred("validation", "", {"evaluation.tokens": 10_000}),
     ]
+    if is_decoder:
+        table = {"entries": ENTRIES, "longest": 5, "min_count": 4}
+        inferred += [
+            Inferred("heads", "", {"model.n_heads": 4}, frozenset({"model.n_heads", "model.d_model"})),
+            Inferred("embeddings", "of n-grams of up to 5 tokens too", {"model.ngram_embedding": table}),
+        ]
+    return inferred
 
 
 def _characters(shape: TextShape) -> Inferred:
