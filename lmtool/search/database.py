@@ -22,6 +22,9 @@ _MAGIC, _ROLLBACK = b"SQLite format 3\0", b"\1\1"
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """How a journal ends that names another one, which SQLite may delete. A journal of a single file never does."""
 
+LONGEST = 1_000_000_000
+"""Bytes of a text, beyond which SQLite reads none of itself."""
+
 _MOST_CALLS, _OPERATIONS = 1000, 1000
 """Calls of the handler, and operations of SQLite between them, in which a schema must be read."""
 
@@ -65,8 +68,8 @@ def connect(file: Path, schema: str, *, writes: bool = False) -> Iterator[sqlite
         if _schema_of(db) != _schema_made_by(schema):
             raise damaged(file.parent, f"{file.name} has other tables than those of this version")
         db.set_progress_handler(None, 0)
-        if not writes:  # no text is longer than the file
-            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(1 << 16, file.stat().st_size))
+        if not writes and (size := file.stat().st_size) < LONGEST:  # no text is longer than the file
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(1 << 16, size))
         elif db.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
             raise damaged(file.parent, f"{file.name} has pages that do not fit together")
         yield db
@@ -98,7 +101,7 @@ def sqlite_errors(folder: Path, *, writes: bool) -> Iterator[None]:
     """Turn errors of SQLite into a ResourceError where the system is the reason, else into a DataError."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where a message quotes what is no text
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             fix = "wait until it is done, then repeat the command"

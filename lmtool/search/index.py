@@ -58,7 +58,7 @@ WIDEST = 1 << 20
 BYTES_OF_ROW = 16
 """Each text takes more bytes than this in its file: a file with more texts than there is room for would never end."""
 
-_TABLES = """CREATE TABLE model (run TEXT, checkpoint TEXT, width INTEGER);
+SCHEMA = """CREATE TABLE model (run TEXT, checkpoint TEXT, width INTEGER);
 CREATE TABLE texts (vector INTEGER PRIMARY KEY, id TEXT UNIQUE, source TEXT, text TEXT, xxh3 TEXT);"""
 
 
@@ -72,7 +72,7 @@ class Index:
     def __init__(self, path: Path, loaded: Loaded | None = None, ranker: TextClassifier | None = None) -> None:
         """Raises DataError for an index that is missing or damaged, CheckpointError for one of another model."""
         self.path, self.loaded, self.ranker = path, cast(Loaded, loaded), ranker
-        with connect(path / TEXTS, _TABLES) as db:
+        with connect(path / TEXTS, SCHEMA) as db:
             db.execute("BEGIN")  # no text is removed, and its vector written over, until all are compared
             models = db.execute("SELECT run, checkpoint, width FROM model LIMIT 2").fetchall()
             most = (path / TEXTS).stat().st_size // BYTES_OF_ROW
@@ -139,7 +139,7 @@ class Index:
             with suppress(RuntimeError):  # it is damaged; the exact search needs none
                 hits = zip(*faiss.read_index(str(lists), faiss.IO_FLAG_MMAP).search(unit(query_QD), k), strict=True)
         sql = "SELECT id, source, text, ? FROM texts WHERE vector = ?"
-        with connect(self.path / TEXTS, _TABLES) as db:
+        with connect(self.path / TEXTS, SCHEMA) as db:
             for score_K, row_K in hits:
                 pairs = zip(score_K.tolist(), row_K.tolist(), strict=True)
                 found = [Entry(*columns) for pair in pairs for columns in db.execute(sql, pair)]
@@ -234,7 +234,7 @@ def add(path: Path, loaded: Loaded, entries: Sequence[Entry], report: Report) ->
             db,
         ):
             durable.write_new(new / VECTORS, vectors_1D.tobytes())
-            db.executescript(_TABLES)
+            db.executescript(SCHEMA)
             model = f"{loaded.run_path}@{loaded.step}", loaded.checkpoint_hash, vectors_1D.size
             db.execute("INSERT INTO model VALUES (?, ?, ?)", model)
     with _changing(path, loaded) as (index, db):
@@ -277,7 +277,7 @@ def _changing(path: Path, loaded: Loaded | None = None) -> Iterator[tuple[Index,
     """An index that no other process changes, and its texts, open for writing. Raises the errors of `Index`."""
     if link := next((name for name in (TEXTS, VECTORS) if (path / name).is_symlink()), None):
         raise damaged(path, f"{link} is a link, through which nothing is written")
-    with connect(path / TEXTS, _TABLES, writes=True) as db, durable.locked(path / ".lock"), durable.writing(path):
+    with connect(path / TEXTS, SCHEMA, writes=True) as db, durable.locked(path / ".lock"), durable.writing(path):
         index = Index(path, loaded)
         (path / LISTS).unlink(missing_ok=True)
         yield index, db

@@ -35,6 +35,7 @@ CAMPAIGNS = (
     Campaign("kills", 200, jobs.kill),
     Campaign("signals", 100, jobs.signals),
     Campaign("damage", 1000, damage.case),
+    Campaign("special-files", 300, damage.special),
     Campaign("forged", 300, forged.case),
     Campaign("full-disks", 1100, jobs.full_disk),
     Campaign("read-only", 60, jobs.read_only),

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import save
 
 from lmtool.checks.runs import verify_run
+from lmtool.checksum import xxh3
 from lmtool.data.corpus import open_corpus
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
@@ -36,6 +39,7 @@ from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo, Validated, saved_state
 from lmtool.run.saving import Snapshot
+from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled
 from lmtool.tokenization.chat import ChatFormat, Message
@@ -449,6 +453,75 @@ def _read_store(folder: Path, content: bytes) -> None:
         store.document(number)
 
 
+WIDTH = 8
+
+
+def _index_file(folder: Path, page_size: int, n_texts: int) -> Path:
+    """The texts of an index, of pages so small that trees have several levels, and its vectors beside them."""
+    vectors_ND = np.eye(n_texts, WIDTH, dtype="<f4")
+    (folder / VECTORS).write_bytes(vectors_ND.tobytes())
+    with closing(sqlite3.connect(folder / TEXTS)) as db, db:
+        db.execute(f"PRAGMA page_size = {page_size}")
+        db.executescript(SCHEMA)
+        db.execute("INSERT INTO model VALUES (?, ?, ?)", ("runs/a@2", "c0", WIDTH))
+        rows = [(n, f"a.txt:{n}", "a.txt", TEXT[: 9 * n], xxh3(vectors_ND[n].tobytes())) for n in range(n_texts)]
+        db.executemany("INSERT INTO texts VALUES (?, ?, ?, ?, ?)", rows)
+    return folder / TEXTS
+
+
+def _indexes(folder: Path) -> list[bytes]:
+    found = []
+    for page_size, n_texts in ((512, 60), (1024, 3), (4096, 20)):
+        (folder / str(page_size)).mkdir()
+        found.append(_index_file(folder / str(page_size), page_size, n_texts).read_bytes())
+    return found
+
+
+def _journals(folder: Path) -> list[bytes]:
+    """What is left beside the texts by a process that is killed while it removes some."""
+    file = _index_file(folder, 512, 60)
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("DELETE FROM texts WHERE vector > 20")
+        return [file.with_name(f"{TEXTS}-journal").read_bytes()]
+
+
+def _use_index(folder: Path) -> None:
+    """Search an index, then remove a text of it."""
+    for entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
+        assert all(isinstance(entry.text, str) for entry in entries)
+    remove(folder, ["a.txt:1"])
+
+
+def _read_index(folder: Path, content: bytes) -> None:
+    for left in folder.iterdir():
+        left.unlink()
+    _index_file(folder, 512, 60)
+    _written(folder, TEXTS, content)
+    _use_index(folder)
+
+
+def _read_journal(folder: Path, content: bytes) -> None:
+    for left in folder.iterdir():
+        left.unlink()
+    _index_file(folder, 512, 60)
+    _written(folder, f"{TEXTS}-journal", content)
+    _use_index(folder)
+
+
+def _index_vectors(folder: Path) -> list[bytes]:
+    _index_file(folder, 512, 60)
+    return [(folder / VECTORS).read_bytes()]
+
+
+def _read_index_vectors(folder: Path, content: bytes) -> None:
+    if not (folder / TEXTS).exists():
+        _index_file(folder, 512, 60)
+    _written(folder, VECTORS, content)
+    for _entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
+        pass
+
+
 READERS = {
     "recipe": ModelRunner(_recipes, _read_recipe),
     "setting": ModelRunner(_settings, _read_setting),
@@ -486,4 +559,7 @@ READERS = {
     "state.json": ModelRunner(_states, _read_state),
     "MANIFEST.json": ModelRunner(_manifests, _read_manifest),
     "store.json": ModelRunner(_stores, _read_store),
+    "search index": ModelRunner(_indexes, _read_index),
+    "journal of an index": ModelRunner(_journals, _read_journal),
+    "vectors of an index": ModelRunner(_index_vectors, _read_index_vectors),
 }

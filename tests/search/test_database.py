@@ -16,8 +16,7 @@ from lmtool.errors import DataError, LmtoolError, ResourceError
 from lmtool.inference.load import load_run
 from lmtool.interop import reference
 from lmtool.search import database
-from lmtool.search import index as module
-from lmtool.search.index import LISTS, TEXTS, VECTORS, Entry, Index, add, open_index, remove
+from lmtool.search.index import LISTS, SCHEMA, TEXTS, VECTORS, Entry, Index, add, open_index, remove
 from tests.errors import refuses
 from tests.training.tiny import Work, no_report
 
@@ -76,6 +75,10 @@ ENDLESS = (
     "WITH RECURSIVE n(vector) AS (SELECT 0 UNION ALL SELECT vector + 1 FROM n) SELECT vector, 'a', 'b', 'c', 'd' FROM n"
 )
 FORGED = {
+    "a name that is not UTF-8": [
+        "PRAGMA writable_schema = ON",
+        "INSERT INTO sqlite_master SELECT 'table', CAST(x'ff' AS TEXT), 'a', 2, 'CREATE TABLE a (' FROM model",
+    ],
     "a view without end": ["DROP TABLE texts", f"CREATE VIEW texts(vector, id, source, text, xxh3) AS {ENDLESS}"],
     "a view beside it": [f"CREATE VIEW more AS {ENDLESS}"],
     "a trigger": [f"CREATE TRIGGER t AFTER INSERT ON texts BEGIN {ENDLESS}; END"],
@@ -150,6 +153,11 @@ def test_a_file_whose_pages_repeat_ends(path, loaded):
     (path / TEXTS).write_bytes(content)
     with pytest.raises(DataError, match="damaged"):
         use(path, loaded)
+
+
+def test_a_file_of_many_gigabytes_is_read(path, loaded):
+    os.truncate(path / TEXTS, 5 << 30)
+    assert len(Index(path, loaded).search(["the cat"], 99)[0]) == len(LINES)
 
 
 # What is no file
@@ -261,7 +269,7 @@ def limited(monkeypatch, *, timeout=60.0, pages=None):
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_full_disk_is_told_as_that(path, loaded, monkeypatch, is_new):
-    database._schema_made_by(module._TABLES)
+    database._schema_made_by(SCHEMA)
     limited(monkeypatch, pages=1)
     more = [Entry(f"{i}", "b.txt", "the cat " * 500) for i in range(20)]
     where = path.with_name("new") if is_new else path
