@@ -39,6 +39,10 @@ CAMPAIGNS = (
     Campaign("forged", 300, forged.case),
     Campaign("full-disks", 1100, jobs.full_disk),
     Campaign("read-only", 60, jobs.read_only),
+    Campaign("no-locks", 60, jobs.no_locks),
+    Campaign("no-maps", 60, jobs.no_maps),
+    Campaign("no-syncs", 60, jobs.no_syncs),
+    Campaign("no-home", 60, jobs.no_home),
     Campaign("clocks", 40, jobs.clock),
     Campaign("pairs", 100, pairs.case),
 )
