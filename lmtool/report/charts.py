@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from typing import NamedTuple
 
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.numbers import short, span, ticks
+from lmtool.report.numbers import share, short, span, ticks
 from lmtool.report.page import COLOURS, TableCell, asset, clean, figure, render, table
 
 SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
@@ -218,6 +219,16 @@ class HeatMap:
         left = 8 + (18 if self.y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
         top = 8 + (18 if self.x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
         return render("heat.svg", chart=self, left=left, top=top, rows=shown_rows, columns=shown_columns, most=most)
+
+    def stretches(self, row: Sequence[float], most: float) -> list[tuple[int, int, str]]:
+        """Cells of a row beside each other with the same shade: where they begin, how many they are, and the shade."""
+        shades = [share(value / most) if most > 0 and value / most >= 0.005 else "" for value in row]
+        found, x = [], 0
+        for shade, cells in groupby(shades):
+            n = len([*cells])
+            found += [(x, n, shade)] if shade else []
+            x += n
+        return found
 
     def figure(self, caption: str, corner: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
         """The picture, and its numbers as a table: a row for each row, the names first, below the name `corner`.

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from lmtool import __version__, durable
 from lmtool.printable import plain
-from lmtool.report.numbers import share, short, shown
+from lmtool.report.numbers import short, shown
 
 COLOURS = 8
 """Colours that pages have, numbered from 0."""
@@ -145,7 +145,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": shown, "short": short, "share": share}
+    environment.filters |= {"number": shown, "short": short}
     environment.globals |= {"colours": COLOURS, "version": __version__}
     return environment
 
