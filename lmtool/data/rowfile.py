@@ -32,6 +32,7 @@ from lmtool.data.files import (
 )
 from lmtool.errors import DataError
 from lmtool.extras import library
+from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -199,7 +200,7 @@ class Delimited(TextRows):
 
     def _ragged(self, fields: Sequence[str], line: int | None) -> Fault:
         width = len(self.header)
-        what = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, the header {width}"
+        what = f"the row has {counted(len(fields), 'field')}, the header {width}"
         fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
         if len(fields) < width:
             fix = "give every row as many delimiters as the header"

@@ -8,9 +8,10 @@ import typer
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import check_new, put_json, warn_of_files
-from lmtool.cli.progress import Display, count, entries
+from lmtool.cli.progress import Display, entries
 from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 if TYPE_CHECKING:
     from lmtool.data.prepare import Prepared
@@ -129,7 +130,7 @@ def _summarise(
     in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
     typer.echo(f"tokenizer  {entries(prepared.tokenizer, requested)}")
-    typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
+    typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else counted(documents, 'document')}")
     typer.echo(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
     typer.echo(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
     typer.echo(f"saved      {saved}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.printable import counted
 from lmtool.tables.baseline import Baseline, mean_line
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.metrics import class_lines, confusion_lines
@@ -63,7 +64,7 @@ class Results:
         plain = {k: v for k, v in self.figures.items() if isinstance(v, float) or v is None}
         shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
         how = f"; {self.decoding}" if self.decoding else ""
-        lines = [f"{self._title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        lines = [f"{self._title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
         calibration = self.figures.get("calibration", {})
         if before := calibration.get("before"):
             lines.append(f"calibration error {calibration['ece']:.4f}, {before['ece']:.4f} without the temperature")
