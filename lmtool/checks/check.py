@@ -20,6 +20,7 @@ from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.base import Base, read_recipe, read_tokenizer
 from lmtool.inference.load import trained_model
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
@@ -63,7 +64,7 @@ class Checked:
         if self.damage:
             path, problem = self.damage[0]
             n = len(self.damage)
-            what = f"{n} {'problem makes' if n == 1 else 'problems make'} files unusable; the first: {problem}"
+            what = f"{counted(n, 'problem makes', 'problems make')} files unusable; the first: {problem}"
             if self.subject == "run":
                 fix = "restore these files from a copy, or name an intact checkpoint, RUN@STEP"
                 raise CheckpointError(what, where=str(path), fix=fix)
@@ -71,7 +72,7 @@ class Checked:
             raise DataError(what, where=str(path), fix=fix)
         if strict and self.notices:
             n = len(self.notices)
-            what = f"{n} {'finding' if n == 1 else 'findings'}, and --strict allows none"
+            what = f"{counted(n, 'finding')}, and --strict allows none"
             raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
 
 
@@ -149,7 +150,7 @@ def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float 
     ((train, valid),), data = open_parts(whole, seed=seed, report=report)
     notices = tuple(find_in_text(train, valid, tokenizer, usual, brief=False))
     survey = train.text.survey
-    kind = "one text" if data.split == "slice" else f"{survey.documents:,} documents"
+    kind = "one text" if data.split == "slice" else counted(survey.documents, "document")
     held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
     line = f"{kind}, {survey.characters:,} characters; validation: {held}"
     return Checked("text", ", ".join(data.train), (line,), (), notices)

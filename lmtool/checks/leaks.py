@@ -15,11 +15,12 @@ from lmtool.data.survey import silent
 from lmtool.data.table import Skipped
 from lmtool.errors import LmtoolError
 from lmtool.inference.base import written_recipe
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
 from lmtool.run.find import Found
 from lmtool.run.listing import with_bases
-from lmtool.tables.notices import Notice, counted
+from lmtool.tables.notices import Notice
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables
 from lmtool.tables.reading import stream_texts
 

@@ -11,6 +11,7 @@ from lmtool.data.delimited import Fault, RowRecord, misfit
 from lmtool.data.files import display, text_blocks
 from lmtool.data.rowfile import TextRows, clean, json_reason
 from lmtool.errors import DataError
+from lmtool.printable import counted
 
 CONLL, SQUAD = ".conll", ".json"
 """Endings of these files; each may be followed by one of PACKED."""
@@ -70,7 +71,7 @@ def _uneven(line: int, fields: Sequence[str], expected: int) -> Fault | None:
     """The fault of a line of another number of columns."""
     if (width := len(fields)) == expected:
         return None
-    what = f"the line has {width} {'column' if width == 1 else 'columns'}, the first one of the file {expected}"
+    what = f"the line has {counted(width, 'column')}, the first one of the file {expected}"
     return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
 
 

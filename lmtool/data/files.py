@@ -180,7 +180,10 @@ def _alike(path: Path, others: Iterable[Path]) -> list[Path]:
 
 
 def _missing(path: Path) -> DataError:
-    fix = f"look for its name in {path.parent}" if os.path.isdir(path.parent) else f"there is no {path.parent} either"
+    here = "here" if path.parent == Path() else f"in {path.parent}"
+    fix = f"check its name: `ls` lists what is {here}"
+    if not os.path.isdir(path.parent):
+        fix = f"there is no folder {path.parent} either"
     if near := nearby(path):
         fix = f"did you mean {either([display(other) for other in near])}?"
     return DataError("the file does not exist", where=display(path), fix=fix, code="file_not_found")

@@ -31,6 +31,7 @@ from lmtool.data.files import (
     text_stretches,
 )
 from lmtool.errors import DataError
+from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -198,7 +199,7 @@ class Delimited(TextRows):
 
     def _ragged(self, fields: Sequence[str], line: int | None) -> Fault:
         width = len(self.header)
-        what = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, the header {width}"
+        what = f"the row has {counted(len(fields), 'field')}, the header {width}"
         fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
         if len(fields) < width:
             fix = "give every row as many delimiters as the header"

@@ -19,6 +19,7 @@ from lmtool.data.files import display, find_files, infer_encoding, is_json_list,
 from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
 from lmtool.errors import DataError, UsageError
+from lmtool.printable import counted
 from lmtool.recipe.spec.text import Data
 from lmtool.records import finite
 
@@ -56,7 +57,7 @@ class Skipped:
 
     def __str__(self) -> str:
         what = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common())
-        return f"skipped {self.count:,} bad {'row' if self.count == 1 else 'rows'}: {what}"
+        return f"skipped {counted(self.count, 'bad row')}: {what}"
 
 
 def skip(fault: RowFault, skipped: Skipped | None) -> None:
@@ -126,8 +127,8 @@ class Table:
 
     def describe(self) -> str:
         """Format and size in one line; reads the table once."""
-        rows = f"{self.n_rows:,} {'row' if self.n_rows == 1 else 'rows'}"
-        return f"{self.source}: {rows}, {len(self.names)} columns, {self.file.describe()}"
+        size = f"{counted(self.n_rows, 'row')}, {counted(len(self.names), 'column')}"
+        return f"{self.source}: {size}, {self.file.describe()}"
 
     def fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
         """A fault at a place of this table; a column is given by name or index."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lmtool.data.files import display, open_bytes, reading
 from lmtool.errors import DataError
+from lmtool.printable import counted
 
 CHUNK = 1 << 20
 """Bytes read at once."""
@@ -94,7 +95,9 @@ class VectorFile:
                 elif word in wanted:
                     vectors[word] = self._numbers(vector, where)
         if self.n_words is not None and n_words != self.n_words:
-            raise self._fault(f"the header promises {self.n_words:,} words, and there are {n_words:,}", ":1")
+            raise self._fault(
+                f"the header promises {counted(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
+            )
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)
 

@@ -98,7 +98,7 @@ def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = 
         needed = "scores targets of sources: give sources" if sources is None else "has no sources: give texts alone"
         raise UsageError(f"this model {needed}")
     if sources is not None and len(sources) != len(texts):
-        raise UsageError(f"there are {len(texts)} texts, but {len(sources)} sources", fix="give one for each")
+        raise UsageError(f"texts and sources are not as many: {len(texts)} and {len(sources)}", fix="give one for each")
     ids = [loaded.tokenizer.encode(text) for text in texts]
     rows = [_rows(loaded, *pair) for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)]
     results = []

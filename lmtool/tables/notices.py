@@ -11,6 +11,7 @@ import numpy as np
 from lmtool.data.files import shown
 from lmtool.data.rowfile import bare_name
 from lmtool.decoding.request import n_shared
+from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import Tokenizer
 
 CUT_LENGTH = 100
@@ -58,11 +59,6 @@ class Notice:
 
     def __str__(self) -> str:
         return self.text
-
-
-def counted(count: int, noun: str) -> str:
-    """A number with its noun, such as "1 row" and "1,234 rows"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def cut_texts(lengths: Iterable[int], noun: str) -> Iterator[Notice]:

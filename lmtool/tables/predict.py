@@ -12,6 +12,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
 from lmtool.interop.reference import find
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
@@ -248,7 +249,7 @@ def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bo
     columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(loaded.recipe.objective))
     n_texts = len(data.text_columns)
     if n_texts and len(columns.texts) != n_texts:
-        what = f"the model reads {n_texts} {'text' if n_texts == 1 else 'texts'} in a row, not {len(columns.texts)}"
+        what = f"the model reads {counted(n_texts, 'text')} in a row, not {len(columns.texts)}"
         fix = "give --text-column once for each of them, in this order"
         raise UsageError(what, where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200], fix=fix)
     return table, columns, replace(columns, texts=data.text_columns) if n_texts else columns

@@ -13,6 +13,7 @@ import numpy as np
 from lmtool.data.files import display, shown
 from lmtool.data.table import Skipped, Table, open_table, spelled_number
 from lmtool.errors import DataError, UsageError
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Classification,
@@ -189,7 +190,7 @@ class _Read:
             if n_cut := len({row.number for row in rows if row.cut}):
                 n_rows, context = len(self.parts[key]), recipe.model.context
                 warnings.append(f"{n_cut:,} of {n_rows:,} {key} rows are truncated to the context of {context}")
-        held = [f"{key}: {len(texts):,} rows" for key, texts in self.held.items()]
+        held = [f"{key}: {counted(len(texts), 'row')}" for key, texts in self.held.items()]
         if self.valid is self.train:
             held = [f"validation: the same, none held out ({HELD_OUT} holds some out)", *held]
         title = f"task {name}" if name else "table"
@@ -279,7 +280,8 @@ def with_loss(spec: Embedding, columns: Columns) -> Embedding:
     if spec.loss == "auto" and able:
         return spec.with_values({"loss": able[0]})
     if spec.loss not in able:
-        what = f"loss {spec.loss} is not for rows of {n_texts} texts {'with' if has_label else 'without'} a label"
+        rows = f"rows of {counted(n_texts, 'text')} {'with' if has_label else 'without'} a label"
+        what = f"loss {spec.loss} is not for {rows}"
         fix = f"take {' or '.join(able)}" if able else "name two texts with --text-column, or omit the label"
         raise UsageError(what, where="objective.loss", fix=fix)
     return spec
@@ -417,7 +419,8 @@ def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ..
         # a class whose rows are all held out has no weight
         return tuple(n / (n_classes * counts[name]) if counts[name] else 0.0 for name in spec.labels)
     if len(weights) != len(spec.labels):
-        what = f"there are {len(weights)} weights for {len(spec.labels)} classes: {', '.join(spec.labels)}"[:200]
+        given, needed = counted(len(weights), "weight"), counted(len(spec.labels), "class", "classes")
+        what = f"{given} for {needed}: {', '.join(spec.labels)}"[:200]
         raise UsageError(what, where=where, fix="give one for each, in this order, or balanced")
     return weights
 

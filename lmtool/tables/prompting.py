@@ -24,7 +24,7 @@ from lmtool.inference.evaluation import not_reported
 from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_continuations
-from lmtool.printable import aligned
+from lmtool.printable import aligned, counted
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import LABELS, Columns, choose_columns
@@ -187,7 +187,7 @@ class Prompted:
             table.append(["calibrated", *_percents(self.calibrated)])
         beside = [] if self.beside is None else [f"{self.beside[0]}: {100 * self.beside[1]:.1f} %"]
         return [
-            f"{self.source}: {self.rows:,} rows, {len(self.answers)} answers{drawn}",
+            f"{self.source}: {counted(self.rows, 'row')}, {counted(len(self.answers), 'answer')}{drawn}",
             *aligned(table),
             f"majority: {100 * self.majority:.1f} %",
             *beside,
@@ -340,7 +340,7 @@ def _examples(examples: LabelledTexts, rows: LabelledTexts, answers: Mapping[str
         by_label.setdefault(str(items[i].label), []).append(items[i])
     drawn = [item for turn in zip_longest(*by_label.values()) for item in turn if item is not None][: prompting.shots]
     if len(drawn) < prompting.shots:
-        what = f"{examples.table.path.name} has {len(items):,} rows that are not measured themselves, for "
+        what = f"{examples.table.path.name} has {counted(len(items), 'row')} besides those measured, too few for "
         fix = "name a larger table with --train, or take fewer shots"
         raise UsageError(f"{what}{prompting.shots} shots", where="--shots", fix=fix)
     texts = []

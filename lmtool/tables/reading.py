@@ -9,12 +9,13 @@ from lmtool.data.files import display, shown
 from lmtool.data.rowfile import bare_name
 from lmtool.data.table import LARGEST, Row, RowFault, Skipped, Table, as_number, skip
 from lmtool.errors import DataError
+from lmtool.printable import counted
 from lmtool.recipe.grammar import either
 from lmtool.tables import annotations
 from lmtool.tables.annotations import AnswerSpan, CellFault, has_entities
 from lmtool.tables.columns import GOLD_LABEL, SEVERAL, Columns
 from lmtool.tables.labels import COMMA, Label, LabelKind, LabelMap, as_names, decide_kind, have_decimal_commas
-from lmtool.tables.notices import Notice, counted, label_notices, misspelt
+from lmtool.tables.notices import Notice, label_notices, misspelt
 from lmtool.tokenization.chat import ChatFormat, Message
 
 SUGGESTED = 10
@@ -75,7 +76,7 @@ class LabelledTexts:
 
     def describe(self) -> str:
         """Rows, kind and classes in one line."""
-        rows = f"{len(self):,} rows"
+        rows = counted(len(self), "row")
         kind = self.labels.kind if self.labels else None
         if kind == "number":
             values = [float(cast(float, item.label)) for item in self.items]
@@ -86,10 +87,11 @@ class LabelledTexts:
             if of_entities:
                 counts = {name[2:]: count for name, count in counts.items() if name.startswith("B-")}
             n, n_words = len(counts), sum(len(item.texts) for item in self.items)
+            kinds = counted(n, "type of entities", "types of entities") if of_entities else counted(n, "tag")
             what = {
-                "class": f"one class each of {n}",
-                "multi": f"any of the classes each of {n}",
-                "tags": f"{n_words:,} words, {n} {'types of entities' if of_entities else 'tags'}",
+                "class": f"in {counted(n, 'class', 'classes')}",
+                "multi": f"each with any of {counted(n, 'class', 'classes')}",
+                "tags": f"{counted(n_words, 'word')}, {kinds}",
             }[kind]
             some = ", ".join(f"{shown(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
             return f"{rows}, {what}: {some}" + (f", and {len(counts) - 8} more" if len(counts) > 8 else "")
@@ -196,8 +198,9 @@ def _repairs(n_blank: int, n_open: int, n_entities: int) -> Iterator[Notice]:
         what = f"skipped {counted(n_open, 'row')} whose gold label is {NO_AGREEMENT}: no agreement"
         yield Notice("rows without agreement", n_open, what)
     if n_entities:
-        entities = "entity begins" if n_entities == 1 else "entities begin"
-        what = f"{n_entities:,} {entities} with I-, which is read as B- (as by conlleval)"
+        what = (
+            f"{counted(n_entities, 'entity begins', 'entities begin')} with I-, which is read as B- (as by conlleval)"
+        )
         yield Notice("entities that begin with I", n_entities, what)
 
 
@@ -351,8 +354,8 @@ def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, where: st
         return
     different = {*labels.names} if labels.kind == "tags" else {item.label for item in items}
     if len(different) == 1:
-        what, who = {"tags": ("tag", "words")}.get(labels.kind, (labels.kind, counted(len(items), "row")))
-        what = f"only one {what}: all {who} have {shown(str(different.pop()), 40)}"
+        only = shown(str(different.pop()), 40)
+        what = f"the only tag is {only}" if labels.kind == "tags" else f"all rows have the same {labels.kind}, {only}"
         raise DataError(what, where=where, fix=f"add rows of another one, or {another}")
 
 
@@ -369,7 +372,7 @@ def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
     if bad := contradictions(items):
         count = sum(map(len, bad))
         pair = next([bad[0][0], item] for item in bad[0] if _unordered(item.label) != _unordered(bad[0][0].label))
-        what = f"{counted(count, 'row')} have the text of another row and a different label"
+        what = f"{counted(count, 'row')} with the text of another row and a different label"
         text = f"{what}; first: rows {pair[0].row} and {pair[1].row}"
         yield Notice("duplicate rows with different labels", count, text)
 

@@ -213,7 +213,7 @@ def test_a_column_of_text_that_is_a_setting_means_a_text_too(lmtool, home):
 
 def test_the_kind_of_labels_may_be_named(lmtool, home):
     write(home / "a.csv", [(f"text {n} of it", n % 5) for n in range(40)])
-    assert "one class each of 5" in lmtool.succeeds("check", "a.csv").out
+    assert "in 5 classes" in lmtool.succeeds("check", "a.csv").out
     assert "one number each" in lmtool.succeeds("check", "a.csv", "--labels", "number").out
 
 

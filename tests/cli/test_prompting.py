@@ -74,7 +74,7 @@ def test_shots_are_of_all_labels_and_none_is_measured(lmtool, ngram, files, home
     found = json.loads(lmtool.succeeds(*asked, "--shots", "8", "--calibrate").out)
     assert (found["shots"], found["shots_from"]) == (8, str(train))
     assert found["calibrated"].keys() == found["scores"].keys()
-    lmtool.refuses(2, *asked, "--shots", "9", words=["8 rows that are not measured themselves, for 9 shots", "--train"])
+    lmtool.refuses(2, *asked, "--shots", "9", words=["8 rows besides those measured, too few for 9 shots", "--train"])
     lmtool.refuses(2, *asked[:5], "--shots", "2", words=["no table to draw the shots from", "--train TABLE"])
 
 

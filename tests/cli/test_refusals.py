@@ -196,7 +196,7 @@ def test_an_unknown_run(lmtool, run, corpus, command):
 
 @pytest.mark.parametrize("command", READERS)
 def test_no_run_at_all(lmtool, home, corpus, command):
-    words = ["no last run", "no runs in runs", "lmtool pretrain TEXT"]
+    words = ["no last run", "there are no runs yet in the folder runs", "lmtool pretrain TEXT"]
     lmtool.refuses(CHECKPOINT, *reading(command, "last", corpus), words=words)
     lmtool.refuses(CHECKPOINT, *reading(command, "mine", corpus), words=["no run called 'mine'", "lmtool pretrain"])
 

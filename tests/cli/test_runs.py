@@ -123,7 +123,7 @@ def test_damaged_runs_are_listed(run: Run) -> None:
 def test_no_runs(runs: Path) -> None:
     result = CliRunner().invoke(app, ["ls"])
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no runs in" in result.stderr
+    assert "there are no runs yet" in result.stderr
     assert json.loads(call("ls", "--json")) == []
 
 

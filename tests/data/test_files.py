@@ -50,9 +50,9 @@ def test_texts_nearby_are_suggested(folder: Path, typed: str, meant: str) -> Non
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
-        ("xyz.txt", "look for its name in ."),
-        ("diary.txt", "look for its name in ."),
-        ("nowhere/xyz.txt", "there is no nowhere either"),
+        ("xyz.txt", "check its name: `ls` lists what is here"),
+        ("diary.txt", "check its name: `ls` lists what is here"),
+        ("nowhere/xyz.txt", "there is no folder nowhere either"),
     ],
 )
 def test_nothing_unlike_is_suggested(folder: Path, typed: str, fix: str) -> None:

@@ -27,7 +27,7 @@ def test_examples_are_texts_labels_and_row_numbers(tmp_path: Path) -> None:
     ]
     assert found.labels == LabelMap("class", ("no", "yes"))
     assert found.counts() == {"no": 2, "yes": 2}
-    assert found.describe() == "4 rows, one class each of 2: 'no' 2, 'yes' 2"
+    assert found.describe() == "4 rows, in 2 classes: 'no' 2, 'yes' 2"
     assert found.notices == ()
 
 
@@ -211,9 +211,9 @@ def test_a_list_is_no_single_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        (["x", "x", "x"], {}, "only one class: all 3 rows have 'x'"),
-        (["x", "x", "y"], {"skip_bad_rows": True}, "only one class: all 2 rows have 'x'"),
-        (["0.5", "0.5"], {}, "only one number: all 2 rows have '0.5'"),
+        (["x", "x", "x"], {}, "all rows have the same class, 'x'"),
+        (["x", "x", "y"], {"skip_bad_rows": True}, "all rows have the same class, 'x'"),
+        (["0.5", "0.5"], {}, "all rows have the same number, '0.5'"),
         ([";", ";"], {}, "no row has any label"),
         (["", ""], {"skip_bad_rows": True}, "no rows remain"),
     ],
@@ -271,7 +271,7 @@ def test_rows_with_the_same_text_and_different_labels(tmp_path: Path) -> None:
     content = "text,label\na,x\nb,y\na,x\na,y\nc,x\nb,y\n"
     found = read(tmp_path / "a.csv", content)
     assert kinds(found) == {"duplicate rows with different labels": 3}
-    assert str(found.notices[0]) == "3 rows have the text of another row and a different label; first: rows 1 and 4"
+    assert str(found.notices[0]) == "3 rows with the text of another row and a different label; first: rows 1 and 4"
     assert kinds(read(tmp_path / "a.csv", "text,label\na,x;y\na,y;x\nb,x\nc,y\n")) == {}
     assert kinds(read(tmp_path / "a.tsv", "source\ttarget\na\tb\na\tc\n")) == {}
 

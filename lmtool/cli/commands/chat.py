@@ -19,7 +19,7 @@ from lmtool.cli.settings import form_in, with_settings
 from lmtool.cli.signals import interrupt_once, on_ctrl_c
 from lmtool.decoding.settings import Common, Greedy, Sample
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,7 +160,8 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
         with stoppable():
             answer = conversation.answer([message])
             if answer.n_left:
-                tell(f"the context is full: the model no longer reads the first {conversation.n_left} messages")
+                left = counted(conversation.n_left, "message")
+                tell(f"the context is full: the model no longer reads the first {left}")
             for piece in answer:
                 if not as_json:
                     put_data(piece, end="")
@@ -182,7 +183,7 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
     elif conversation.settings.form is not None:
         warn_of_cut_forms(conversation.settings, Counter([completion.finish_reason]))
     elif not quiet and completion.finish_reason in ("length", "time"):
-        tell(f"the answer was cut after {len(completion.tokens)} tokens")
+        tell(f"the answer was cut after {counted(len(completion.tokens), 'token')}")
 
 
 def _terminal() -> "TextIO | None":

@@ -9,7 +9,7 @@ from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels
 from lmtool.errors import ResourceError, UsageError
-from lmtool.printable import aligned
+from lmtool.printable import aligned, counted
 
 if TYPE_CHECKING:
     from lmtool.checks.check import Checked
@@ -95,7 +95,7 @@ def check(
         if as_json:
             put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
         else:
-            put(f"fixed    {fix}: without {n_gone:,} rows, which {log} lists")
+            put(f"fixed    {fix}: without {counted(n_gone, 'row')}, listed in {log}")
     for checked in reports:
         checked.refuse(strict=strict)
 

@@ -10,6 +10,7 @@ from lmtool.cli.output import check_new, describe, describe_skipped, open_model,
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import OF_TEXTS, as_data, sets, settings_in
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 if TYPE_CHECKING:
     from lmtool.search.entries import Entry
@@ -120,7 +121,7 @@ def index(
     if as_json:
         put_json({"index": str(output), "texts": n_texts, **counts})
     else:
-        put(f"{output}: {n_texts:,} texts; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+        put(f"{output}: {counted(n_texts, 'text')}; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
 @sets(OF_TEXTS)

@@ -16,7 +16,7 @@ from lmtool.cli.output import check_new, describe, put, put_data, put_json, tell
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -186,7 +186,7 @@ def generate(
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
         if n_known:
             tell(f"{n_known} of the texts are in the training data: other draws gave no new ones")
-        tell(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
+        tell(f"{counted(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
 def _streamed(echoed: str, pieces: "Iterable[Piece]") -> "Iterator[Completion]":

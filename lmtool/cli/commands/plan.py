@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json
-from lmtool.cli.progress import Display, count, scaled
+from lmtool.cli.progress import Display, scaled
 from lmtool.cli.settings import LABELS, OF_TEXT, READING, Overrides, is_recipe, sets, settings_in, stated_labels
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast
@@ -76,11 +77,11 @@ def _lines(forecast: "Forecast") -> list[str]:
         rows = f"{scaled(forecast.memory, 'B')}: {'fits' if forecast.fits else 'does not fit'} with {rows}"
     lines.append(f"device: {where}, {forecast.precision}{'; ' if forecast.memory is None else ', '}{rows}")
     if forecast.tokens is None:
-        extent, over = count(forecast.examples, "row"), "table"
+        extent, over = counted(forecast.examples, "row"), "table"
     else:
         extent, over = f"{scaled(forecast.tokens, '')}tokens", "text"
     passes = "" if forecast.epochs is None else f", {forecast.epochs:.1f} passes over the {over}"
-    lines.append(f"length: {count(forecast.steps, 'step')}, {extent}{passes}")
+    lines.append(f"length: {counted(forecast.steps, 'step')}, {extent}{passes}")
     if forecast.seconds is None or forecast.step_seconds is None:
         lines.append(f"time: unknown, since {forecast.basis}")
     else:

@@ -15,10 +15,10 @@ from rich.filesize import decimal
 from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
 from lmtool.cli.output import open_model, put, put_data, put_json, put_table, show_lines, tell, warn, warn_of_leaks
-from lmtool.cli.progress import Display, count
+from lmtool.cli.progress import Display
 from lmtool.cli.settings import READING, as_data, sets, settings_in
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
     from lmtool.checks.cache import CacheEntry
@@ -45,7 +45,7 @@ def ls(json: Json = False) -> None:
     if json:
         put_json([asdict(summary) for summary in runs], indent=1)
     elif not runs:
-        tell(f"no runs in {runs_root()}")
+        tell(f"there are no runs yet in the folder {runs_root()}")
     else:
         _list(runs)
 
@@ -381,7 +381,7 @@ def _result(summary: "Summary") -> str:
         return "-"
     part = "" if summary.part == "validation" else f"{summary.part} "
     error = "" if summary.standard_error is None else f" ± {summary.standard_error:.2g}"
-    rows = f", {count(summary.rows, 'row')}" if summary.rows else ""
+    rows = f", {counted(summary.rows, 'row')}" if summary.rows else ""
     return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
 
 

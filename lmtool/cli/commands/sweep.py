@@ -11,10 +11,11 @@ import typer
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, folder_to_write, option
 from lmtool.cli.output import put_data, put_json, put_table, tell
-from lmtool.cli.progress import Display, count
+from lmtool.cli.progress import Display
 from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N numbers A..B/N. May be repeated."
 _MINUTES = "Search for N minutes: all begin, the better third goes on. Without values the usual ones."
@@ -93,7 +94,7 @@ def sweep(
     this = Sweep(folder, choices, commands, slots, stop.requested, ended)
     this.check()
     if not quiet:
-        about = f"sweep {folder}: {count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
+        about = f"sweep {folder}: {counted(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
         tell(*chosen.splitlines(), about)
     if not quiet and (in_use := this.in_use()):
         tell(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")

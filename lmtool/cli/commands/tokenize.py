@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, file_to_write, folder_to_write, option
 from lmtool.cli.output import check_new, put, put_data, put_json, warn_of_files
-from lmtool.cli.progress import Display, count, entries
+from lmtool.cli.progress import Display, entries
 from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 if TYPE_CHECKING:
     from lmtool.data.prepare import Prepared
@@ -131,7 +132,7 @@ def _summarise(
     in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
     put(f"tokenizer  {entries(prepared.tokenizer, requested)}")
-    put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
+    put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else counted(documents, 'document')}")
     put(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
     put(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
     put(f"saved      {saved}")

@@ -12,6 +12,7 @@ from lmtool.data.files import shown, shown_all
 from lmtool.data.table import Row, Table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.scoring import Continued
+from lmtool.printable import counted
 from lmtool.tables.suites.spec import AnyTask, ChoiceTask, MatchTask, PromptedTask, SchemaTask
 from lmtool.tokenization.template import SandboxedTemplate
 
@@ -133,7 +134,8 @@ class Rendering:
             return before
         apart = int(self.pool is None and number < len(self._pool))
         if len(self._pool) - apart < task.shots:
-            what = f"{self.name}: {len(self._pool):,} rows are too few for {task.shots} examples of others"
+            pool = counted(len(self._pool), "row is", "rows are")
+            what = f"{self.name}: {pool} too few for {counted(task.shots, 'example')} of others"
             raise UsageError(what, where=(self.pool or self.table).source, fix="take fewer shots")
         drawn = random.Random(task.seed + number).sample(range(len(self._pool) - apart), task.shots)
         texts = [self._pool[i + (apart and i >= number)] for i in drawn]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.printable import counted
 from lmtool.run.files import Figures
 from lmtool.tables.baseline import Baseline, mean_line
 from lmtool.tables.reading import LabelledText
@@ -61,7 +62,7 @@ class Results:
         shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
         how = f"; {self.decoding}" if self.decoding else ""
         title = _title(self.task, self.part)
-        lines = [f"{title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        lines = [f"{title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
         calibration = self.figures.get("calibration", {})
         if before := calibration.get("before"):
             lines.append(f"calibration error {calibration['ece']:.4f}, {before['ece']:.4f} without the temperature")

@@ -122,7 +122,7 @@ def test_templates_that_do_not_fit_are_named(tmp_path: Path) -> None:
         items(rendering(tmp_path, SUMS, rows, prompt="{{ a"))
     with pytest.raises(DataError, match=r"task.prompt fails"):
         items(rendering(tmp_path, SUMS, rows, prompt="{{ a.b.c }}"))
-    with pytest.raises(UsageError, match="1 rows are too few for 1 examples"):
+    with pytest.raises(UsageError, match="1 row is too few for 1 example"):
         rendering(tmp_path, SUMS, rows, shots=1).before(0)
 
 
