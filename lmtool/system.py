@@ -4,6 +4,7 @@ Only this module asks which one it is, and imports what only one of them has. On
 renamed nor removed, a folder has no handle to sync, locks are of ranges of bytes, and nothing is forked.
 """
 
+import errno
 import io
 import os
 import signal
@@ -156,6 +157,11 @@ def text_settings(is_terminal: bool) -> dict[str, Any]:
     """What `reconfigure` of an output stream is given: a file or pipe on Windows is UTF-8 too, as elsewhere."""
     is_foreign = WINDOWS and not is_terminal and "PYTHONIOENCODING" not in os.environ
     return {"encoding": "utf-8", "newline": "\n"} if is_foreign else {}
+
+
+def is_broken_pipe(error: OSError) -> bool:
+    """Whether writing failed because nobody reads any longer."""
+    return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)
 
 
 def unbuffered(stream: io.TextIOWrapper) -> IO[bytes]:
