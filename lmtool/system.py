@@ -223,6 +223,11 @@ def text_settings(is_terminal: bool) -> dict[str, Any]:
     return {"encoding": "utf-8", "newline": "\n"} if is_foreign else {}
 
 
+def is_broken_pipe(error: OSError) -> bool:
+    """Whether writing failed because nobody reads any longer."""
+    return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)
+
+
 def unbuffered(stream: io.TextIOWrapper) -> IO[bytes]:
     """A file of what a stream writes to; on Windows its own, which a console needs for most characters."""
     if WINDOWS:

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 from lmtool.cli.help import argument, file_to_write, flag, folder_to_write, shared
 
-TEXT_HELP = "Files, folders or globs (.txt .jsonl .json .csv .parquet, also .gz or .zst), or hf:NAME."
+TEXT_HELP = (
+    "Files, folders or globs (.txt .jsonl .json .csv .parquet, also .gz or .zst), hf:NAME, or - for standard input."
+)
 RUN_HELP = (
     "A run's name or directory, RUN@STEP or a checkpoint directory, last, hf:ORG/NAME, or a published model's "
     "directory or .gguf."

@@ -36,16 +36,39 @@ def prepare_streams() -> None:
     """Let both output streams take any text: what their encoding lacks is escaped.
 
     A closed one discards all, a closed standard input is empty. Messages that standard error cannot take are dropped.
+    Where nobody reads standard output any longer, the program ends with ReaderGone.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__ and not sys.stdout.isatty():
+        buffer = io.BufferedWriter(_Results(sys.stdout.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", **system.text_settings(stream.isatty()))
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         raw = system.unbuffered(sys.stderr)
         sys.stderr = _Messages(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+class ReaderGone(SystemExit):
+    """The reader of standard output has closed it, as `head` does: the program ends without an error, code 0."""
+
+
+class _Results(io.FileIO):
+    """Standard output where it is a file or pipe. Once it cannot be written, all else that is written is discarded."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if system.is_broken_pipe(error):
+                raise ReaderGone(0) from None
+            raise
 
 
 class _Messages(io.TextIOWrapper):

@@ -41,6 +41,15 @@ def is_recipe(name: str) -> bool:
     return not is_other and bool(near(name)) and not nearby(Path(name))
 
 
+def with_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> Sequence[Any]:
+    """The names of files, lists of them and Nones, with a file in place of `-`; see `keep_stdin`."""
+    if "-" not in [one for name in names for one in (name if isinstance(name, list) else [name])]:
+        return names
+    from lmtool.data.stdin import keep_stdin  # it imports much
+
+    return keep_stdin(kind, *names)
+
+
 KeyOptions = dict[str, tuple[Any, Any]]
 """Options that set keys of the recipe, by dotted key: the type, and what `option` makes; None too without a default."""
 

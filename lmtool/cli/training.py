@@ -3,14 +3,14 @@
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from lmtool.cli.output import put, put_data, tell, warn
+from lmtool.cli.output import ReaderGone, put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
@@ -70,7 +70,8 @@ def follow(
                 case Ended():
                     reason = event.reason
                 case Results():
-                    put(*event.lines()[: 1 if brief else None])
+                    with suppress(ReaderGone):  # the run is finished all the same
+                        put(*event.lines()[: 1 if brief else None])
                     continue
             display.show(event)
     if display.run is not None:

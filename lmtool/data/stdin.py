@@ -1,19 +1,24 @@
-"""Texts from the command line and from standard input, as temporary files: all else reads files only."""
+"""Texts from the command line and from standard input, as files: all else reads files only."""
 
+import csv
+import io
 import json
+import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Literal, cast
 
+from lmtool.checksum import sha256_of_file
 from lmtool.data.files import display, infer_encoding, is_json_list, text_lines
 from lmtool.data.rowfile import bare_name
 from lmtool.data.table import AS_INFERRED
-from lmtool.durable import scratch_in, writing
+from lmtool.durable import cache_folder, rename, scratch_in, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
 
@@ -83,6 +88,45 @@ def table_of_texts(
         yield str(path) if is_table else _rows(folder, _lines(path, encoding), columns, chats)
 
 
+def keep_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> list[Any]:
+    """The names of files, lists of them and Nones, with standard input as a file in the cache.
+
+    It stays there, since a run names what it was trained on and reads it again when it is resumed.
+    kind: what standard input is, unless it is Parquet or JSON lines. Raises UsageError where it is named twice, and
+    DataError where it is empty.
+    """
+    if sum([*(name if isinstance(name, list) else [name])].count(STDIN) for name in names) > 1:
+        raise UsageError("standard input can be read once", where=STDIN, fix="name it once")
+
+    def kept(name: Any) -> Any:
+        return [*map(kept, name)] if isinstance(name, list) else _keep(kind) if name == STDIN else name
+
+    return [kept(name) for name in names]
+
+
+def _keep(kind: str) -> str:
+    """Write standard input to a file in the cache that is named by its content."""
+    folder = cache_folder().absolute() / "standard-input"
+    with scratch_in(folder) as scratch:
+        received = _received(scratch, "received")
+        head = _head(received, infer_encoding(received))
+        usual = ".csv" if kind == "table" or (kind != "text" and _is_delimited(head)) else ".txt"
+        path = folder / f"standard-input-{sha256_of_file(received)[:16]}{_ending(head, usual)}"
+        with writing(path):
+            rename(received, path)
+    return str(path)
+
+
+def has_piped_input() -> bool:
+    """Whether standard input is a pipe or a file, and not empty. Waits for the first byte."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # it is closed, or another object
+        return False
+    is_piped = stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+    return is_piped and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
+
+
 def standard_input() -> BinaryIO | None:
     """Standard input; None where it is closed. Raises UsageError in one of several processes, which share it."""
     from lmtool.compute.processes import world_size  # it imports torch, without which texts are read
@@ -117,10 +161,24 @@ def _received(folder: Path, name: str) -> Path:
 
 def _received_table(folder: Path, encoding: str | None) -> Path:
     path = _received(folder, "standard-input.csv")
-    head = _head(path, encoding or infer_encoding(path)).lstrip()
-    ending = ".parquet" if head.startswith("PAR1") else ".jsonl" if head.startswith("{") else ".csv"
-    ending = ".json" if is_json_list(path) else ending
+    ending = ".json" if is_json_list(path) else _ending(_head(path, encoding or infer_encoding(path)), ".csv")
     return path.rename(path.with_suffix(ending))
+
+
+def _ending(head: str, usual: str) -> str:
+    """The ending of a file that begins so. usual: where it is neither Parquet nor JSON lines."""
+    return ".parquet" if head.startswith("PAR1") else ".jsonl" if head.lstrip().startswith("{") else usual
+
+
+def _is_delimited(head: str) -> bool:
+    """Whether the first lines of a file are rows of several fields, each of as many."""
+    lines = head.splitlines()[:20]
+    for delimiter in ",;\t|":
+        with suppress(csv.Error):
+            widths = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
+            if len(widths) > 1 and len(set(widths)) == 1 and widths[0] > 1:
+                return True
+    return False
 
 
 def _head(path: Path, encoding: str) -> str:

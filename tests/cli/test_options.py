@@ -167,7 +167,7 @@ OTHERS = {
     "finetune": {
         *("--from", "--recipe", "--set", "--merge", "--seeds", "--output", "--start-or-resume", "--until", "--quiet"),
     },
-    "resume": {"RUN", "--set", "--quiet"},
+    "resume": {"RUN", "--run", "--set", "--quiet"},
 }
 """Options that set no key."""
 

@@ -11,9 +11,9 @@ from lmtool.cli.output import check_new, describe, put_data, put_json, warn_of_f
 def attention(
     run: RunName,
     text: list[str] | None = argument(
-        "TEXT", "The text itself; one for each text of a row, for a classifier of several."
+        "SENTENCE", "A text itself, or -; one for each text of a row, for a classifier of several."
     ),
-    source: str | None = option("TEXT", "For a model that answers sources, in place of TEXT: the source."),
+    source: str | None = option("TEXT", "For a model that answers sources, in place of SENTENCE: the source."),
     target: str | None = option("TEXT", "Its target; the model's own by default, decoded greedily."),
     kind: Literal["self", "encoder", "decoder", "cross", "memory", "pooling"] | None = option(
         "", "Which attention to show, where there are several; of a target to its source first."
@@ -44,6 +44,7 @@ def attention(
     from lmtool.analysis.attention import attention as attend
     from lmtool.analysis.attribution import attribution
     from lmtool.compute.device import choose_compute
+    from lmtool.decoding.prompts import text_or_stdin
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
     from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
@@ -54,7 +55,7 @@ def attention(
     warn_of_files(filter(None, [*(text or ()), source, target]))
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
-    texts = text or []
+    texts = [text_or_stdin(one) for one in text or ()]
     attended = attend(loaded, texts, source=source, target=target)
     decided = attribution(loaded, texts, attended) if isinstance(loaded.model, Classifier) else None
     shown = attended.part(kind)

@@ -7,7 +7,7 @@ from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels
+from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels, with_stdin
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import aligned, counted
 
@@ -34,7 +34,9 @@ def check(
     fix: Path | None = option(
         "FILE", "Write the table without duplicates, contradictions and leaks to a new file.", parser=file_to_write
     ),
-    run: str | None = option("RUN", "With --fix: without rows, too, whose vectors by this model are nearly equal."),
+    run: str | None = option(
+        "RUN", "Another way to name the run. With --fix: without rows, too, whose vectors by it are nearly equal."
+    ),
     near: float | None = option("X", "From which cosine similarity on.", shown=str(NEAR), min=0.0, max=1.0),
     *,
     overrides: Overrides = None,
@@ -59,6 +61,9 @@ def check(
     from lmtool.interop.names import HUB
     from lmtool.interop.reference import run_of
 
+    if run is not None and fix is None and not names:
+        names, run = [run], None
+    names, valid, test = with_stdin("text or table", names, valid, test)
     if with_device:
         _check_device(as_json)
     if not names and (fix is not None or not (with_cache or with_device)):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @sets(OF_TEXTS)
 def embed(
     run: RunName,
-    text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}; - is standard input, the default."),
+    text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}, the default."),
     typed: TypedText = None,
     layer: int = option("K", "0 for the embeddings, 1 for the first layer, -1 for the last.", default=-1),
     pool: Literal["none", "mean", "max", "first", "last"] = option(
@@ -83,7 +83,7 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
 
 @sets(OF_TEXTS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))})
 def index(
-    texts: list[str] | None = argument("FILES|TABLE", f"{TEXT_HELP} Each line or row is a text."),
+    texts: list[str] | None = argument("TEXT|TABLE", f"{TEXT_HELP} Each line or row is a text."),
     run: str | None = option("RUN", f"The model: {RUN_HELP[0].lower()}{RUN_HELP[1:]}", shown="that of the index"),
     output: Path = option(
         "INDEX", "The folder of the index, new or not.", "--output", "-o", default=..., parser=folder_to_write
@@ -127,7 +127,9 @@ def index(
 @sets(OF_TEXTS)
 def query(
     index: Path = argument("INDEX", "The folder of an index.", ..., shown=True),
-    queries: list[str] | None = argument("QUERY", "Queries; lines of standard input by default."),
+    queries: list[str] | None = argument(
+        "QUERY", "Queries themselves; lines of standard input, which is -, by default."
+    ),
     query_file: list[str] | None = option("FILE", "Queries: lines of text, rows of a table; - is standard input."),
     k: int = option("N", "How many texts to show.", "-k", default=10, min=1),
     rerank: str | None = option("RUN", "A model of pairs of texts, which ranks the nearest 100 anew."),
@@ -149,11 +151,14 @@ def query(
     lmtool search query notes.index --json < questions.txt
     """
     from lmtool import durable
+    from lmtool.data.stdin import STDIN
     from lmtool.search.entries import as_csv, as_json_lines
     from lmtool.search.index import open_index
 
     check_new(output, ".jsonl", ".csv")
     opened = open_index(index, run, rerank=rerank, device=device)
+    if STDIN in (queries or ()):
+        queries, query_file = [text for text in queries or () if text != STDIN], [*(query_file or ()), STDIN]
     texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe.data.column, reading)]
     if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
         raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")

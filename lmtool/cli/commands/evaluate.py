@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @sets(READING)
 def evaluate(
     run: RunName,
-    text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}; - is standard input."),
+    text: list[str] | None = argument("TEXT", TEXT_HELP),
     typed: TypedText = None,
     stride: int | None = option(
         "N", "Tokens from one window to the next; the context by default, so that none overlap.", min=1

@@ -14,7 +14,7 @@ from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, 
 from lmtool.cli.help import argument, flag, folder_to_write, option
 from lmtool.cli.output import put, put_data, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
+from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels, with_stdin
 from lmtool.cli.training import continued, follow
 from lmtool.errors import UsageError
 
@@ -52,7 +52,9 @@ OPTIONS: KeyOptions = {
 
 @sets(OPTIONS)
 def finetune(
-    table: str | None = argument("TABLE", "A .csv, .tsv, .jsonl, .json, .parquet or .conll file, or hf:NAME."),
+    table: str | None = argument(
+        "TABLE", "A .csv, .tsv, .jsonl, .json, .parquet or .conll file, hf:NAME, or - for standard input."
+    ),
     source: str | None = option(
         "RUN", "The run, or published model, to fine-tune.", "--from", shown="last, if pretrained"
     ),
@@ -86,6 +88,7 @@ def finetune(
         raise UsageError("--start-or-resume is for one run", fix=fix)
     if start_or_resume and continued(output, quiet, until):
         return
+    table, options["valid"], options["test"] = with_stdin("table", table, options["valid"], options["test"])
     others = ("data.train", table, "TABLE"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OPTIONS, *others, overrides=overrides)
     if table and options["task"]:

@@ -36,9 +36,9 @@ DIFFERENT = 1
 @with_settings(*STRATEGIES.values())
 def generate(
     prompt: list[str] | None = argument(
-        "PROMPT", "Text to continue; may be several. Without any, generation starts from scratch."
+        "PROMPT", "Text to continue; may be several. Without any, the lines that are piped in, or else nothing."
     ),
-    prompt_file: str | None = _input("FILE", "One prompt per line; - reads standard input."),
+    prompt_file: str | None = _input("FILE", "One prompt per line; - is standard input."),
     run: str | None = _input("RUN", RUN_HELP, shown="last"),
     overflow: Literal["refuse", "cut", "slide"] = _input(
         "", "How to handle prompts longer than the context.", default="refuse"
@@ -86,6 +86,7 @@ def generate(
     lmtool generate "One day" --run last@500 --temperature 0.7 --top-k 40 --seed 1
     lmtool generate "ROMEO:" "JULIET:" -n 3 --max-new-tokens 100
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
+    lmtool generate < prompts.txt
     """
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import Options, choose, refuse_draft, to_record

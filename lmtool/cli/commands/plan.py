@@ -6,7 +6,17 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json
 from lmtool.cli.progress import Display, scaled
-from lmtool.cli.settings import LABELS, OF_TEXT, READING, Overrides, is_recipe, sets, settings_in, stated_labels
+from lmtool.cli.settings import (
+    LABELS,
+    OF_TEXT,
+    READING,
+    Overrides,
+    is_recipe,
+    sets,
+    settings_in,
+    stated_labels,
+    with_stdin,
+)
 from lmtool.errors import UsageError
 from lmtool.printable import counted
 
@@ -20,7 +30,7 @@ def plan(
         "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
     ),
     recipe: str | None = option("NAME", "The recipe, if it is not named before.", "--recipe", "-r"),
-    text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}"),
+    text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}", hidden=True),
     source: str | None = option("RUN", "The run that would be trained further.", "--from"),
     *,
     devices: int = option("N", "Devices that share each batch.", default=1, min=1),
@@ -41,7 +51,7 @@ def plan(
     lmtool plan reviews.csv --from last
     lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
     """
-
+    names, text, options["valid"] = with_stdin("text or table", names, text, options["valid"])
     recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lmtool.cli.arguments import HtmlFile, Json, Quiet
 from lmtool.cli.help import argument, flag, group, option, register
 from lmtool.cli.output import check_new, put, put_data, put_json, show_picture
-from lmtool.cli.settings import Overrides, is_recipe
+from lmtool.cli.settings import Overrides, is_recipe, with_stdin
 from lmtool.errors import UsageError
 
 STORIES = "data/stories.txt"
@@ -81,8 +81,8 @@ def draw(
 
 
 def batch(
-    name: str = argument("RECIPE", "A shipped recipe, a YAML file, or a run.", ..., shown=True),
-    text: list[str] = argument("TEXT", "A text file, a table, or texts themselves, each a document.", ...),
+    name: str = argument("RECIPE|RUN", "A shipped recipe, a YAML file, or a run.", ..., shown=True),
+    text: list[str] = argument("TEXT", "A text file, a table, -, or texts themselves, each a document.", ...),
     rows: int = option("N", "Rows of the batch to show.", default=1, min=1),
     step: int = option("N", "Show the batch of this step, counted from 1.", default=1, min=1),
     overrides: Overrides = None,
@@ -107,6 +107,7 @@ def batch(
     from lmtool.training.start import Pretraining
 
     check_new(output)
+    (text,) = with_stdin("text or table", text)
     texts = text if all(map(_is_typed, text)) else []
     sources = [STORIES] if texts else text
     settings = settings_of(overrides or (), [Setting("data.train", sources, "TEXT")])

@@ -16,7 +16,7 @@ from lmtool.cli.arguments import Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
 from lmtool.cli.output import open_model, put, put_data, put_json, put_table, show_lines, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import READING, as_data, sets, settings_in
+from lmtool.cli.settings import READING, as_data, sets, settings_in, with_stdin
 from lmtool.errors import UsageError
 from lmtool.printable import counted, plain
 
@@ -144,6 +144,7 @@ def compare(
     settings = settings_in(reading)
     if settings and not test:
         raise UsageError("only tables are read by such options", where=settings[0].flag, fix="name one with --test")
+    (test,) = with_stdin("table", test)
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]

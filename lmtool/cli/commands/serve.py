@@ -8,7 +8,7 @@ import typer
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
-from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in
+from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in, with_stdin
 from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import ResourceError, UsageError
 
@@ -73,7 +73,9 @@ def serve(
 
 @sets(OF_TEXTS | {"data.label_column": READING["data.label_column"]})
 def label(
-    table: str = argument("TABLE", "The table: .csv, .tsv, .jsonl, .json or .parquet. It stays as it is.", ...),
+    table: str = argument(
+        "TABLE", "The table: .csv, .tsv, .jsonl, .json, .parquet, or - for standard input. It stays as it is.", ...
+    ),
     labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),
     multi: bool = flag("Any number of labels a row.", "--multi"),
     run: str | None = option("RUN", "Choose rows by this model's vectors, which were best trained to embed texts."),
@@ -106,6 +108,7 @@ def label(
     from lmtool.labelling.table import TableToLabel
 
     data = as_data(settings_in(reading))
+    (table,) = with_stdin("table", table)
     skipped = Skipped() if data.skip_bad_rows else None
     rows = TableToLabel.read(table, data, multi, skipped, output)
     describe_skipped(skipped)

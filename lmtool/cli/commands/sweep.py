@@ -12,7 +12,7 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, folder_to_write, option
 from lmtool.cli.output import put_data, put_json, put_table, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels
+from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels, with_stdin
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
 from lmtool.printable import counted
@@ -58,6 +58,7 @@ def sweep(
     from lmtool.sweeping.sweep import Sweep, Typed, usual_slots
 
     began = time.monotonic()
+    (data,) = with_stdin("text or table", data)
     fixed, axes = read(values or ())
     read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
     if twice := next((one for one in read_by if one.key in axes), None):

@@ -7,7 +7,16 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, file_to_write, folder_to_write, option
 from lmtool.cli.output import check_new, put, put_data, put_json, warn_of_files
 from lmtool.cli.progress import Display, entries
-from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
+from lmtool.cli.settings import (
+    DEFAULT_RECIPE,
+    OF_TEXT,
+    KeyOptions,
+    Overrides,
+    recipe_name,
+    sets,
+    settings_in,
+    with_stdin,
+)
 from lmtool.errors import UsageError
 from lmtool.printable import counted
 
@@ -37,7 +46,7 @@ def tokenize(
     recipe: str = recipe_name(DEFAULT_RECIPE),
     overrides: Overrides = None,
     *,
-    show: str | None = option("TEXT", "Show the pieces and ids of this text."),
+    show: str | None = option("TEXT", "Show the pieces and ids of this text; - is standard input."),
     html: Path | None = option(
         "FILE", "With --show: write a page of the pieces in colours, and of the merges of BPE.", parser=file_to_write
     ),
@@ -58,6 +67,11 @@ def tokenize(
     if html is not None and show is None:
         raise UsageError("a page is of a text to show", fix="add --show TEXT")
     check_new(html)
+    if show is not None:
+        from lmtool.decoding.prompts import text_or_stdin
+
+        show = text_or_stdin(show)
+    (text,) = with_stdin("text", text)
     loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
     settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     planned = resolve(recipe, settings)
