@@ -193,7 +193,7 @@ def infer_closed(is_decoder: bool = True) -> list[Inferred]:
         Inferred("validation", "", {"evaluation.tokens": 10_000}),
     ]
     if is_decoder:
-        table = {"entries": ENTRIES, "longest": 3, "min_count": 16}
+        table = {"entries": 32_768, "longest": 3, "min_count": 16}
         inferred += [
             Inferred("heads", "", {"model.n_heads": 4}, frozenset({"model.n_heads", "model.d_model"})),
             Inferred("embeddings", "of n-grams of up to 3 tokens too", {"model.ngram_embedding": table}),
