@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any, Literal, NamedTuple
@@ -60,6 +61,21 @@ class Roles:
     named_bos: int | None = None
 
 
+class LibraryPanic(Exception):
+    """The `tokenizers` library met what it has no error for."""
+
+
+@contextmanager
+def raising_panics() -> Iterator[None]:
+    """Raises LibraryPanic for a panic of the library, which is no Exception and would pass every handler."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise LibraryPanic(str(error)) from error
+
+
 def inner_of(content: str) -> Inner:
     """The tokenizer of a tokenizer.json.
 
@@ -71,7 +87,8 @@ def inner_of(content: str) -> Inner:
         _check_merges(described.get("model"))
         _check_templates(described.get("post_processor"))
     try:
-        return Inner.from_str(content)
+        with raising_panics():
+            return Inner.from_str(content)
     except Exception as error:  # the library raises bare Exception
         raise ValueError(str(error)) from error
 

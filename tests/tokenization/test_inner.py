@@ -59,6 +59,35 @@ def test_a_vocabulary_without_its_unknown_token(tmp_path: Path) -> None:
             encode("an unheard word")
 
 
+SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+"""It tries all ways to divide a run of "a" before anything else, until the library panics."""
+
+
+def test_a_panic_on_a_text_is_an_error_of_that_text(bpe: dict[str, Any], tmp_path: Path) -> None:
+    bpe["pre_tokenizer"] = SLOW
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    text, long = "a" * 40 + "b", "a" * 5000 + "b"
+    for encode in (tokenizer.encode, tokenizer.encode_with_places, tokenizer.words):
+        for one in (text, long):
+            with pytest.raises(CheckpointError, match="fails on this text"):
+                encode(one)
+    for texts in ([text], ["cat", text, "dog"]):
+        with pytest.raises(CheckpointError, match="fails on this text"):
+            tokenizer.encode_many(texts)
+    assert tokenizer.encode("cat") == tokenizer.encode_many(["cat"])[0].tolist() != []
+
+
+def test_a_panic_while_reading_is_an_error_of_the_file(bpe: dict[str, Any], tmp_path: Path) -> None:
+    bpe["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
+    content = json.dumps(bpe)
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    with pytest.raises(CheckpointError, match="not a tokenizer that lmtool can use"):
+        Tokenizer.load(tmp_path)
+
+
 def test_byte_pairs_without_a_pre_tokenizer_are_encoded_as_by_the_library(bpe: dict[str, Any], tmp_path: Path) -> None:
     bpe["pre_tokenizer"] = None
     (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))

@@ -18,7 +18,7 @@ from lmtool.errors import LmtoolError
 from lmtool.interop.tokenization.converting import SPACE, check_charsmap, convert, sentencepiece_decoder
 from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_object, read_settings, read_text, refusal
 from lmtool.printable import plain
-from lmtool.tokenization.inner import LARGEST_VOCABULARY, inner_of, parts_of
+from lmtool.tokenization.inner import LARGEST_VOCABULARY, inner_of, parts_of, raising_panics
 
 _PROBE = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
@@ -64,10 +64,11 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
 def _library_errors(where: str) -> Iterator[None]:
     """Turn errors of the libraries into CheckpointError; `tokenizers` raises bare Exception, and panics of Rust."""
     try:
-        yield
-    except (LmtoolError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        with raising_panics():
+            yield
+    except (LmtoolError, MemoryError):
         raise
-    except BaseException as error:  # PanicException is no Exception
+    except Exception as error:
         raise refusal(plain(str(error)[:300])[:120], where) from error
 
 
