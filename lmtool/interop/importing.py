@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from tokenizers import Tokenizer as Inner
 from torch import Tensor
 
 from lmtool.checksum import sha256_of_file, sha256_of_json
@@ -38,6 +37,7 @@ from lmtool.run.files import RunInfo
 from lmtool.run.paths import INFO, remember
 from lmtool.run.saving import Snapshot
 from lmtool.run.tensors import MadeTensors
+from lmtool.tokenization.inner import inner_of, raising_panics
 from lmtool.tokenization.tokenizer import Tokenizer
 
 COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
@@ -205,7 +205,7 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
     published = source.tokenizer()
     settings = {**source.config, **source.generation}
     try:
-        inner = Inner.from_str(published.json)
+        inner = inner_of(published.json)
         named = dict(published.config)
         for key, ids in (
             ("start_tokens", [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]),
@@ -215,7 +215,8 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
             names = [inner.id_to_token(i) for i in listed if isinstance(i, int) and 0 <= i < 2**31]
             if key == "end_tokens" or described.objective["kind"] == "seq2seq":
                 named[key] = [name for name in names if name is not None]
-        tokenizer = Tokenizer(inner, named)
+        with raising_panics():
+            tokenizer = Tokenizer(inner, named)
     except Exception as error:  # the library raises bare Exception
         raise _refusal(source, f"the tokenizer cannot be used: {plain(str(error))[:120]}") from error
     if described.objective["kind"] == "masked" and published.config.get("mask_token") is None:
