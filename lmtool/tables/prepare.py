@@ -2,15 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from lmtool.data.files import display, shown
+from lmtool.data.files import display, shown, shown_all
+from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Skipped, Table, open_table, spelled_number
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.objective import (
@@ -29,9 +31,9 @@ from lmtool.tables.annotations import has_entities
 from lmtool.tables.columns import Columns, RowKind, choose_columns
 from lmtool.tables.data import TableData, TaskRows
 from lmtool.tables.findings import find_in_tables
-from lmtool.tables.labels import LabelKind, LabelMap
+from lmtool.tables.labels import LabelKind, LabelMap, as_cell
 from lmtool.tables.notices import Notice
-from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
+from lmtool.tables.reading import LabelledTexts, label_index, read_labelled, shared_rows, stream_texts
 from lmtool.tables.split import divide, hold_out
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.task import Task
@@ -59,6 +61,14 @@ class TaskTables:
     valid: str | None
     test: str | None
     weight: float = 1.0
+
+    @cached_property
+    def n_rows(self) -> int:
+        """The number of rows but for those without a label, bad ones included; reads the table once."""
+        at = label_index(self.table, self.columns)
+        if at is None:
+            return self.table.n_rows
+        return sum(1 for _, values, fault in self.table.file.records() if fault or as_cell(values[at]) != "")
 
 
 def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
@@ -105,7 +115,7 @@ def rows_per_class(tables: TaskTables, skip_bad_rows: bool) -> float:
     """Rows of a class of a training table, the mean; 0 where rows have not one class each, are MOST_COUNTED, or have
     faults, which are told where they are read to be trained on."""
     columns = tables.columns
-    if columns.label is None or columns.writes or tables.table.n_rows >= MOST_COUNTED:
+    if columns.label is None or columns.writes or tables.n_rows >= MOST_COUNTED:
         return 0.0
     try:
         rows = read_labelled(tables.table, columns, skip_bad_rows=skip_bad_rows)
@@ -340,8 +350,11 @@ def read_task(
 
     def read_beside(source: str) -> LabelledTexts:
         """Another table with the columns and labels of the training table."""
-        named = Data(encoding=data.encoding, delimiter=data.delimiter, **_columns(texts.columns))
-        table, columns = _open(source, named, texts.columns.kind)
+        names = _columns(texts.columns)
+        named = Data(encoding=data.encoding, delimiter=data.delimiter, **names)
+        table = open_table(source, named)
+        _refuse_other_names(task.table, table, names)
+        columns = choose_columns(table, named, kind=texts.columns.kind)
         others = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=skips, chat=chat)
         shared = shared_rows(texts, others, Path(source).name)
         notices.extend([*filter(None, [shared]), *_skipped(others.skipped, f" of {Path(source).name}")])
@@ -356,6 +369,16 @@ def read_task(
     if task.test:
         parts["test"] = read_beside(task.test)
     return _Read(task, parts, notices, kept)
+
+
+def _refuse_other_names(train: Table, other: Table, names: Mapping[str, Any]) -> None:
+    """Raise DataError for a table beside that of training which has not its columns. names: as of `_columns`."""
+    each = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in names.values())
+    if missing := [name for name in each if not matching_column(name, other.names)]:
+        nouns = "column" if len(missing) == 1 else "columns"
+        what = f"no {nouns} {shown_all(missing)}, which {train.path.name} has; found {shown_all(other.names)}"
+        fix = f"give both tables the same header: name the columns as in {train.path.name}"
+        raise DataError(what, where=display(other.path), fix=fix)
 
 
 def _skipped(skipped: Skipped, of: str = "") -> list[Notice]:

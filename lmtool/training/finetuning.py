@@ -147,7 +147,7 @@ def _plan_scratch(name: str, settings: Sequence[Setting]) -> FineTuning:
     refuse_adapters_alone(recipe)
     tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
     if name == LINEAR:  # of few rows none are held out
-        resolved = resolve(name, settings, TableShape(tables[0].table.n_rows))
+        resolved = resolve(name, settings, TableShape(tables[0].n_rows))
     return FineTuning(resolved, None, tables)
 
 
@@ -161,7 +161,7 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
         kind = "related"
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
-    n_rows = sum(task.table.n_rows for task in tables)
+    n_rows = sum(task.n_rows for task in tables)
     per_class = rows_per_class(tables[0], data.skip_bad_rows) if len(tables) == 1 and columns.kind == "texts" else 0.0
     shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind], per_class=per_class)
     resolved = resolve(None, settings, shape, base.parent)
@@ -260,14 +260,14 @@ def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineT
     if tables[0].name or tables[0].columns.writes:
         fix = "name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny"
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
-    shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
+    shape = TableShape(tables[0].n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
     features: tuple[Setting, ...] = ()
     by = f"of {FEATURES[shape.has_words]}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
     if shape.has_words and not are_named and FEW <= shape.n_rows <= MOST_WEIGHED:
         features, by = _by_folds(tables, settings, shape, report)
         settings = [*features, *settings]
-    published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
+    published = SENTENCES if tables[0].n_rows < FEW else "hf:ORG/NAME"
     choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
     return FineTuning(resolve(None, settings, shape), None, tables, choice, features)
 
