@@ -400,6 +400,19 @@ def named_label(table: Table) -> str | None:
     return _usual(table, LABELS)
 
 
+def may_be_labelled(table: Table) -> bool:
+    """Whether columns of a table can be chosen without naming any, and its label, by its cells, may be one: some cells
+    are equal, or they are numbers."""
+    try:
+        columns = choose_columns(table, kind=None)
+    except DataError:
+        return False
+    if columns.label is None or columns.kind != "texts":
+        return True
+    cells = [cell for value in _sample(table)[columns.label] if (cell := as_cell(value))]
+    return len(set(cells)) < len(cells) or decide_kind(cells) != "class"
+
+
 def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
     return first_column(table.names, wanted, exclude)
 

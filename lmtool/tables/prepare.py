@@ -43,6 +43,7 @@ from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
 HELD_OUT = "-s data.valid_fraction=0.1"
+NONE_HELD = f"validation: the same, none held out ({HELD_OUT} holds some out)"
 
 MOST_VALIDATIONS = 20
 """Validations of a run whose recipe counts epochs between them."""
@@ -195,7 +196,7 @@ class _Read:
                 warnings.append(f"{n_cut:,} of {n_rows:,} {key} rows are truncated to the context of {context}")
         held = [f"{key}: {len(texts):,} rows" for key, texts in self.held.items()]
         if self.valid is self.train:
-            held = [f"validation: the same, none held out ({HELD_OUT} holds some out)", *held]
+            held = [NONE_HELD, *held]
         title = f"task {name}" if name else "table"
         lines = [self.tables.columns.describe(), f"{title}: {self.train.describe()}; {', '.join(held)}"]
         train = encoded["train"]
@@ -321,19 +322,20 @@ def known_kind(spec: AnyObjective, columns: Columns) -> LabelKind | None:
 
 
 def check_tables(
-    recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual: float | None
 ) -> tuple[list[str], list[Notice]]:
-    """Lines that describe the tables that a recipe names, and all notices of them, once; see `find_in_tables`.
+    """Lines that describe tables, and all notices of them, once; see `find_in_tables`.
 
-    Without a validation table the rows are those that a run would hold out. Raises the errors of tables.
+    Without a validation table the rows are those that a run of the recipe would hold out. Raises the errors of tables.
     """
     lines: list[str] = []
     notices: list[Notice] = []
-    for task in open_tables(recipe.data, kind):
+    for task in tables:
         read = read_task(task, recipe, None, None, None)
         notices += [*read.notices, *find_in_tables(read.train, read.held, tokenizer, usual, brief=False)]
-        sizes = "; ".join(f"{name}: {part.describe()}" for name, part in read.parts.items())
-        lines += [task.table.describe(), task.columns.describe(), sizes]
+        sizes = [f"{name}: {part.describe()}" for name, part in read.parts.items()]
+        sizes += [NONE_HELD] if read.valid is read.train else []
+        lines += [task.table.describe(), task.columns.describe(), "; ".join(sizes)]
     return lines, list(dict.fromkeys(notices))
 
 
