@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from lmtool.data.files import shown, shown_all
 from lmtool.data.table import spelled_number
 
 LabelKind = Literal["class", "multi", "number", "tags"]
@@ -73,12 +73,11 @@ class LabelMap:
         names = (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
         return next((name for name in names if name not in self._index), None)
 
-    def suggestion(self, name: str) -> str:
-        """A suggestion for a name that is not in the map."""
+    def nearest(self, name: str) -> str | None:
+        """The name of the map that is most like one that is not in it; None where none is."""
         plain = {known[:_COMPARED].casefold(): known for known in self.names}
-        if near := get_close_matches(name[:_COMPARED].casefold(), plain, n=1):
-            return f"did you mean {shown(plain[near[0]])}?"
-        return f"the {'tags' if self.kind == 'tags' else 'classes'} are {shown_all(self.names)}"
+        near = get_close_matches(name[:_COMPARED].casefold(), plain, n=1)
+        return plain[near[0]] if near else None
 
 
 class NumberFormat(NamedTuple):
@@ -181,6 +180,17 @@ def as_cell(value: Any) -> str | tuple[str, ...] | None:
             cells = [as_cell(one) for one in value]
             return tuple(str(c) for c in cells if c) if all(isinstance(c, str) for c in cells) else None
     return None
+
+
+def merge_labels(cell: str | tuple[str, ...], merged: Mapping[str, str], found: Counter[str]) -> str | tuple[str, ...]:
+    """A cell with the labels that `merged` names read as others. found: counts these labels."""
+    if isinstance(cell, tuple):
+        found.update(name for name in cell if name in merged)
+        return tuple(merged.get(name, name) for name in cell)
+    if cell not in merged and SEPARATOR in cell:
+        return SEPARATOR.join(merge_labels(as_names(cell), merged, found)) or cell
+    found.update([cell] if cell in merged else [])
+    return merged.get(cell, cell)
 
 
 def as_names(cell: str | tuple[str, ...]) -> tuple[str, ...]:

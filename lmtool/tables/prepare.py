@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
@@ -112,14 +112,14 @@ MOST_COUNTED = 5_000
 """Rows of a table from which those of its classes are not counted."""
 
 
-def rows_per_class(tables: TaskTables, skip_bad_rows: bool) -> float:
+def rows_per_class(tables: TaskTables, data: Data) -> float:
     """Rows of a class of a training table, the mean; 0 where rows have not one class each, are MOST_COUNTED, or have
     faults, which are told where they are read to be trained on."""
     columns = tables.columns
     if columns.label is None or columns.writes or tables.n_rows >= MOST_COUNTED:
         return 0.0
     try:
-        rows = read_labelled(tables.table, columns, skip_bad_rows=skip_bad_rows)
+        rows = read_labelled(tables.table, columns, skip_bad_rows=data.skip_bad_rows, merged=data.merge_labels)
     except DataError:
         return 0.0
     is_class = rows.labels is not None and rows.labels.kind == "class"
@@ -168,6 +168,11 @@ class _Read:
         return self.parts.get("validation", self.train)
 
     @property
+    def merged(self) -> list[str]:
+        """A line for each table some of whose labels were read as others."""
+        return list(dict.fromkeys(part.merged for part in self.parts.values() if part.merged))
+
+    @property
     def held(self) -> dict[str, LabelledTexts]:
         """The rows that are not for training, by part."""
         return {name: part for name, part in self.parts.items() if name != "train"}
@@ -199,6 +204,7 @@ class _Read:
             held = [NONE_HELD, *held]
         title = f"task {name}" if name else "table"
         lines = [self.tables.columns.describe(), f"{title}: {self.train.describe()}; {', '.join(held)}"]
+        lines += self.merged
         train = encoded["train"]
         if len(train) > len(self.train):
             lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
@@ -335,7 +341,7 @@ def check_tables(
         notices += [*read.notices, *find_in_tables(read.train, read.held, tokenizer, usual, brief=False)]
         sizes = [f"{name}: {part.describe()}" for name, part in read.parts.items()]
         sizes += [NONE_HELD] if read.valid is read.train else []
-        lines += [task.table.describe(), task.columns.describe(), "; ".join(sizes)]
+        lines += [task.table.describe(), task.columns.describe(), "; ".join(sizes), *read.merged]
     return lines, list(dict.fromkeys(notices))
 
 
@@ -347,7 +353,8 @@ def read_task(
     labels: the known ones. split: the rows that are held out, where they are known.
     """
     data, skips, kind = recipe.data, recipe.data.skip_bad_rows, known_kind(recipe.objective, task.columns)
-    texts = read_labelled(task.table, task.columns, kind=kind, labels=labels, skip_bad_rows=skips, chat=chat)
+    read_rows = partial(read_labelled, skip_bad_rows=skips, chat=chat, merged=data.merge_labels)
+    texts = read_rows(task.table, task.columns, kind=kind, labels=labels)
     notices = [*texts.notices, *_skipped(texts.skipped)]
 
     def read_beside(source: str) -> LabelledTexts:
@@ -357,7 +364,7 @@ def read_task(
         table = open_table(source, named)
         _refuse_other_names(task.table, table, names)
         columns = choose_columns(table, named, kind=texts.columns.kind)
-        others = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=skips, chat=chat)
+        others = read_rows(table, columns, labels=texts.labels)
         shared = shared_rows(texts, others, Path(source).name)
         notices.extend([*filter(None, [shared]), *_skipped(others.skipped, f" of {Path(source).name}")])
         return others

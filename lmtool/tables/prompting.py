@@ -312,8 +312,9 @@ def _read(
     at = table.names.index(columns.label)
     counted = Skipped() if reading.skip_bad_rows else None
     cells = {as_cell(row.values[at]) for row in table.rows(counted)}
-    labels = LabelMap.of("class", (cell for cell in cells if isinstance(cell, str) and cell))
-    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows)
+    merged = reading.merge_labels
+    labels = LabelMap.of("class", (merged.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
+    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows, merged=merged)
     if skipped is not None:
         skipped.kinds.update(texts.skipped.kinds)
     return texts, labels.names

@@ -1,11 +1,12 @@
 """Rows of a table as texts and labels, with their faults and notices."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
-from lmtool.data.files import display, shown
+from lmtool.data.files import display, shown, shown_all
 from lmtool.data.rowfile import bare_name
 from lmtool.data.table import LARGEST, Row, RowFault, Skipped, Table, skip
 from lmtool.errors import DataError
@@ -23,12 +24,18 @@ from lmtool.tables.labels import (
     as_names,
     decide_kind,
     infer_number_format,
+    merge_labels,
 )
-from lmtool.tables.notices import Notice, counted, label_notices, misspelt
+from lmtool.tables.notices import Notice, counted, label_notices, merge_option, misspelt
 from lmtool.tokenization.chat import ChatFormat, Message
 
 SUGGESTED = 10
 """Unknown labels of a table for which the nearest known one is looked for."""
+
+NOTHING: Mapping[str, str] = {}
+
+MOST_MERGED = 8
+"""Merged labels that are named."""
 
 NO_AGREEMENT = "-"
 """The gold label of a row on which its annotators do not agree (SNLI, Bowman et al. 2015)."""
@@ -74,6 +81,8 @@ class LabelledTexts:
     items: tuple[LabelledText, ...]
     skipped: Skipped
     notices: tuple[Notice, ...]
+    merged: str = ""
+    """Which labels were read as others, in one line; empty for none."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -144,13 +153,14 @@ def read_labelled(
     labels: LabelMap | None = None,
     skip_bad_rows: bool = False,
     chat: ChatFormat | None = None,
+    merged: Mapping[str, str] = NOTHING,
 ) -> LabelledTexts:
     """All rows of a table as texts and labels.
 
     Without `labels` this is a training table: the kind of its labels is inferred (see `labels.decide_kind`) unless
     given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
     are all blank, those whose gold label is `-`, and those without a label are left out with a notice. Conversations
-    are read up to the assistant's last message. chat: refuses conversations.
+    are read up to the assistant's last message. chat: refuses conversations. merged: labels that are read as others.
     Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learned: no rows remain, or only one class.
     """
@@ -174,7 +184,16 @@ def read_labelled(
             else:
                 yield row
 
-    rows = list(_sound(filled(), lambda row: (reader.example(row), row.line), counted_in))
+    found = Counter[str]()
+
+    def example_of(row: Row) -> Numbered:
+        example = reader.example(row)
+        if merged and example.label is not None:
+            label = merge_labels(cast(str | tuple[str, ...], example.label), merged, found)
+            example = example._replace(label=label)
+        return example, row.line
+
+    rows = list(_sound(filled(), example_of, counted_in))
     label_map: LabelMap | None = None
     if columns.label is not None and columns.kind != "questions":
         cells = [cast(str | tuple[str, ...], example.label) for example, _ in rows]
@@ -196,12 +215,16 @@ def read_labelled(
         raise DataError(what, where=display(table.path), fix=fix)
     repairs = _repairs(n_blank, n_open, n_unlabelled, reader.n_repaired)
     notices = [*repairs, *reader.numbers, *_notices(items, label_map)]
+    if labels is None and (absent := [name for name in merged if name not in found]):
+        text = f"labels to merge that no row has: {shown_all(absent)}"
+        notices.append(Notice("absent labels", len(absent), text))
     if label_map is not None and labels is None:
         _refuse_one_class(items, label_map, reader.where)
         if label_map.kind in ("class", "multi"):
             lines = ((_names(item.label), f"line {line}" if line else f"row {item.row}") for item, line in rows)
             notices += label_notices(lines)
-    return LabelledTexts(table, columns, label_map, items, skipped, tuple(notices))
+    described = _describe_merged(merged, found)
+    return LabelledTexts(table, columns, label_map, items, skipped, tuple(notices), described)
 
 
 def label_index(table: Table, columns: Columns) -> int | None:
@@ -224,6 +247,13 @@ def _repairs(n_blank: int, n_open: int, n_unlabelled: int, n_entities: int) -> I
         entities = "entity begins" if n_entities == 1 else "entities begin"
         what = f"{n_entities:,} {entities} with I-, which is read as B- (as by conlleval)"
         yield Notice("entities that begin with I", n_entities, what)
+
+
+def _describe_merged(merged: Mapping[str, str], found: Counter[str]) -> str:
+    """The labels that were read as others, in one line."""
+    each = (f"{shown(name, 40)} as {shown(merged[name], 40)} ({counted(n, 'row')})" for name, n in found.items())
+    more = f" and {len(found) - MOST_MERGED:,} more" if len(found) > MOST_MERGED else ""
+    return f"merged labels: {', '.join(islice(each, MOST_MERGED))}{more}" if found else ""
 
 
 class _Reader:
@@ -310,7 +340,11 @@ class _Reader:
                 self._n_unknown += 1
                 each = "tag" if kind == "tags" else "label"
                 what = f"the {each} {shown(name, 40)} is not among those of the training data"
-                fix = self._labels.suggestion(name) if self._n_unknown <= SUGGESTED else "correct it"
+                fix = "correct it"
+                if self._n_unknown <= SUGGESTED and (near := self._labels.nearest(name)):
+                    fix = f"did you mean {shown(near)}? {merge_option(name, near)} reads it so"
+                elif self._n_unknown <= SUGGESTED:
+                    fix = f"the {'tags' if kind == 'tags' else 'classes'} are {shown_all(self._labels.names)}"
                 raise CellFault("label unseen in training", what, fix)
         except CellFault as fault:
             column = self._columns.label

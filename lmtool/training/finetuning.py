@@ -31,6 +31,7 @@ from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
 from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.data import TableData
 from lmtool.tables.labels import LabelKind
+from lmtool.tables.language import published_encoder
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
 from lmtool.training.convex import cross_validate
 from lmtool.training.data import TrainingData
@@ -162,7 +163,7 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
     n_rows = sum(task.n_rows for task in tables)
-    per_class = rows_per_class(tables[0], data.skip_bad_rows) if len(tables) == 1 and columns.kind == "texts" else 0.0
+    per_class = rows_per_class(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
     shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind], per_class=per_class)
     resolved = resolve(None, settings, shape, base.parent)
     spec, named = resolved.recipe.objective, {setting.key for setting in settings}
@@ -240,9 +241,6 @@ WAYS = {
 }
 """Features of texts whose words recur, by whether they are of words. Fewer characters tell less than words do."""
 
-SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
-"""A small published encoder of sentences, which few labelled rows need most."""
-
 
 def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineTuning:
     """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
@@ -255,14 +253,15 @@ def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineT
     if tables[0].name or tables[0].columns.writes:
         fix = "name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny"
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
-    shape = TableShape(tables[0].n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
+    texts = sample_texts(tables[0], data.skip_bad_rows)
+    shape = TableShape(tables[0].n_rows, has_words=has_words(texts))
     features: tuple[Setting, ...] = ()
     by = f"of {FEATURES[shape.has_words]}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
     if shape.has_words and not are_named and FEW <= shape.n_rows <= MOST_WEIGHED:
         features, by = _by_folds(tables, settings, shape, report)
         settings = [*features, *settings]
-    published = SENTENCES if tables[0].n_rows < FEW else "hf:ORG/NAME"
+    published = published_encoder(texts) if tables[0].n_rows < FEW else "hf:ORG/NAME"
     choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
     return FineTuning(resolve(None, settings, shape), None, tables, choice, features)
 
