@@ -27,9 +27,9 @@ from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find, run_directory
-from lmtool.tables.columns import RowKind, named_label
+from lmtool.tables.columns import may_be_labelled, named_label
 from lmtool.tables.notices import Notice
-from lmtool.tables.prepare import check_tables, kind_of_rows, open_tables, read_tables, tables_of_tasks
+from lmtool.tables.prepare import TaskTables, check_tables, kind_of_rows, open_tables, read_tables, tables_of_tasks
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
@@ -76,11 +76,11 @@ class Checked:
             raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
 
 
-def subject_of(names: Sequence[str], data: Data, *, is_text: bool) -> Subject:
+def subject_of(names: Sequence[str], data: Data, *, is_text: bool, by_cells: bool = False) -> Subject:
     """What names refer to. is_text: no table is meant.
 
     A file that may be a table or a text is a text where it has the column of text, and none with the usual name of a
-    label. Raises DataError and UsageError as `open_table` does.
+    label; and with `by_cells` none whose cells may be labels. Raises DataError and UsageError as `open_table` does.
     """
     if len(names) == 1 and not is_text:
         name = names[0]
@@ -92,7 +92,7 @@ def subject_of(names: Sequence[str], data: Data, *, is_text: bool) -> Subject:
         if data.test:
             return "table"
         if not folder.is_dir() and (name.startswith(PREFIX) or suffix(folder) != ".txt"):
-            return "table" if _is_labelled(name, data) else "text"
+            return "table" if _is_labelled(name, data, by_cells) else "text"
         if unpacked_name(folder).endswith(TABLES):
             return "table"
     return "text"
@@ -113,12 +113,12 @@ def _run_path(name: str) -> Path | None:
     return None
 
 
-def _is_labelled(source: str, data: Data) -> bool:
+def _is_labelled(source: str, data: Data, by_cells: bool) -> bool:
     """Whether a file of rows is a table rather than a text: it has no column of text, or one of labels beside it."""
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
     table = open_table(source, data)
-    return data.column not in table.names or named_label(table) is not None
+    return data.column not in table.names or named_label(table) is not None or (by_cells and may_be_labelled(table))
 
 
 def check_tokens(folder: Path) -> Checked:
@@ -156,9 +156,11 @@ def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float 
     return Checked("text", ", ".join(data.train), (line,), (), notices)
 
 
-def check_labelled(recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None) -> Checked:
-    """The table that a recipe names; see `check_tables`."""
-    lines, notices = check_tables(recipe, kind, tokenizer, usual)
+def check_labelled(
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual: float | None
+) -> Checked:
+    """The table that a recipe names, opened; see `check_tables`."""
+    lines, notices = check_tables(recipe, tables, tokenizer, usual)
     return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 

@@ -46,6 +46,8 @@ _COMPARED = 100
 _LONGEST_NAME = 3
 """Words that the name of a column has at most, where its cells look like a row."""
 _WORD = re.compile(r"[\w.-]+")
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+"""Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, whose words have two or three of them."""
 _VISIBLE = re.compile(r"[^ \t\r\n]")
 _LIST_FIX = 'write [{"text": "..."}, {"text": "..."}]; one object on each line is a .jsonl file'
 _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
@@ -172,7 +174,7 @@ class Delimited(TextRows):
         """
         records = (fields for _, fields, fault in islice(self._records(), _HEAD) if fault is None)
         first = next(records, ())
-        is_name = [len(name.split()) <= _LONGEST_NAME for name in first]
+        is_name = [count_words(name) <= _LONGEST_NAME for name in first]
         if all(is_name):
             return True
         short = [i for i, name in enumerate(first) if is_name[i] and name.strip()]
@@ -450,6 +452,12 @@ def matching_column(column: str, names: Sequence[str]) -> str | None:
     return column if column in names else alike[0] if len(alike) == 1 else None
 
 
+def count_words(text: str) -> int:
+    """Words of a text between spaces, and of a script without spaces about as many as there would be."""
+    unspaced = len(_UNSPACED.findall(text))
+    return len(text.split()) if not unspaced else len(_UNSPACED.sub(" ", text).split()) + max(1, unspaced // 3)
+
+
 def known_column(column: str, names: Sequence[str], where: str, flag: str) -> str:
     """`matching_column`. Raises DataError where there is none; see `missing_column`."""
     if (name := matching_column(column, names)) is None:
@@ -458,14 +466,23 @@ def known_column(column: str, names: Sequence[str], where: str, flag: str) -> st
 
 
 def missing_column(column: str, names: Sequence[str], where: str, flag: str) -> DataError:
-    """The error for a missing column: lists the columns, and suggests the nearest with the flag that takes it."""
+    """The error for one missing column; see `missing_columns`."""
+    return missing_columns([(column, flag)], names, where)
+
+
+def missing_columns(missing: Sequence[tuple[str, str]], names: Sequence[str], where: str) -> DataError:
+    """The error for columns that a table lacks, each with the flag that takes it: lists those that the table has, and
+    suggests the nearest ones where there are some for all."""
     bare = {bare_name(name)[:_COMPARED]: name for name in names}
-    near = get_close_matches(bare_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
-    fix = f"name one of these with {flag}"
-    if near:
-        name = bare[near[0]]
-        fix = f"did you mean {flag} {name if _WORD.fullmatch(name) else shown(name)}?"
-    return DataError(f"no column {shown(column)}; found {shown_all(names)}", where=where, fix=fix)
+    fixes = []
+    for column, flag in missing:
+        near = get_close_matches(bare_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
+        fixes += [f"{flag} {name if _WORD.fullmatch(name) else shown(name)}" for key in near for name in [bare[key]]]
+    flags = " and ".join(dict.fromkeys(flag for _, flag in missing))
+    fix = f"did you mean {' '.join(fixes)}?" if len(set(fixes)) == len(missing) else f"name one of these with {flags}"
+    nouns = "column" if len(missing) == 1 else "columns"
+    what = f"no {nouns} {shown_all([column for column, _ in missing])}; found {shown_all(names)}"
+    return DataError(what, where=where, fix=fix)
 
 
 def bare_name(name: str) -> str:

@@ -59,15 +59,12 @@ def as_target(cell: Any) -> str:
 
 
 def as_label(cell: Any) -> str | tuple[str, ...]:
-    """A label as stripped text, or as several texts. Raises CellFault for an empty one, and one as long as a text."""
+    """A label as stripped text, or as several texts; empty for none. Raises CellFault for one as long as a text."""
     label = as_cell(cell)
     if label is None:
         what = f"the label is {type(cell).__name__}, not text or a number"
         raise CellFault("wrong type", what, "write labels as text, numbers or lists of text")
     _refuse_long(label.split(SEPARATOR) if isinstance(label, str) else label)
-    if label == "":
-        fix = f"fill it; for a row without any of several labels, write {SEPARATOR}"
-        raise CellFault("empty label", "the label is empty", fix)
     return label
 
 

@@ -73,7 +73,9 @@ def read_rows(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TR
     if isinstance(spec, Classification | Tagging):
         labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
     table, columns, trained = _open(loaded, source, task, reading, labelled=True)
-    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=loaded.prompt_format.chat)
+    merged = loaded.recipe.data.merge_labels | reading.merge_labels
+    chat = loaded.prompt_format.chat
+    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=chat, merged=merged)
     classes = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
     return texts, task_of(loaded, task, trained, classes)
 
@@ -87,7 +89,8 @@ def _read_related(loaded: Loaded, spec: Embedding, source: str, reading: Data) -
     if trained and all(matching_column(name, table.names) for name in trained):
         named = _laid_over(data, reading)
     columns = choose_columns(table, named, kind="related")
-    texts = read_labelled(table, columns, kind=known_kind(spec, columns), skip_bad_rows=skips)
+    merged = data.merge_labels | reading.merge_labels
+    texts = read_labelled(table, columns, kind=known_kind(spec, columns), skip_bad_rows=skips, merged=merged)
     of_table = with_loss(spec.with_values({"loss": "auto"}), columns)
     loaded = replace(loaded, recipe=loaded.recipe.with_values({"objective": of_table}))
     return texts, task_of(loaded, "", columns, ())

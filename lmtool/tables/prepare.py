@@ -2,15 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from lmtool.data.files import display, shown
+from lmtool.data.files import display, shown, shown_all
+from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Skipped, Table, open_table, spelled_number
 from lmtool.errors import DataError, UsageError
 from lmtool.printable import counted
@@ -30,9 +32,9 @@ from lmtool.tables.annotations import has_entities
 from lmtool.tables.columns import Columns, RowKind, choose_columns
 from lmtool.tables.data import TableData, TaskRows
 from lmtool.tables.findings import find_in_tables
-from lmtool.tables.labels import LabelKind, LabelMap
+from lmtool.tables.labels import LabelKind, LabelMap, as_cell
 from lmtool.tables.notices import Notice
-from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
+from lmtool.tables.reading import LabelledTexts, label_index, read_labelled, shared_rows, stream_texts
 from lmtool.tables.split import divide, hold_out
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.task import Task
@@ -42,6 +44,7 @@ from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
 HELD_OUT = "-s data.valid_fraction=0.1"
+NONE_HELD = f"validation: the same, none held out ({HELD_OUT} holds some out)"
 
 MOST_VALIDATIONS = 20
 """Validations of a run whose recipe counts epochs between them."""
@@ -60,6 +63,14 @@ class TaskTables:
     valid: str | None
     test: str | None
     weight: float = 1.0
+
+    @cached_property
+    def n_rows(self) -> int:
+        """The number of rows but for those without a label, bad ones included; reads the table once."""
+        at = label_index(self.table, self.columns)
+        if at is None:
+            return self.table.n_rows
+        return sum(1 for _, values, fault in self.table.file.records() if fault or as_cell(values[at]) != "")
 
 
 def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
@@ -108,14 +119,14 @@ MOST_COUNTED = 5_000
 """Rows of a table from which those of its classes are not counted."""
 
 
-def rows_per_class(tables: TaskTables, skip_bad_rows: bool) -> float:
+def rows_per_class(tables: TaskTables, data: Data) -> float:
     """Rows of a class of a training table, the mean; 0 where rows have not one class each, are MOST_COUNTED, or have
     faults, which are told where they are read to be trained on."""
     columns = tables.columns
-    if columns.label is None or columns.writes or tables.table.n_rows >= MOST_COUNTED:
+    if columns.label is None or columns.writes or tables.n_rows >= MOST_COUNTED:
         return 0.0
     try:
-        rows = read_labelled(tables.table, columns, skip_bad_rows=skip_bad_rows)
+        rows = read_labelled(tables.table, columns, skip_bad_rows=data.skip_bad_rows, merged=data.merge_labels)
     except DataError:
         return 0.0
     is_class = rows.labels is not None and rows.labels.kind == "class"
@@ -164,6 +175,11 @@ class _Read:
         return self.parts.get("validation", self.train)
 
     @property
+    def merged(self) -> list[str]:
+        """A line for each table some of whose labels were read as others."""
+        return list(dict.fromkeys(part.merged for part in self.parts.values() if part.merged))
+
+    @property
     def held(self) -> dict[str, LabelledTexts]:
         """The rows that are not for training, by part."""
         return {name: part for name, part in self.parts.items() if name != "train"}
@@ -192,9 +208,10 @@ class _Read:
                 warnings.append(f"{n_cut:,} of {n_rows:,} {key} rows are truncated to the context of {context}")
         held = [f"{key}: {counted(len(texts), 'row')}" for key, texts in self.held.items()]
         if self.valid is self.train:
-            held = [f"validation: the same, none held out ({HELD_OUT} holds some out)", *held]
+            held = [NONE_HELD, *held]
         title = f"task {name}" if name else "table"
         lines = [self.tables.columns.describe(), f"{title}: {self.train.describe()}; {', '.join(held)}"]
+        lines += self.merged
         train = encoded["train"]
         if len(train) > len(self.train):
             lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
@@ -319,19 +336,20 @@ def known_kind(spec: AnyObjective, columns: Columns) -> LabelKind | None:
 
 
 def check_tables(
-    recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual: float | None
 ) -> tuple[list[str], list[Notice]]:
-    """Lines that describe the tables that a recipe names, and all notices of them, once; see `find_in_tables`.
+    """Lines that describe tables, and all notices of them, once; see `find_in_tables`.
 
-    Without a validation table the rows are those that a run would hold out. Raises the errors of tables.
+    Without a validation table the rows are those that a run of the recipe would hold out. Raises the errors of tables.
     """
     lines: list[str] = []
     notices: list[Notice] = []
-    for task in open_tables(recipe.data, kind):
+    for task in tables:
         read = read_task(task, recipe, None, None, None)
         notices += [*read.notices, *find_in_tables(read.train, read.held, tokenizer, usual, brief=False)]
-        sizes = "; ".join(f"{name}: {part.describe()}" for name, part in read.parts.items())
-        lines += [task.table.describe(), task.columns.describe(), sizes]
+        sizes = [f"{name}: {part.describe()}" for name, part in read.parts.items()]
+        sizes += [NONE_HELD] if read.valid is read.train else []
+        lines += [task.table.describe(), task.columns.describe(), "; ".join(sizes), *read.merged]
     return lines, list(dict.fromkeys(notices))
 
 
@@ -343,14 +361,18 @@ def read_task(
     labels: the known ones. split: the rows that are held out, where they are known.
     """
     data, skips, kind = recipe.data, recipe.data.skip_bad_rows, known_kind(recipe.objective, task.columns)
-    texts = read_labelled(task.table, task.columns, kind=kind, labels=labels, skip_bad_rows=skips, chat=chat)
+    read_rows = partial(read_labelled, skip_bad_rows=skips, chat=chat, merged=data.merge_labels)
+    texts = read_rows(task.table, task.columns, kind=kind, labels=labels)
     notices = [*texts.notices, *_skipped(texts.skipped)]
 
     def read_beside(source: str) -> LabelledTexts:
         """Another table with the columns and labels of the training table."""
-        named = Data(encoding=data.encoding, delimiter=data.delimiter, **_columns(texts.columns))
-        table, columns = _open(source, named, texts.columns.kind)
-        others = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=skips, chat=chat)
+        names = _columns(texts.columns)
+        named = Data(encoding=data.encoding, delimiter=data.delimiter, **names)
+        table = open_table(source, named)
+        _refuse_other_names(task.table, table, names)
+        columns = choose_columns(table, named, kind=texts.columns.kind)
+        others = read_rows(table, columns, labels=texts.labels)
         shared = shared_rows(texts, others, Path(source).name)
         notices.extend([*filter(None, [shared]), *_skipped(others.skipped, f" of {Path(source).name}")])
         return others
@@ -364,6 +386,16 @@ def read_task(
     if task.test:
         parts["test"] = read_beside(task.test)
     return _Read(task, parts, notices, kept)
+
+
+def _refuse_other_names(train: Table, other: Table, names: Mapping[str, Any]) -> None:
+    """Raise DataError for a table beside that of training which has not its columns. names: as of `_columns`."""
+    each = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in names.values())
+    if missing := [name for name in each if not matching_column(name, other.names)]:
+        nouns = "column" if len(missing) == 1 else "columns"
+        what = f"no {nouns} {shown_all(missing)}, which {train.path.name} has; found {shown_all(other.names)}"
+        fix = f"give both tables the same header: name the columns as in {train.path.name}"
+        raise DataError(what, where=display(other.path), fix=fix)
 
 
 def _skipped(skipped: Skipped, of: str = "") -> list[Notice]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.files import shown, shown_all
-from lmtool.data.rowfile import bare_name, matching_column
+from lmtool.data.rowfile import matching_column
 from lmtool.data.split import document_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Row, Skipped, Table
@@ -27,7 +27,8 @@ from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import LABELS, Columns, choose_columns
+from lmtool.tables.column_names import LABELS, plain_name
+from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.predict import AS_TRAINED, CHUNK_ROWS, Predictions, measure_tables, open_beside
 from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
@@ -98,7 +99,7 @@ class Prompting:
             if TEXT in fields and column_of[TEXT] is None and len(named) > 1:
                 raise self._wrong("has {text}, but a row has several texts", known)
             return Columns(tuple(named))
-        usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
+        usual, beside = (any(plain_name(name) in LABELS for name in names) for names in (named, others))
         label_column = reading.label_column and matching_column(reading.label_column, table.names)
         name_label = f"name the label's column with --label-column; {known}"
         if label_column in named or (label_column is None and usual and not beside):
@@ -311,8 +312,9 @@ def _read(
     at = table.names.index(columns.label)
     counted = Skipped() if reading.skip_bad_rows else None
     cells = {as_cell(row.values[at]) for row in table.rows(counted)}
-    labels = LabelMap.of("class", (cell for cell in cells if isinstance(cell, str) and cell))
-    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows)
+    merged = reading.merge_labels
+    labels = LabelMap.of("class", (merged.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
+    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows, merged=merged)
     if skipped is not None:
         skipped.kinds.update(texts.skipped.kinds)
     return texts, labels.names

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from lmtool.checks.check import subject_of
 from lmtool.compute.device import CPU, Compute
@@ -31,6 +31,7 @@ from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
 from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.data import TableData
 from lmtool.tables.labels import LabelKind
+from lmtool.tables.language import published_encoder
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
 from lmtool.training.convex import cross_validate
 from lmtool.training.data import TrainingData
@@ -147,7 +148,7 @@ def _plan_scratch(name: str, settings: Sequence[Setting]) -> FineTuning:
     refuse_adapters_alone(recipe)
     tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
     if name == LINEAR:  # of few rows none are held out
-        resolved = resolve(name, settings, TableShape(tables[0].table.n_rows))
+        resolved = resolve(name, settings, TableShape(tables[0].n_rows))
     return FineTuning(resolved, None, tables)
 
 
@@ -161,8 +162,8 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
         kind = "related"
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
-    n_rows = sum(task.table.n_rows for task in tables)
-    per_class = rows_per_class(tables[0], data.skip_bad_rows) if len(tables) == 1 and columns.kind == "texts" else 0.0
+    n_rows = sum(task.n_rows for task in tables)
+    per_class = rows_per_class(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
     shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind], per_class=per_class)
     resolved = resolve(None, settings, shape, base.parent)
     spec, named = resolved.recipe.objective, {setting.key for setting in settings}
@@ -240,9 +241,6 @@ WAYS = {
 }
 """Features of texts whose words recur, by whether they are of words. Fewer characters tell less than words do."""
 
-SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
-"""A small published encoder of sentences, which few labelled rows need most."""
-
 
 def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineTuning:
     """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
@@ -251,25 +249,63 @@ def _plan_linear(why: str, settings: Sequence[Setting], report: Report) -> FineT
     data = resolve(LINEAR, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
     tables = tuple(open_tables(data, named_kind(settings)))
     if tables[0].columns.kind != "texts":
-        what, recipe = {
-            "questions": ("questions", "bert-tiny -s objective.kind=question-answering"),
-            "related": ("related texts", "bert-tiny -s objective.kind=embedding"),
-        }.get(tables[0].columns.kind, ("tagged words", "tagger"))
-        fix = f"name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe {recipe}"
-        raise UsageError(f"a table of {what} needs a model that reads a text word by word: {why}", fix=fix)
+        return _plan_other_rows(tables[0].columns.kind, why, settings)
     if tables[0].name or tables[0].columns.writes:
         fix = "name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny"
         raise UsageError(f"a table of target texts needs a model that writes: {why}", fix=fix)
-    shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
+    texts = sample_texts(tables[0], data.skip_bad_rows)
+    shape = TableShape(tables[0].n_rows, has_words=has_words(texts))
     features: tuple[Setting, ...] = ()
     by = f"of {FEATURES[shape.has_words]}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
     if shape.has_words and not are_named and FEW <= shape.n_rows <= MOST_WEIGHED:
         features, by = _by_folds(tables, settings, shape, report)
         settings = [*features, *settings]
-    published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
+    published = published_encoder(texts) if tables[0].n_rows < FEW else "hf:ORG/NAME"
     choice = f"{why}: a linear model {by} is trained; for more, --from {published} or --from RUN fine-tunes a model"
     return FineTuning(resolve(None, settings, shape), None, tables, choice, features)
+
+
+class FromScratch(NamedTuple):
+    """The recipe that trains on a table where nothing is to be fine-tuned. settings: over the recipe. rows: what the
+    table holds."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    rows: str
+
+
+FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
+    "texts": FromScratch(LINEAR, (), "labelled texts"),
+    "words": FromScratch("tagger", (), "tagged words"),
+    "questions": FromScratch("bert-tiny", ("objective.kind=question-answering",), "questions"),
+    "related": FromScratch("bert-tiny", ("objective.kind=embedding",), "related texts"),
+}
+
+
+def _plan_other_rows(kind: RowKind, why: str, settings: Sequence[Setting]) -> FineTuning:
+    """The usual model of a table of other rows than labelled texts, where there is nothing to fine-tune. why: as
+    `_last_body` says it."""
+    chosen = FROM_SCRATCH[kind]
+    plan = _plan_scratch(chosen.recipe, [*settings_of(chosen.settings), *settings])
+    recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
+    choice = f"{why}: a table of {chosen.rows}, on which the recipe {recipe} is trained from scratch; "
+    choice += "for more, --from hf:ORG/NAME fine-tunes a published encoder of its language, --from RUN one trained here"
+    return replace(plan, choice=choice)
+
+
+def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTables, ...]]:
+    """The tables that the command line names, and the recipe that `lmtool finetune` trains on them without --from.
+
+    Of the recipe of labelled texts the features are not chosen, which need not be known to read the rows. Raises as
+    `plan_finetuning`.
+    """
+    of_texts = [setting for setting in settings if setting.key != "objective.kind"]
+    tables = tuple(open_tables(resolve(LINEAR, of_texts).recipe.data, named_kind(settings)))
+    chosen = FROM_SCRATCH[tables[0].columns.kind]
+    if chosen.recipe == LINEAR:
+        return resolve(LINEAR, of_texts, TableShape(tables[0].n_rows)).recipe, tables
+    return resolve(chosen.recipe, [*settings_of(chosen.settings), *settings]).recipe, tables
 
 
 def _by_folds(

@@ -179,6 +179,31 @@ def test_however_a_column_is_named_it_is_the_one_that_is_trained_on(
     assert found.objective.labels == ("p", "q", "r")
 
 
+def test_merged_labels_are_those_of_every_command(folder: Path) -> None:
+    for name in ("train", "test"):
+        path = folder / f"{name}.csv"
+        lines = path.read_text().splitlines()
+        wrong = [f"{line[:-3]}Yes" if line.endswith(",yes") and i % 9 == 1 else line for i, line in enumerate(lines)]
+        path.write_text("\n".join(wrong) + "\n")
+    train, test, merge = folder / "train.csv", folder / "test.csv", ("--merge-labels", "Yes=yes")
+    assert "--merge-labels Yes=yes" in run("check", train)
+    assert "similar labels" not in run("check", train, "--test", test, *merge)
+    made = folder / "made"
+    run("finetune", train, "--recipe", folder / "encoder.yaml", "--test", test, *merge, "-o", made)
+    figures = json.loads((made / "metrics.json").read_text())
+    assert figures["labels"] == ["no", "yes"]
+    assert figures["rows"] == 60
+    evaluated = json.loads(run("eval", made, test, "--json"))
+    assert evaluated["accuracy"] == figures["accuracy"]
+    assert "have changed" not in run("check", made)
+    # a typo that training has not seen
+    test.write_text(test.read_text().replace(",no\n", ",noo\n"))
+    assert "--merge-labels noo=no" in refusal("eval", made, test)
+    (folder / "m.csv").write_text("from,to\nnoo,no\n")
+    again = json.loads(run("eval", made, test, "--json", "--merge-labels", folder / "m.csv"))
+    assert again["accuracy"] == figures["accuracy"]
+
+
 def test_the_table_may_be_a_setting(folder: Path) -> None:
     assert "no table to train on name one: lmtool finetune TABLE" in refusal("finetune")
     run("finetune", "-s", f"data={{train: [{folder / 'train.csv'}]}}", "--epochs", "1", "-q", "-o", folder / "run")

@@ -79,8 +79,7 @@ def check(
     check_new(fix)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
-    whole = [] if fix is None else ["data.valid_fraction=0"]  # no rows are held out of the table that is fixed
-    settings = settings_in(options, READING, *others, overrides=[*(overrides or []), *whole])
+    settings = settings_in(options, READING, *others, overrides=overrides)
     reports = [_look(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
         from lmtool.checks.check import check_cache
@@ -91,8 +90,11 @@ def check(
     if fix is not None:
         from lmtool.checks.fixing import write_fixed
         from lmtool.data.files import unpacked_name
+        from lmtool.recipe.load import settings_of
 
-        recipe, log = _recipe(settings), fix.with_suffix(".removed.jsonl")
+        # no rows are held out of the table that is fixed
+        recipe = _recipe([*settings, *settings_of(["data.valid_fraction=0"])])
+        log = fix.with_suffix(".removed.jsonl")
         check_new(fix, Path(unpacked_name(Path(recipe.data.train[0]))).suffix)
         check_new(log)
         model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
@@ -126,19 +128,19 @@ def _check_device(as_json: bool) -> None:
 
 def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from lmtool.checks import check as checking
-    from lmtool.training.finetuning import named_kind
+    from lmtool.training.finetuning import open_for_training
 
     recipe = _recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match checking.subject_of(names, data, is_text=is_text):
+        match checking.subject_of(names, data, is_text=is_text, by_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":
                 return checking.check_tokens(Path(names[0]))
             case "table":
-                return checking.check_labelled(recipe, named_kind(settings), *_tokenizer(tokenizer))
+                return checking.check_labelled(*open_for_training(settings), *_tokenizer(tokenizer))
         return checking.check_text(data, recipe.seed, *_tokenizer(tokenizer), display.report)
 
 
