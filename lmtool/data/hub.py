@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ def import_hub() -> Any:
     """
     if os.path.expanduser("~") == "~":  # the library would make a folder of that name
         os.environ.setdefault("HF_HOME", str(cache_folder() / "huggingface"))
-    return import_module("huggingface_hub")
+    import huggingface_hub
+
+    return huggingface_hub
 
 
 def parse(source: str) -> tuple[str, str | None, str]:

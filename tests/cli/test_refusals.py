@@ -65,7 +65,7 @@ def test_a_missing_file(lmtool, run, home, arguments):
     lmtool.refuses(
         DATA, *arguments, "storeis.txt", words=["does not exist", "storeis.txt", "did you mean stories.txt?"]
     )
-    lmtool.refuses(DATA, *arguments, "no/where.txt", words=["does not exist", "no/where.txt", "there is no no"])
+    lmtool.refuses(DATA, *arguments, "no/where.txt", words=["does not exist", "no/where.txt", "no folder no"])
     lmtool.refuses(DATA, *arguments, "*.text", words=["no file matches", "'*.text'"])
 
 

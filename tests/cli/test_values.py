@@ -38,6 +38,7 @@ COMMANDS = {
     "label": ("missing.csv",),
     "tokenize": ("tales.txt", "-o", "out", "-q"),
     "runs ls": (),
+    "runs cache": (),
     "runs show": ("last",),
     "runs compare": ("last", "last"),
     "runs merge": ("last",),
