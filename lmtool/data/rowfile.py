@@ -43,7 +43,7 @@ _HEAD = 1000
 """Rows that tell the columns: of a .jsonl file by their keys, of delimited text by what the first row repeats."""
 _COMPARED = 100
 """Characters by which names of columns are compared with an unknown one."""
-_LONGEST_NAME = 3
+LONGEST_NAME = 3
 """Words that the name of a column has at most, where its cells look like a row."""
 _WORD = re.compile(r"[\w.-]+")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
@@ -174,7 +174,7 @@ class Delimited(TextRows):
         """
         records = (fields for _, fields, fault in islice(self._records(), _HEAD) if fault is None)
         first = next(records, ())
-        is_name = [count_words(name) <= _LONGEST_NAME for name in first]
+        is_name = [count_words(name) <= LONGEST_NAME for name in first]
         if all(is_name):
             return True
         short = [i for i, name in enumerate(first) if is_name[i] and name.strip()]

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from lmtool.checksum import sha256_of_file
-from lmtool.data.files import display, infer_encoding, is_json_list, text_lines
-from lmtool.data.rowfile import bare_name
+from lmtool.data.column_names import TEXTS, USUAL, plain_name
+from lmtool.data.delimited import FIELD_LIMIT, DialectHints, records, sniff
+from lmtool.data.files import display, infer_encoding, is_json_list, shown, text_lines
+from lmtool.data.rowfile import LONGEST_NAME, Delimited, bare_name, count_words
 from lmtool.data.table import AS_INFERRED
 from lmtool.durable import cache_folder, rename, scratch_in, writing
 from lmtool.errors import DataError, UsageError
@@ -24,6 +26,9 @@ from lmtool.recipe.spec.text import Data
 
 STDIN = "-"
 """The name of standard input among files."""
+
+_NAME = re.compile(r"[^\d,;\t|][^,;\t|]*")
+"""What may be the name of a column."""
 
 _HEAD = 1 << 16
 """Bytes from which the format of standard input is inferred."""
@@ -66,9 +71,9 @@ def table_of_texts(
 
     columns: the model's texts of a row. chats: the texts are conversations, and those given are first messages.
     trained, reading: how the tables of training were read, and how this one is.
-    Standard input is a table when it is Parquet or JSON, or when its first line names all of `columns`; else each
-    line of it is a text. Raises UsageError unless there is either a source or texts, and for texts where rows have
-    several.
+    Standard input is a table when it is Parquet or JSON lines, or else delimited text, as `_is_table` says; otherwise
+    each line of it is a text. Raises UsageError unless there is either a source or texts, and for texts where rows have
+    several; DataError for what is neither a table nor texts.
     """
     if (source is None) == (not texts):
         fix = "name a table, - for standard input, or --text TEXT"
@@ -82,9 +87,7 @@ def table_of_texts(
             return
         path = _received_table(folder, reading.encoding)
         encoding = reading.encoding or infer_encoding(path, trained.encoding)
-        fields = re.compile(f"[{re.escape(reading.delimiter or trained.delimiter or '')},;\t|]")
-        names = {bare_name(name.strip('" \r')) for name in fields.split(_head(path, encoding).partition("\n")[0])}
-        is_table = path.suffix != ".csv" or names.issuperset(map(bare_name, columns))
+        is_table = path.suffix != ".csv" or _is_table(path, encoding, columns, reading.delimiter or trained.delimiter)
         yield str(path) if is_table else _rows(folder, _lines(path, encoding), columns, chats)
 
 
@@ -125,6 +128,45 @@ def has_piped_input() -> bool:
         return False
     is_piped = stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
     return is_piped and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
+
+
+def _is_table(path: Path, encoding: str, columns: Sequence[str], delimiter: str | None) -> bool:
+    """Whether standard input is delimited text with a header, or without one as a file is, and not a text per line.
+
+    A header names all of `columns`; or it has names only, one of them usual, and half of the rows fit it; or most lines
+    have fields in quotes or between tabs, and all fit it. A usual name of texts alone is a header where half of the
+    other lines have several words. Raises DataError for lines with such fields, but without a header.
+    """
+    head, is_whole = _head(path, encoding), path.stat().st_size <= _HEAD
+    head = head if is_whole else head[: head.rfind("\n") + 1]
+    lines = [line for line in head.splitlines() if line.strip()]
+    if not lines:
+        return False
+    fields = re.compile(f"[{re.escape(delimiter or '')},;\t|]")
+    if {bare_name(name.strip('" ')) for name in fields.split(lines[0])}.issuperset(map(bare_name, columns)):
+        return True
+    hints = DialectHints(delimiter if delimiter and len(delimiter) == 1 else None)
+    dialect = sniff(head, is_whole, ",;\t|", hints)
+    (_, header, fault), *rows = records([head], dialect)
+    are_names = fault is None and all(_NAME.fullmatch(name) and count_words(name) <= LONGEST_NAME for name in header)
+    if len(header) < 2:
+        n_several = sum(count_words(line) > 1 for line in lines[1:])
+        return are_names and plain_name(lines[0]) in TEXTS and 0 < len(lines[1:]) <= 2 * n_several
+    n_fitting = sum(fault is None and len(row) == len(header) for _, row, fault in rows)
+    if are_names and any(plain_name(name) in USUAL for name in header):
+        return 2 * n_fitting >= len(rows)
+    d = re.escape(dialect.delimiter)
+    quoted = re.compile(rf'^"(?:[^"]|"")*"{d}|{d}"(?:[^"]|"")*"(?:{d}|$)')
+    is_tabbed = dialect.delimiter == "\t" and len(lines) > 1
+    n_marked = sum("\t" in line if is_tabbed else quoted.search(line) is not None for line in lines)
+    if 2 * n_marked < len(lines):
+        return False
+    is_without_header = not Delimited(path, FIELD_LIMIT, encoding, ",;\t|", hints).headed
+    if n_fitting == len(rows) and (are_names or is_without_header):
+        return True
+    what = "standard input is neither a table with a header nor a text per line"
+    fix = "name the columns in its first line, as text,id does, or write texts without fields in quotes"
+    raise DataError(what, where=f"standard input, line 1: {shown(lines[0], 80)}", fix=fix)
 
 
 def standard_input() -> BinaryIO | None:

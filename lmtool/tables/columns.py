@@ -8,12 +8,12 @@ from shlex import quote
 from typing import Literal
 
 from lmtool.data.annotated import Conll, Squad
+from lmtool.data.column_names import LABELS, LANGUAGES, TEXT_PAIRS, TEXTS, TRANSLATIONS, first_column, plain_name
 from lmtool.data.files import display, shown, shown_all
 from lmtool.data.rowfile import Delimited, bare_name, count_words, matching_column, missing_columns
 from lmtool.data.table import Skipped, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.column_names import LABELS, LANGUAGES, TEXT_PAIRS, TEXTS, TRANSLATIONS, first_column, plain_name
 from lmtool.tables.labels import MANY, as_cell, decide_kind
 
 SINGLE = ("label_column", "source_column", "target_column", "input_column", "messages_column")

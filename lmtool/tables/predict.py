@@ -132,6 +132,8 @@ class Predictions(NamedTuple):
     rows: Iterator[tuple[Row, Cells]]
     skipped: Skipped | None
     task: Task | None = None
+    columns: str = ""
+    """Which columns are read, where they are not called as in training and nobody has named them; else empty."""
 
 
 def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> Predictions:
@@ -144,7 +146,10 @@ def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAI
     of_table = task_of(loaded, task, trained, ())
     skipped = Skipped() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
     rows = stream_texts(table, columns, skipped, chat=loaded.prompt_format.chat)
-    return Predictions(table, of_table.added, _answered(loaded, of_table, rows), skipped, of_table)
+    answers = _answered(loaded, of_table, rows)
+    return Predictions(
+        table, of_table.added, answers, skipped, of_table, columns.describe() if columns.inferred else ""
+    )
 
 
 class Prediction(NamedTuple):
@@ -247,6 +252,8 @@ def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bo
     named = _laid_over(data, reading)
     if not labelled:
         named = named.with_values({"label_column": None, "target_column": None})
+        if not _has_trained_texts(table, data, reading):
+            named = named.with_values({"text_columns": (), "source_column": None})
     if reading.input_column is None and not matching_column(data.input_column or "", table.names):
         named = named.with_values({"input_column": None})
     columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(loaded.recipe.objective))
@@ -256,6 +263,14 @@ def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bo
         fix = "give --text-column once for each of them, in this order"
         raise UsageError(what, where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200], fix=fix)
     return table, columns, replace(columns, texts=data.text_columns) if n_texts else columns
+
+
+def _has_trained_texts(table: Table, trained: Data, reading: Data) -> bool:
+    """Whether a table has some of the texts of training under their names, or others are named. A model of texts and
+    labels takes those that their names or cells tell where it has none."""
+    if reading.text_columns or not trained.text_columns:
+        return True
+    return any(matching_column(name, table.names) for name in trained.text_columns)
 
 
 def open_beside(source: str, trained: Data, reading: Data) -> Table:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.data.column_names import LABELS, plain_name
 from lmtool.data.files import shown, shown_all
 from lmtool.data.rowfile import matching_column
 from lmtool.data.split import document_hash
@@ -27,7 +28,6 @@ from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.column_names import LABELS, plain_name
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.predict import AS_TRAINED, CHUNK_ROWS, Predictions, measure_tables, open_beside

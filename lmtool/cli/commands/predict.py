@@ -93,6 +93,8 @@ def predict(
             limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or LONGEST_ANSWER, "form": form}
             settings = Greedy(**limits) if num_beams is None else Beam(**limits, num_beams=num_beams)
             answers = answered(TextGenerator(loaded), source, Prompting(prompt.replace("\\n", "\n")), settings, data)
+        if answers.columns and is_main() and not quiet:
+            tell(answers.columns)
         decide_by(answers.task, costs, min_probability)
         if not is_main():
             # its share of the rows must be computed as well

@@ -131,6 +131,8 @@ TEXT_PAIRS = _pairs(_SENTENCE_PAIRS)
 """Two texts of a row with one label."""
 TRANSLATIONS = _pairs(_SOURCES_AND_TARGETS)
 """A source and its target."""
+USUAL = frozenset((*TEXTS, *LABELS, *chain(*TEXT_PAIRS, *TRANSLATIONS)))
+"""All of these."""
 LANGUAGES = frozenset(
     map(
         plain_name,
