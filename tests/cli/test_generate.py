@@ -418,14 +418,14 @@ def test_from_python(load):
 
 @pytest.mark.system
 def test_a_reader_that_goes_away(run):
-    """As in `lmtool generate ... | head -1`: quiet, with the exit code of the other commands."""
+    """As in `lmtool generate ... | head -1`: that is no error."""
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as broken:
         command = ["-m", "lmtool", "generate", "The", "-q", "--run", str(run), "--max-new-tokens", "3"]
         with forks.begin(command, files=(None, broken, subprocess.PIPE)) as done:
             _, err = done.communicate()
-    assert (done.returncode, err) == (1, "")
+    assert (done.returncode, err) == (0, "")
 
 
 def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool, run):
