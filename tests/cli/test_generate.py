@@ -3,8 +3,6 @@
 import inspect
 import io
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +23,6 @@ from lmtool.inference import generator as generating
 from lmtool.inference.replay import from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
-from tests import forks
 from tests.cli.conftest import RUN, SMALL
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
@@ -411,18 +408,6 @@ def test_from_python(load):
     assert load_writer("last").complete("one", Sample(max_new_tokens=5)) == [completions[0].text]
     with pytest.raises(AttributeError, match="nothing"):
         _ = lmtool.nothing
-
-
-@pytest.mark.system
-def test_a_reader_that_goes_away(run):
-    """As in `lmtool generate ... | head -1`: quiet, with the exit code of the other commands."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "wb") as broken:
-        command = ["-m", "lmtool", "generate", "The", "-q", "--run", str(run), "--max-new-tokens", "3"]
-        with forks.begin(command, files=(None, broken, subprocess.PIPE)) as done:
-            _, err = done.communicate()
-    assert (done.returncode, err) == (1, "")
 
 
 def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool, run):
