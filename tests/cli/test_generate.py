@@ -3,8 +3,6 @@
 import inspect
 import io
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +23,6 @@ from lmtool.inference import generator as generating
 from lmtool.inference.replay import from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
-from tests import forks
 from tests.cli.conftest import RUN, SMALL
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
@@ -245,7 +242,6 @@ def test_every_setting_reaches_the_strategy(load):
     load(history_model())
     sampling = (
         "--temperature 0.5 --top-k 9 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repetition-penalty 1.2 "
-        "--frequency-penalty 0.3 --presence-penalty -0.2 "
         "--no-repeat-ngram 3 --min-new-tokens 2 --max-time 60 --max-new-tokens 4 --logit-bias ab=-1.5 --seed 1"
     )
     record = json.loads(call("x", *sampling.split(), "--json").stdout)["settings"]
@@ -256,8 +252,6 @@ def test_every_setting_reaches_the_strategy(load):
         min_p=0.1,
         typical_p=0.8,
         repetition_penalty=1.2,
-        frequency_penalty=0.3,
-        presence_penalty=-0.2,
         no_repeat_ngram=3,
         min_new_tokens=2,
         max_time=60.0,
@@ -414,18 +408,6 @@ def test_from_python(load):
     assert load_writer("last").complete("one", Sample(max_new_tokens=5)) == [completions[0].text]
     with pytest.raises(AttributeError, match="nothing"):
         _ = lmtool.nothing
-
-
-@pytest.mark.system
-def test_a_reader_that_goes_away(run):
-    """As in `lmtool generate ... | head -1`: that is no error."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "wb") as broken:
-        command = ["-m", "lmtool", "generate", "The", "-q", "--run", str(run), "--max-new-tokens", "3"]
-        with forks.begin(command, files=(None, broken, subprocess.PIPE)) as done:
-            _, err = done.communicate()
-    assert (done.returncode, err) == (0, "")
 
 
 def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool, run):
