@@ -204,7 +204,9 @@ def _in_table(table: Table, names: Data) -> Data:
         raise UsageError(what, fix="give --text-column and --label-column, or --source-column and --target-column")
     others = names.text_columns or names.label_column or pair or names.input_column
     if names.messages_column and others:
-        raise UsageError("messages hold source and target", fix="give --messages-column, or the other columns")
+        raise UsageError(
+            "messages already have a source and a target", fix="give --messages-column, or the other columns"
+        )
     taken: set[str] = set()
 
     def spelled(name: str, flag: str) -> str:

@@ -140,10 +140,14 @@ def compare(
     from lmtool.run.history import History, differences, doubts, figures
 
     if len(runs) < 2:
-        raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
+        raise UsageError("one run cannot be compared", where=runs[0], fix="name a second run")
     settings = settings_in(reading)
     if settings and not test:
-        raise UsageError("only tables are read by such options", where=settings[0].flag, fix="name one with --test")
+        raise UsageError(
+            "this option says how a table is read, and none is named",
+            where=settings[0].flag,
+            fix="name one with --test",
+        )
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
@@ -256,7 +260,7 @@ def rm(
             return
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError("nobody is there to be asked before runs are removed", fix="add --yes")
+            raise UsageError("cannot ask before removing runs: this is not a terminal", fix="add --yes")
         tell(*(f"{path}, {decimal(size_of(path))}" for path in paths))
         typer.echo(f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}? [y/N] ", nl=False, err=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

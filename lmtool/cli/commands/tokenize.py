@@ -54,7 +54,7 @@ def tokenize(
     from lmtool.recipe.resolve import resolve
 
     if html is not None and show is None:
-        raise UsageError("a page is of a text to show", fix="add --show TEXT")
+        raise UsageError("--html needs --show", fix="add --show TEXT")
     check_new(html)
     loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
     settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
