@@ -218,7 +218,7 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
         return
     if fingerprint != run.info.fingerprints.data:
         what = ", ".join((*recipe.data.train, *recipe.data.tasks, *recipe.data.valid))
-        text = f"the training data have changed since the run was started, which cannot be resumed: {what[:200]}"
+        text = f"the training data have changed since the run was started, so it cannot be resumed: {what[:200]}"
         yield Notice("training data changed", 1, text)
 
 

@@ -135,7 +135,7 @@ def _refuse_unencodable(arguments: list[str]) -> None:
         try:
             os.fsencode(argument)
         except UnicodeEncodeError as error:
-            what = "an argument holds a lone surrogate, which is no character"
+            what = "an argument is not valid text: it has a lone surrogate"
             raise UsageError(what, where=argument, fix="leave it out") from error
 
 
@@ -177,4 +177,6 @@ def _explain_usage(error: Any) -> UsageError:
         message = f"No such option: {error.option_name}{did_you_mean(*near)}"
     else:
         message = error.format_message()
+    if message.startswith("No such command") and os.path.isfile(sys.argv[1]):
+        return UsageError(f"{sys.argv[1]} is a file, not a command", fix=f"train on it: lmtool pretrain {sys.argv[1]}")
     return UsageError(message, fix=f"see {command} --help" if message else "")

@@ -198,7 +198,7 @@ class Command(_Tidy, TyperCommand):
                 if isinstance(value, int | float) and not is_fit(value):
                     most = LARGEST if isinstance(value, int) else LARGEST_FLOAT
                     is_large = isinstance(value, int) or math.isfinite(value)
-                    what = f"the number is too large: at most {most}" if is_large else f"{value} is no finite number"
+                    what = f"the number is too large: at most {most}" if is_large else f"{value} is not a finite number"
                     raise UsageError(what, where=max(parameter.opts, key=len), fix=f"see {ctx.command_path} --help")
         return super().invoke(ctx)
 

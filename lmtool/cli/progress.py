@@ -232,9 +232,9 @@ def _plan(plan: "Plan") -> list[str]:
         learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
     memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
     extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {counted(plan.batch_units, plan.unit)} each"
-    if plan.steps == 1:
-        extent = f"one step of {counted(plan.batch_units, plan.unit)}"
     passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes"
+    if plan.steps == 1:
+        extent, passes = f"one step of {counted(plan.batch_units, plan.unit)}", passes.replace("1.0 passes", "one pass")
     return [
         f"model: {plan.parameters:,} parameters{learnt}; {plan.device}",
         *([memory] if plan.held else []),

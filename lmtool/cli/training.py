@@ -92,7 +92,7 @@ def continued(output: Path | None, quiet: bool, until: float) -> bool:
     from lmtool.run.creation import is_begun
 
     if output is None:
-        raise UsageError("--start-or-resume has no run directory to look into", fix="name it: -o DIR")
+        raise UsageError("--start-or-resume needs a run directory", fix="name it: -o DIR")
     if not is_begun(output):
         return False
     from lmtool.training.resuming import go_on

@@ -297,7 +297,7 @@ class JsonList(JsonObjects):
 
     def _object(self, text: "_Cursor", decoder: json.JSONDecoder) -> tuple[int, dict[str, Any] | Fault]:
         if text.peek() != "{":
-            raise self._error("the list has something that is no object", text.line, _LIST_FIX)
+            raise self._error("the list has something other than objects", text.line, _LIST_FIX)
         line = text.line
         while True:
             try:

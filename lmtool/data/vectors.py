@@ -140,7 +140,7 @@ class VectorFile:
         try:
             vector_D = np.frombuffer(fields, "<f4") if isinstance(fields, bytes) else np.array([*map(float, fields)])
         except ValueError:
-            raise self._fault("a vector holds what is no number", where) from None
+            raise self._fault("a vector has a value that is not a number", where) from None
         if not (np.abs(vector_D) <= np.finfo(np.float32).max).all():
             raise self._fault("a vector holds a number that is not finite", where)
         return vector_D.astype(np.float32)

@@ -139,7 +139,10 @@ class Limits(Common):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.form is not None and self.no_repeat_ngram:
-            raise UsageError("a form contradicts no_repeat_ngram: it repeats what it must", fix="leave out one of them")
+            raise UsageError(
+                "a form and no_repeat_ngram cannot be combined: a form may have to repeat itself",
+                fix="leave out one of them",
+            )
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             what = f"min_new_tokens is {self.min_new_tokens}"
             raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
@@ -237,7 +240,10 @@ class Beam(Limits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.form is not None and self.form.complete:
-            raise UsageError("beam search closes no forms in time", fix="omit --complete, or choose greedy or sample")
+            raise UsageError(
+                "beam search cannot complete a form within the maximum length",
+                fix="omit --complete, or choose greedy or sample",
+            )
         if not 1 <= self.num_return <= self.num_beams:
             what = f"num_return is {self.num_return}, but num_beams is {self.num_beams}"
             raise UsageError(what, fix="return at least 1 hypothesis and at most as many as there are beams")

@@ -230,7 +230,7 @@ class Conversation:
             with refusing("the conversation cannot be saved", where, "name a new file elsewhere"):
                 write_new(path, line.encode())
         except ValueError:
-            raise UsageError("this is no file name", where=where, fix="leave out the NUL character") from None
+            raise UsageError("this is not a file name", where=where, fix="leave out the NUL character") from None
 
     def _opening(self) -> list[Message]:
         return [Message(role="system", content=self._system)] if self._system else []

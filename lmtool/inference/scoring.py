@@ -92,7 +92,7 @@ def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = 
     Raises UsageError for a text longer than the context, and for a model that predicts no tokens.
     """
     if isinstance(loaded.recipe.objective, Embedding) or loaded.model.reads == "words":
-        raise UsageError("this model predicts no tokens of a text", fix="name a language model")
+        raise UsageError("this model does not predict tokens", fix="name a language model")
     loaded.check_likelihood()
     if loaded.prompt_format.answers != (sources is not None):
         needed = "scores targets of sources: give sources" if sources is None else "has no sources: give texts alone"

@@ -297,7 +297,7 @@ def _made(source: Source, weights: Sequence[Weight], family: Family, recipe: Rec
             named = plain(", ".join(weight.theirs))[:100]
             raise _unfit(source, f"{named} is {_by(shape)}, not {_by(wanted)}")
         if not torch.isfinite(made).all():
-            raise _unfit(source, f"{plain(weight.theirs[0])[:100]} has values that are no finite numbers")
+            raise _unfit(source, f"{plain(weight.theirs[0])[:100]} has values that are not finite numbers")
         done += 4 * made.numel()
         report("importing", done, total)
         return made.float().contiguous()

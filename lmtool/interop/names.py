@@ -39,7 +39,7 @@ def parse_hub(reference: str) -> tuple[str, str | None]:
         "@" in reference and not revision
     ):
         fix = "write hf:ORG/NAME, or hf:ORG/NAME@REVISION for a branch, tag or commit"
-        raise CheckpointError(f"no model is named by {plain(reference)[:80]}", where="RUN", fix=fix)
+        raise CheckpointError(f"{plain(reference)[:80]} does not name a model", where="RUN", fix=fix)
     return name, revision or None
 
 

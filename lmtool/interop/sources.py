@@ -103,7 +103,9 @@ class HuggingFaceDirectory(Source):
         with durable.refusing("cannot list the model's files", path, kind=CheckpointError):
             here = sorted(entry.name for entry in os.scandir(path))
         if CONFIG not in here:
-            raise _refusal(f"this is no model: it has no {CONFIG}", path, "name a directory, a .gguf file or hf:NAME")
+            raise _refusal(
+                f"this is not a model: it has no {CONFIG}", path, "name a directory, a .gguf file or hf:NAME"
+            )
         self.config = read_json(path / CONFIG)
         if GENERATION in here:
             self.generation = read_json(path / GENERATION)

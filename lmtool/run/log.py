@@ -129,7 +129,7 @@ class Log:
         for number, line, record, why in self._lines():
             if record is None and line.endswith(b"\n"):
                 raise CheckpointError(
-                    f"this line of the log is no record: {why}", where=f"{self.path}:{number}", fix="delete the line"
+                    f"this line of the log is not a record: {why}", where=f"{self.path}:{number}", fix="delete the line"
                 )
             if record is not None:
                 yield record
@@ -166,7 +166,7 @@ class Log:
         with file:
             for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
                 if len(line) > LONGEST:
-                    what = f"this line of the log is no record: it has more than {LONGEST:,} bytes"
+                    what = f"this line of the log is not a record: it has more than {LONGEST:,} bytes"
                     raise CheckpointError(what, where=f"{self.path}:{number}", fix=_ASIDE)
                 try:
                     if not line.endswith(b"\n"):

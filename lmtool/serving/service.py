@@ -150,7 +150,7 @@ class Service:
     def _check_generates(self) -> None:
         self.generator.check_generates()
         if not self.generator.writes:
-            raise UsageError(f"this model has no next token: {self.loaded.model.description}")
+            raise UsageError(f"this model does not predict the next token: {self.loaded.model.description}")
 
     def _prompt(self, text: str | list[int]) -> Prompt:
         prompt_format = self.loaded.prompt_format

@@ -171,7 +171,9 @@ def _in_table(table: Table, names: Data) -> Data:
         raise UsageError(what, fix="give --text-column and --label-column, or --source-column and --target-column")
     others = names.text_columns or names.label_column or pair or names.input_column
     if names.messages_column and others:
-        raise UsageError("messages hold source and target", fix="give --messages-column, or the other columns")
+        raise UsageError(
+            "messages already have a source and a target", fix="give --messages-column, or the other columns"
+        )
     flags = [(name, "--text-column") for name in names.text_columns]
     single = {key: name for key in SINGLE if (name := getattr(names, key))}
     flags += [(name, f"--{key.replace('_', '-')}") for key, name in single.items()]

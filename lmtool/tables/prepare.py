@@ -152,7 +152,7 @@ def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Tabl
 def _named(text: str, key: str, example: str) -> tuple[str, str]:
     name, _, file = text.partition(":")
     if not (name and file):
-        raise UsageError(f"{text!r:.60} is no name:file", where=key, fix=f"write {example}")
+        raise UsageError(f"{text!r:.60} is not NAME:FILE", where=key, fix=f"write {example}")
     return name, file
 
 

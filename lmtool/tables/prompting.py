@@ -49,7 +49,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prompting:
-    """How prompts are made of the rows of a table.
+    """How a prompt needs a table, whose rows fill it.
 
     template: of each prompt, with fields in braces, each the name of a column of a table or `text`.
     answers: as in `read_answers`.
@@ -71,7 +71,7 @@ class Prompting:
         try:
             pieces = list(Formatter().parse(self.template))
         except ValueError as error:
-            raise self._wrong(f"has a brace that is no field: {error}", "write {{ or }} for a brace") from None
+            raise self._wrong(f"has a brace that is not a field: {error}", "write {{ or }} for a brace") from None
         for _, field, format_spec, conversion in pieces:
             if field is not None and (format_spec or conversion or not field):
                 what = "a field of the prompt is not the name of a column"
@@ -92,7 +92,7 @@ class Prompting:
         named = list(dict.fromkeys(name for name in column_of.values() if name))
         unknown = next((field for field, name in column_of.items() if name is None and field != TEXT), None)
         if unknown is not None:
-            raise self._wrong(f"has {{{unknown:.40}}}, which is no column", known)
+            raise self._wrong(f"has {{{unknown:.40}}}, which is not a column", known)
         others = [name for name in table.names if name not in named]
         if not labelled:
             named = named or list(choose_columns(table, reading, labelled=False).texts)

@@ -102,7 +102,7 @@ def plan_finetuning(
     else:
         base, why = _last_body()
         plan = _plan_linear(why, settings, report) if base is None else _plan_tuning(base, settings)
-        told = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
+        told = f"{why}: it is fine-tuned; name another with --from RUN or hf:ORG/NAME, or train one: --recipe linear"
         if base is not None:
             plan = replace(plan, choice=f"{told}\n{plan.choice}".rstrip())
     return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
@@ -133,7 +133,7 @@ def plan_training(
     if is_table and sources:
         return plan_finetuning(source, recipe, settings, report)
     if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
-        what = f"{unread.flag} is for labelled tables, and a text is trained on"
+        what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
     return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
 

@@ -229,7 +229,7 @@ def _count_part(
     begin = int(model.n_read)
     left = examples.n_tokens - begin
     if not left:
-        what = f"all text is counted after {counted(step, 'step')}, and no token may be counted twice"
+        what = f"the whole text was counted in {counted(step, 'step')}, and a token may be counted only once"
         raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
     end = begin + max(1, left // (recipe.training.steps - step))
     at_once = recipe.training.batch_size * recipe.model.context

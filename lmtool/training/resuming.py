@@ -140,7 +140,9 @@ def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:
     sessions = Run.open(folder).info.sessions
     began = list(sessions[0].command) if sessions else [*invocation.command]
     if [*invocation.command] != began:
-        yield Warn(f"the run goes on as it began, not as this command says: {' '.join(began)}")
+        yield Warn(
+            f"the run continues with the options that it began with, not with those of this command: {' '.join(began)}"
+        )
     yield from resume(str(folder), (), invocation)
 
 

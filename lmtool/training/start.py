@@ -321,7 +321,7 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         (isinstance(recipe.objective, Embedding), "objective.kind=embedding"),
     ):
         if excluded:
-            what = "the processes shard this model, which one of its settings does not allow"
+            what = "this setting does not allow the processes to shard the model"
             raise UsageError(what, where=where, fix="set it otherwise, or training.shard=none")
     return True
 

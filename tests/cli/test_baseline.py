@@ -178,7 +178,9 @@ def test_numbers_and_names_have_a_linear_model(folder: Path) -> None:
 def test_a_pretrained_last_run_is_fine_tuned_and_that_is_said(folder: Path) -> None:
     path = pretrain(folder, TINY.replace("KIND", "transformer"))
     found = run("finetune", folder / "train.csv", "--epochs", "0.1", "-o", folder / "tuned")
-    assert "the last run, last, is a transformer decoder: it is fine-tuned; --from RUN" in found.stderr
+    assert (
+        "the last run, last, is a transformer decoder: it is fine-tuned; name another with --from RUN" in found.stderr
+    )
     assert json.loads((folder / "tuned/run.json").read_text())["base"]["run"] == path.name
     assert "it is fine-tuned" not in run("finetune", folder / "train.csv", "--epochs", "0.1", "--from", path).stderr
 

@@ -124,7 +124,7 @@ def test_rows_that_were_trained_on_are_told(lmtool, ngram, files, home):
     assert [one["count"] for one in leaks] == [3]
     assert "words, row 1: 'good verdict: yes'" in leaks[0]["text"]
     shown = lmtool.succeeds(*asked)
-    assert "3 of 4 rows (75.0 %) stand in what" in shown.err
+    assert "3 of 4 rows (75.0 %) are in the training text" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()] == ["task", "words", "mean"]
     lmtool.refuses(2, *asked[:-1], "word", words=["no task word", "did you mean words"])
 

@@ -399,9 +399,9 @@ def test_rows_that_were_trained_on_are_told_before_their_figure(folder: Path) ->
     ):
         result = CliRunner().invoke(app, list(map(str, command)))
         assert result.exit_code == 0
-        assert re.search(r"warning: 180 of 200 rows \(90\.0 %\) stand in what run was trained on", result.stderr)
+        assert re.search(r"warning: 180 of 200 rows \(90\.0 %\) are in the training text of run", result.stderr)
         last = "accuracy" if command[0] == "eval" else "difference"
-        assert result.output.index("stand in what") < result.output.rindex(last)
+        assert result.output.index("are in the training text") < result.output.rindex(last)
 
 
 def test_seeds_begin_with_the_same_run(folder: Path, base: Path) -> None:
@@ -636,7 +636,7 @@ def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     ("arguments", "what"),
     [
         ((), "no table"),
-        (("{train}", "--task", "a:{train}"), "instead of TABLE"),
+        (("{train}", "--task", "a:{train}"), "cannot be combined"),
         (("--task", "a", "--recipe", "{pairs}"), "no name:file"),
         (("{train}", "--recipe", "tiny"), "not for tables"),
         (("{train}", "--recipe", "{pairs}", "--target-column", "zzz"), "no column"),

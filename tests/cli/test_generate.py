@@ -427,7 +427,7 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
     ("arguments", "words"),
     [
         (["--temperature", "-1"], ["temperature is -1.0"]),
-        (["--temperature", "nan"], ["nan is no finite number", "--temperature"]),
+        (["--temperature", "nan"], ["nan is not a finite number", "--temperature"]),
         (["--top-p", "0"], ["top_p is 0.0"]),
         (["--min-p", "2"], ["min_p is 2.0"]),
         (["--typical-p", "0"], ["typical_p is 0.0"]),
@@ -450,11 +450,11 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
         (["--no-repeat-ngram", "-1"], ["no_repeat_ngram is -1"]),
         (["--repetition-penalty", "0"], ["repetition_penalty is 0"]),
         (["--rounds", "0"], ["rounds is 0"]),
-        (["--replay", "x", "--greedy"], ["repeats records as they are"]),
-        (["--replay", "x", "--draft", "ngram"], ["repeats records as they are"]),
+        (["--replay", "x", "--greedy"], ["--replay takes prompts"]),
+        (["--replay", "x", "--draft", "ngram"], ["--replay takes prompts"]),
         (["--num-beams", "4", "--draft", "ngram"], ["beam contradicts draft"]),
         (["--length", "3", "--draft", "ngram"], ["mask-predict contradicts draft"]),
-        (["--draft-tokens", "3"], ["draft_tokens is 3, without a draft", "--draft RUN"]),
+        (["--draft-tokens", "3"], ["--draft-tokens needs a draft", "--draft RUN"]),
     ],
     ids=lambda value: " ".join(value),
 )

@@ -80,7 +80,7 @@ def test_refusals(lmtool, run, tmp_path):
     lmtool.succeeds("generate", "--run", run, "--no-novel")
     lmtool.succeeds("generate", "--run", run, "--greedy")
     (run / LINES).unlink()
-    lmtool.refuses(2, "generate", "--run", run, "--novel", words=["keeps no lines"])
+    lmtool.refuses(2, "generate", "--run", run, "--novel", words=["does not keep the lines"])
     lmtool.succeeds("generate", "--run", run)
 
 

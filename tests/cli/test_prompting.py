@@ -99,7 +99,7 @@ def test_calibration_undoes_a_preference(lmtool, ngram, files):
         ("Sentiment:", ["does not say where the text", "write {text}"]),
         ("{txt} is", ["{txt}", "no column", "'text', 'label'"]),
         ("{text} is {label}", ["the prompt holds the label"]),
-        ("{text is", ["a brace that is no field", "{{"]),
+        ("{text is", ["a brace that is not a field", "{{"]),
         ("{text!r} is", ["not the name of a column"]),
         ("{} is", ["not the name of a column"]),
     ],
@@ -113,7 +113,7 @@ def test_answers_that_fit_no_labels(lmtool, ngram, files):
     lmtool.refuses(2, *asked, "--answers", "yes,nope", words=["the label 'no', which has no answer", "no,yes"])
     lmtool.refuses(2, *asked, "--answers", "yes=a,no=a", words=["two different texts"])
     lmtool.refuses(2, *asked, "--answers", "yes=,no=a", words=["two different texts"])
-    lmtool.refuses(2, *asked[:3], "--answers", "yes,no", words=["are of prompts", "--prompt"])
+    lmtool.refuses(2, *asked[:3], "--answers", "yes,no", words=["need a prompt", "--prompt"])
     assert read_answers(["a=b", "c"], ["a=b", "c"]) == {"a=b": "a=b", "c": "c"}
 
 

@@ -508,7 +508,7 @@ def test_processes_that_cannot_meet(lmtool, home, corpus, monkeypatch):
 
 @pytest.mark.parametrize(
     ("penalty", "what"),
-    [("1e300", "too large"), ("-1e300", "too large"), ("nan", "no finite number"), ("101", "between -100 and 100")],
+    [("1e300", "too large"), ("-1e300", "too large"), ("nan", "not a finite number"), ("101", "between -100 and 100")],
 )
 def test_a_length_penalty_that_overflows(lmtool, run, penalty, what):
     words = [what, "length"]

@@ -167,7 +167,7 @@ def test_comparing_runs(lmtool, run, corpus, tmp_path):
         # about so many bytes in a token of this text
         assert 0.5 < entry["best_loss"] / (entry["bits_per_byte"] * 0.6931) < 20
     assert found["notes"] == []
-    lmtool.refuses(2, "runs", "compare", run, words=["nothing to be compared with"])
+    lmtool.refuses(2, "runs", "compare", run, words=["one run cannot be compared"])
 
 
 LINEAR = ("--recipe", "linear", "-s", "model.buckets=5000", "-s", "training.min_steps=1", "--epochs", "2", "-q")

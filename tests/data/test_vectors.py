@@ -86,7 +86,7 @@ def test_none_of_the_words(tmp_path: Path) -> None:
         (b"2 2\na 1 2\n\nb 3 x\n", "no number", "v.txt:4"),
         (b"a 1 2\nb nan 1\n", "not finite", "v.txt:2"),
         (b"a 1 2\nb 1e40 1\n", "not finite", "v.txt:2"),
-        (b"3 2\na 1 2\nb 3 4\n", "promises 3 words", "v.txt:1"),
+        (b"3 2\na 1 2\nb 3 4\n", "promises 3 words, but the file has 2", "v.txt:1"),
         (binary(newlines=True)[:-5], "ends within word 5 of 5", "v.txt, word 5"),
         (binary(newlines=True).replace(b"5 3", b"4 3"), "more follows after the last word", "v.txt:1"),
         (b"2 1\na \x00\x00\xc0\x7fb \x00\x00\x00\x00", "not finite", "v.txt, word 1"),

@@ -389,7 +389,7 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
         wanted_D = {"cls_token": hidden_TD[0], "mean_tokens": hidden_TD.mean(0), "max_tokens": hidden_TD.amax(0)}[mode]
         wanted_D = wanted_D / wanted_D.norm() if len(modules) == 3 else wanted_D
         np.testing.assert_allclose(vector_D, wanted_D.numpy(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="predicts no tokens"):
+    with pytest.raises(UsageError, match="does not predict tokens"):
         TextGenerator(loaded).completions("It [MASK].", mask="[MASK]")
     export(str(loaded.run_path), tmp_path / "exported")
     again = brought(tmp_path / "exported")
@@ -445,7 +445,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "a missing tensor": (lambda f: rewrite(f, transformer__ln_f__weight=None), "ln_f.weight is missing"),
     "a tensor too many": (lambda f: rewrite(f, transformer__extra__weight=torch.ones(3)), "has no place"),
     "another copy of a tied tensor": (lambda f: rewrite(f, lm_head__weight=torch.ones(333, 32)), "lm_head"),
-    "NaN": (lambda f: rewrite(f, transformer__ln_f__weight=torch.full((32,), torch.nan)), "no finite numbers"),
+    "NaN": (lambda f: rewrite(f, transformer__ln_f__weight=torch.full((32,), torch.nan)), "not finite numbers"),
     "integers": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(32, dtype=torch.int8)), "quantization"),
     "more layers than there are": (lambda f: change(f, "config.json", n_layer=10**9), "layer"),
     "one layer too many": (lambda f: change(f, "config.json", n_layer=3), "missing"),
@@ -494,7 +494,7 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
 def test_wrong_names_of_the_hub(reference: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         run_of(reference)
-    assert "no model is named" in caught.value.what
+    assert "does not name a model" in caught.value.what
 
 
 def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> No
 
 
 def test_conversations_are_read_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="hold source and target"):
+    with pytest.raises(UsageError, match="have a source and a target"):
         choose_columns(table(tmp_path, "a,b"), Data(messages_column="a", source_column="b"))
     with pytest.raises(DataError, match="no column 'c'"):
         choose_columns(table(tmp_path, "a,b"), Data(messages_column="c"))

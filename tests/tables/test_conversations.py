@@ -106,7 +106,7 @@ def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
 
 def test_nothing_to_answer_is_a_fault(tmp_path: Path) -> None:
     own = table(tmp_path, [ANSWER])
-    with pytest.raises(RowFault, match="no message that is to be answered"):
+    with pytest.raises(RowFault, match="there is no message to answer"):
         list(stream_texts(own, choose_columns(own)))
 
 

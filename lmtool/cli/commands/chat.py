@@ -125,7 +125,7 @@ def _obey(line: str, conversation: "Conversation") -> bool:
             tell(*HELP.splitlines())
         case "/reset":
             conversation.reset()
-            tell("the conversation begins anew")
+            tell("a new conversation begins")
         case "/system":
             conversation.system = rest
             tell("the system message is set" if rest else "there is no system message now")

@@ -71,11 +71,13 @@ def check(
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [run_of(names[0])]
     if run is not None and fix is None:
-        raise UsageError("--run is for rows that --fix leaves out", fix="name a new file: --fix FILE")
+        raise UsageError(
+            "--run needs --fix, which then leaves out nearly equal rows", fix="name a new file: --fix FILE"
+        )
     if near is not None and run is None:
-        raise UsageError("--near is for the vectors of a model", fix="name one: --run RUN")
+        raise UsageError("--near needs --run, whose vectors are compared", fix="name one: --run RUN")
     if fix is not None and names and Path(names[0]).is_dir():
-        raise UsageError("--fix is for a table, and this is a folder", where=names[0], fix="name a table")
+        raise UsageError("--fix needs a table, not a folder", where=names[0], fix="name a table")
     check_new(fix)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
@@ -121,8 +123,8 @@ def _check_device(as_json: bool) -> None:
         rows = [(way.name, *of_way, way.verdict) for way, of_way in zip(compared, times, strict=True)]
         put(*aligned([("way", "fast", "plain", "result"), *rows], 4))
     if faults := [way.name for way in compared if way.verdict != "same"]:
-        what = f"not every fast way of computing works here: {', '.join(faults)}"
-        fix = "take --precision float32 for matrices; steps and compiled models that differ are not taken anyway"
+        what = f"some fast ways of computing do not work here: {', '.join(faults)}"
+        fix = "use --precision float32 if matrices are among them; the others are then not used by themselves"
         raise ResourceError(what, fix=fix)
 
 

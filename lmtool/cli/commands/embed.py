@@ -75,7 +75,9 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
     sources = files or ([] if typed else ["-"])
     stated = settings_in(reading, OF_TEXTS)
     if stated and not sources:
-        raise UsageError(f"{stated[0].flag} is of files and tables, but texts are typed only", fix="leave it out")
+        raise UsageError(
+            f"{stated[0].flag} is for files and tables, and there are only typed texts", fix="leave it out"
+        )
     yield from (Entry("", "", text) for text in typed or [])
     data = as_data([*stated, Setting("data.column", column, "")])
     describe_skipped((yield from read_entries(sources, data, reading.get("id_column"))))
@@ -108,7 +110,7 @@ def index(
     from lmtool.search import index as indexing
 
     if bool(texts) is bool(remove):
-        raise UsageError("nothing to index, or two things to do", fix="name files or a table, or else give --remove")
+        raise UsageError("give either texts to index, or --remove", fix="name files or a table; or use --remove alone")
     if texts:
         loaded = open_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
         describe(loaded, quiet)

@@ -64,11 +64,15 @@ def export_run(
     if gguf is not None:
         where = "--gguf" if output.suffix.lower() != GGUF else str(output)
         if adapters:
-            raise UsageError("GGUF files hold whole models", where=where, fix="omit --adapters, which are merged")
+            raise UsageError(
+                "a GGUF file has a whole model, not adapters alone",
+                where=where,
+                fix="omit --adapters: they are merged into the weights",
+            )
         for name, value in (("--dtype", dtype), ("--shard-size", shard_size)):
             if value is not None:
                 fix = f"omit {name}; --gguf sets the type of its matrices"
-                raise UsageError(f"{name} is for a directory, and this is a GGUF file", where=where, fix=fix)
+                raise UsageError(f"{name} is not for GGUF files", where=where, fix=fix)
         exported = export_gguf(run, output, gguf)
         beside = f"; for Ollama: ollama create NAME -f {beside_gguf(output)}"
     elif adapters:
@@ -108,7 +112,7 @@ def list_data(
         figures = ", ".join(f"{recipe} {figure}" for recipe, figure in of.references.items())
         rows.append((one, of.kind, of.size, of.licence, figures))
     put(*aligned(rows, 5))
-    put("", "in no package, and read from the hub; --from RUN names what is fine-tuned:")
+    put("", "read from the Hugging Face Hub by lmtool; --from RUN names the model to fine-tune:")
     put(*aligned(list(catalogue.elsewhere.items()), 2))
 
 

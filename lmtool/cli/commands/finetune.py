@@ -92,10 +92,10 @@ def finetune(
     others = ("data.train", table, "TABLE"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OPTIONS, *others, overrides=overrides)
     if table and options["task"]:
-        raise UsageError("--task is used instead of TABLE", fix="give only one of them")
+        raise UsageError("--task and TABLE cannot be combined", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
-        raise UsageError("--seeds trains one run after the other in one process", fix=fix)
+        raise UsageError("--seeds cannot be used in several processes", fix=fix)
     if recipe is not None:
         resolve(recipe, settings)  # mistakes are told before anything heavy is imported
 
@@ -114,7 +114,7 @@ def finetune(
         plan = plan_finetuning(source, recipe, settings, display.report)
     _refuse_other_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
     if merge and plan.resolved.recipe.tuning.lora is None:
-        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
+        raise UsageError("--merge needs adapters", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
         tell(*plan.choice.splitlines())
     first = plan.resolved.recipe.seed

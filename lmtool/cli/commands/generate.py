@@ -101,7 +101,9 @@ def generate(
         choices["complete"] = choices["complete"] or None
         beside += choices.values()
         if prefix or n > 1 or novel is not None or any(value is not None for value in beside):
-            raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
+            raise UsageError(
+                "--replay takes prompts, run and settings from the records", fix="omit prompts, runs and settings"
+            )
         _replay(replay, as_json)
         return
     check_new(html)
@@ -123,7 +125,7 @@ def generate(
     if draft is not None:
         refuse_draft(settings)
     elif draft_tokens is not None:
-        raise UsageError(f"draft_tokens is {draft_tokens}, without a draft", fix="add --draft RUN or --draft ngram")
+        raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     biases = [_parse_bias(bias) for bias in logit_bias or []]
     generator = TextGenerator.open(run or "last", device=device, precision=precision)
     if generator.loaded.model.reads == "both":
@@ -206,7 +208,7 @@ def _parse_bias(argument: str) -> tuple[str, float]:
     except ValueError:
         text = ""
     if not text:
-        raise UsageError(f"no bias: {argument!r:.40}", fix='write a text, = and a number, such as " moon=-2"')
+        raise UsageError(f"not a bias: {argument!r:.40}", fix='write a text, = and a number, such as " moon=-2"')
     return text, bias
 
 

@@ -39,7 +39,7 @@ def gradients(
 
     check_new(output)
     if starts and token is not None:
-        raise UsageError("--token names a loss, and two states have none", fix="omit --token, or --starts")
+        raise UsageError("--token cannot be combined with --starts", fix="omit --token, or --starts")
     warn_of_files([text])
     text = text_or_stdin(text)
     loaded = load_run(run, choose_compute(device, "float32"))

@@ -55,7 +55,7 @@ def plan(
     recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
-        raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
+        raise UsageError(f"a plan takes one recipe, not {' and '.join(recipes)}", fix="name one of them")
     others = ("data.train", sources, "TEXT"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OF_TEXT | READING, *others, overrides=overrides)
 

@@ -73,7 +73,7 @@ def draw(
     check_new(output)
     recipe = load(name, settings_of(overrides or ())).recipe
     if numbers and output is not None:
-        raise UsageError("--numbers are printed, and are on no page", fix="omit -o, or --numbers")
+        raise UsageError("--numbers prints, and writes no page", fix="omit -o, or --numbers")
     if numbers:
         return put(*matrices.as_lines(matrices.worked(recipe)))
     drawn = drawing.draw(recipe, Path(name).stem)

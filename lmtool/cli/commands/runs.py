@@ -140,10 +140,14 @@ def compare(
     from lmtool.run.history import History, differences, doubts, figures
 
     if len(runs) < 2:
-        raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
+        raise UsageError("one run cannot be compared", where=runs[0], fix="name a second run")
     settings = settings_in(reading)
     if settings and not test:
-        raise UsageError("only tables are read by such options", where=settings[0].flag, fix="name one with --test")
+        raise UsageError(
+            "this option says how a table is read, and none is named",
+            where=settings[0].flag,
+            fix="name one with --test",
+        )
     (test,) = with_stdin("table", test)
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)

@@ -53,9 +53,9 @@ def serve(
         raise UsageError("--no-auth contradicts --api-key-file", fix="give only one of them")
     if not (is_loopback(host) or api_key_file is not None or no_auth):
         fix = "add --api-key-file FILE, or --no-auth for everyone"
-        raise UsageError("others reach this address", where=f"--host {host}", fix=fix)
+        raise UsageError("other machines can reach this address", where=f"--host {host}", fix=fix)
     if draft is None and draft_tokens is not None:
-        raise UsageError(f"draft_tokens is {draft_tokens}, without a draft", fix="add --draft RUN or --draft ngram")
+        raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     access = Access(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
 
     generator = TextGenerator.open(run, device=device, precision=precision)

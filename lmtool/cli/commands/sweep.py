@@ -30,7 +30,7 @@ def sweep(
     *,
     seeds: int = option("N", "Seeds of each setting.", default=1, min=1, max=1000),
     minutes: float | None = option("N", _MINUTES, min=0.01),
-    jobs: int | None = option("N", "Runs at once.", shown="one for each GPU, or core", min=1, max=1000),
+    jobs: int | None = option("N", "Runs at once.", shown="one for each GPU or core", min=1, max=1000),
     output: Path | None = option(
         "DIR", "Directory of the sweep; a new one in runs/ by default.", "--output", "-o", parser=folder_to_write
     ),
@@ -62,12 +62,12 @@ def sweep(
     fixed, axes = read(values or ())
     read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
     if twice := next((one for one in read_by if one.key in axes), None):
-        raise UsageError(f"{twice.flag} and -s {twice.key} are the same", fix="give one of them")
+        raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
         typed, verb, chosen = Typed(data, source, recipe, fixed, read_by).planned(axes, display.report)
     usual = typed.resolved({})
     if minutes is not None and seeds > 1:
-        raise UsageError("a search has one seed", fix="search first, then train the best with several --seeds")
+        raise UsageError("a search trains with one seed", fix="search first, then train the best with several --seeds")
     if seeds > 1:
         axes = {"seed": [str(usual.seed + i) for i in range(seeds)], **axes}
     if not axes and minutes is None:
@@ -128,6 +128,6 @@ def sweep(
         if len({validated(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
             tell("warning: every setting gave the same result: what varies has no effect here, or not in so few steps")
         elif len(rows) > 1 and seeds == 1:
-            tell("one seed each: how much is chance, --seeds 3 tells")
+            tell("one seed each: --seeds 3 shows how much of a difference is chance")
     if this.failures:
         raise typer.Exit(next(code for _, code in this.failures.values()))

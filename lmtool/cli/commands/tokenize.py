@@ -65,7 +65,7 @@ def tokenize(
     from lmtool.recipe.resolve import resolve
 
     if html is not None and show is None:
-        raise UsageError("a page is of a text to show", fix="add --show TEXT")
+        raise UsageError("--html needs --show", fix="add --show TEXT")
     check_new(html)
     if show is not None:
         from lmtool.decoding.prompts import text_or_stdin

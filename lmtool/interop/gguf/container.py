@@ -94,7 +94,7 @@ class Container:
     def damage(self, what: str) -> CheckpointError:
         """An error about a file that is not as the format has it."""
         return CheckpointError(
-            f"{plain(self.path.name)[:80]} is no intact GGUF file: {what}",
+            f"{plain(self.path.name)[:80]} is not an intact GGUF file: {what}",
             where=plain(str(self.path)),
             fix="copy or download it again; GGUF versions 2 and 3, little endian, in one file, can be read",
         )
@@ -147,7 +147,7 @@ class _Header:
         infos = [self._info() for _ in range(n_tensors)]
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise _Damage("general.alignment is no power of two")
+            raise _Damage("general.alignment is not a power of two")
         base = -(-self._at // alignment) * alignment
         tensors: dict[str, Stored] = {}
         for name, kind, shape, offset in infos:

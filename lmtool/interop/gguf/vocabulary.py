@@ -370,7 +370,7 @@ def _ids_of(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]) -> dict[
     named = {key: token for key in _SPECIAL if (token := tokenizer_config.get(key)) is not None}
     for key, token in named.items():
         if token not in ids:
-            raise inexpressible(key, f"{token!r}, which is no token")
+            raise inexpressible(key, f"{token!r}, which is not a token")
     return {_SPECIAL[key]: ids[token] for key, token in named.items()}
 
 

@@ -71,7 +71,7 @@ class Rendering:
         for table in filter(None, (self.table, self.pool)):
             unknown = sorted({name for one in templates for name in one.variables} - {*table.names, "row"})
             if unknown:
-                what = f"the template names {shown(unknown[0], 40)}, which is no column"
+                what = f"the template names {shown(unknown[0], 40)}, which is not a column"
                 raise UsageError(what, where=where, fix=f"columns: {shown_all(table.names)}")
         return templates
 

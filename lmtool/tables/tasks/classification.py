@@ -59,7 +59,7 @@ class HeadTask(Task):
         self.threshold_C = np.array(spec.thresholds or [HALF] * len(spec.labels))
         for key, kind in (("temperature", "class"), ("thresholds", "multi")):
             if getattr(spec, key) is not None and spec.task != kind:
-                raise UsageError(f"only labels of kind {kind} have it", where=f"objective.{key}", fix="omit it")
+                raise UsageError(f"this is only for labels of kind {kind}", where=f"objective.{key}", fix="omit it")
         if len(self.threshold_C) != len(spec.labels):
             what = f"there are {len(self.threshold_C)} thresholds for {len(spec.labels)} labels"
             raise UsageError(what, where="objective.thresholds", fix="give one for each, in their order")
