@@ -137,7 +137,7 @@ class TextGenerator:
     def check_generates(self) -> None:
         """Raise UsageError for a model that only embeds texts, or is without likelihood, and so generates none."""
         if isinstance(self.loaded.recipe.objective, Embedding):
-            what = "this model embeds texts, and predicts no tokens"
+            what = "this model embeds texts, and does not predict tokens"
             fix = "use lmtool embed --whole, or name a language model"
             raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
         objective = self.loaded.recipe.objective

@@ -132,7 +132,13 @@ def test_commands(chat, talker, home):
         ["Be kind.", "Sure?", second],
     ]
     assert all(as_messages(messages) for messages in saved)
-    for words in ("begins anew", "system message is set", "saved: b c.jsonl", "no system message now", "/save FILE"):
+    for words in (
+        "a new conversation begins",
+        "system message is set",
+        "saved: b c.jsonl",
+        "no system message now",
+        "/save FILE",
+    ):
         assert words in outcome.err
 
 

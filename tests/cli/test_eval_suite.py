@@ -146,7 +146,7 @@ def test_runs_are_compared_on_each_task(lmtool, ngram, files, home):
 def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
     asked = ("eval", ngram, "--suite")
     lmtool.refuses(2, *asked, "bundlde", words=["no suite", "bundled"])
-    lmtool.refuses(2, *asked, "bundled", "text.txt", words=["says itself", "TEXT"])
+    lmtool.refuses(2, *asked, "bundled", "text.txt", words=["sets this itself", "TEXT"])
     lmtool.refuses(2, *asked, "bundled", "--shots", "3", "--stride", "2", words=["--stride, --shots"])
     lmtool.refuses(2, *asked, "bundled", "--encoding", "cp1252", words=["--encoding"])
     lmtool.refuses(2, "eval", ngram, files / "text.txt", "--rows", "rows.jsonl", words=["--suite NAME"])

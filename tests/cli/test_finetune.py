@@ -335,7 +335,7 @@ def test_answers_are_learnt_by_adapters(folder: Path, base: Path) -> None:
 
 
 def test_merging_needs_adapters(folder: Path, base: Path) -> None:
-    assert "for adapters" in refusal("finetune", folder / "train.csv", "--from", base, "--merge")
+    assert "needs adapters" in refusal("finetune", folder / "train.csv", "--from", base, "--merge")
 
 
 def test_several_seeds_are_several_runs_and_their_spread(folder: Path) -> None:
@@ -637,7 +637,7 @@ def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     [
         ((), "no table"),
         (("{train}", "--task", "a:{train}"), "cannot be combined"),
-        (("--task", "a", "--recipe", "{pairs}"), "no name:file"),
+        (("--task", "a", "--recipe", "{pairs}"), "not NAME:FILE"),
         (("{train}", "--recipe", "tiny"), "not for tables"),
         (("{train}", "--recipe", "{pairs}", "--target-column", "zzz"), "no column"),
     ],

@@ -445,7 +445,7 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
         (["--greedy", "--strategy", "beam"], ["greedy contradicts strategy beam"]),
         (["--min-new-tokens", "300"], ["min_new_tokens is 300"]),
         (["--max-time", "0"], ["max_time is 0"]),
-        (["--logit-bias", "x"], ["no bias: 'x'"]),
+        (["--logit-bias", "x"], ["not a bias: 'x'"]),
         (["--logit-bias", "x=nan"], ["logit_bias is nan"]),
         (["--no-repeat-ngram", "-1"], ["no_repeat_ngram is -1"]),
         (["--repetition-penalty", "0"], ["repetition_penalty is 0"]),

@@ -97,7 +97,7 @@ def test_calibration_undoes_a_preference(lmtool, ngram, files):
     ("prompt", "words"),
     [
         ("Sentiment:", ["does not say where the text", "write {text}"]),
-        ("{txt} is", ["{txt}", "no column", "'text', 'label'"]),
+        ("{txt} is", ["{txt}", "not a column", "'text', 'label'"]),
         ("{text} is {label}", ["the prompt holds the label"]),
         ("{text is", ["a brace that is not a field", "{{"]),
         ("{text!r} is", ["not the name of a column"]),

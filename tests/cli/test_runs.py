@@ -173,7 +173,7 @@ def test_a_removal_is_asked_for(run: Run, asked: Callable[[str], None], answer: 
 def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for stdin in (io.StringIO("y\n"), None):
         monkeypatch.setattr(sys, "stdin", stdin)
-        with pytest.raises(UsageError, match="cannot ask"):
+        with pytest.raises(UsageError, match="nobody is there to be asked"):
             removing("first")
     assert run.path.exists()
     removing("first", "--yes")

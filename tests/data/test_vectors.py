@@ -83,7 +83,7 @@ def test_none_of_the_words(tmp_path: Path) -> None:
         (b"2 3\na 1 2\nb 3 4\n", "promises 3 numbers for each word, and the first word has 2", "v.txt:2"),
         (b"a 1 2\nb 3\n", "1 numbers, where the other words have 2", "v.txt:2"),
         (b"a 1 2\nb 3 4 5\n", "3 numbers, where the other words have 2", "v.txt:2"),
-        (b"2 2\na 1 2\n\nb 3 x\n", "no number", "v.txt:4"),
+        (b"2 2\na 1 2\n\nb 3 x\n", "not a number", "v.txt:4"),
         (b"a 1 2\nb nan 1\n", "not finite", "v.txt:2"),
         (b"a 1 2\nb 1e40 1\n", "not finite", "v.txt:2"),
         (b"3 2\na 1 2\nb 3 4\n", "promises 3 words, but the file has 2", "v.txt:1"),
