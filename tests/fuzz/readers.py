@@ -3,11 +3,8 @@
 import base64
 import hashlib
 import json
-<<<<<<< HEAD
-import sqlite3
-=======
 import random
->>>>>>> fix-security
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
