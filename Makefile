@@ -19,7 +19,7 @@ SYSTEM = $(sort $(shell grep -rl --include='test_*.py' 'mark\.system' tests))
 # Files with properties of which the fast tests try fewer examples.
 EXAMPLES = $(sort $(shell grep -rl --include='test_*.py' 'import examples' tests))
 
-.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data pictures notebooks course course-models gallery recording docs grade bench clean
+.PHONY: help quickstart test test-system test-slow test-browser test-real test-lmeval test-gpu test-faults test-crossings test-versions fuzz mutants release check data reference pictures notebooks course course-models gallery recording docs grade bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -38,6 +38,7 @@ help:
 	@echo 'make release      checks that a tagged version can be published, and builds it into dist/'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
+	@echo 'make reference    write what the documentation has from the program again: commands, keys, recipes, Python'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
 	@echo 'make notebooks    run the notebooks of docs/notebooks, and keep what they print and draw'
 	@echo 'make course-models  train the models behind docs/course.md, once, for up to 45 minutes'
@@ -102,6 +103,9 @@ mutants: $(VENV)/.dev
 
 data: $(VENV)/.made
 	$(BIN)/python data/make/bundle.py
+
+reference: $(VENV)/.runtime
+	$(BIN)/python scripts/reference.py
 
 pictures: $(VENV)/.runtime
 	$(BIN)/python scripts/pictures.py

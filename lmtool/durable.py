@@ -5,6 +5,7 @@ processes, and errors of the operating system as those of lmtool.
 """
 
 import errno
+import mmap
 import os
 import shutil
 import stat
@@ -23,7 +24,7 @@ from lmtool.system import sync_directory as sync_directory
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and directories."""
 
-_MARK = f"{TEMPORARY}lock"
+MARK = f"{TEMPORARY}lock"
 """In a scratch folder: the file that its process holds locked."""
 
 LARGEST = 64 << 20
@@ -35,10 +36,33 @@ Chunks = bytes | memoryview | Iterable[bytes | memoryview]
 
 
 def cache_folder() -> Path:
-    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
+    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool; of a user without a home a temporary folder.
+
+    Raises ResourceError where such a user has no temporary folder either.
+    """
     if folder := os.environ.get("LMTOOL_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmtool"
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "lmtool"
+    try:
+        return Path.home() / ".cache" / "lmtool"
+    except RuntimeError:
+        return _make_private_cache()
+
+
+def _make_private_cache() -> Path:
+    """The cache in the temporary folder, which is made if need be: code is loaded from it, so nobody else may write it.
+
+    Raises ResourceError.
+    """
+    what, fix = "there is no home folder for the cache", "name a folder for it: LMTOOL_CACHE"
+    with refusing(what, "HOME", fix, names_file=True):
+        folder = Path(tempfile.gettempdir()) / f"lmtool-{system.user_id()}"
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        if not system.is_private(folder):
+            raise ResourceError(f"{what}, and others may write to this one", where=str(folder), fix=fix)
+    return folder
 
 
 def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
@@ -60,6 +84,22 @@ def read(path: Path, limit: int = LARGEST) -> bytes:
     """The content of a regular file of at most `limit` bytes. Raises OSError for others, without reading them."""
     with open_regular(path, limit) as file:
         return file.read()
+
+
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """The content of a regular file, memory-mapped; where its file system has no mmap, read into memory.
+
+    Raises OSError.
+    """
+    with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""  # mmap refuses it
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            if not system.lacks_mmap(error):
+                raise
+            return file.read()
 
 
 def write_new(path: Path, content: Chunks) -> None:
@@ -109,13 +149,13 @@ def scratch(parent: Path) -> Iterator[Path]:
 
     Raises OSError.
     """
-    for mark in parent.glob(f"{TEMPORARY}*/{_MARK}"):
+    for mark in parent.glob(f"{TEMPORARY}*/{MARK}"):
         with suppress(OSError):  # of somebody else, or just removed
             if not is_locked(mark):
                 _remove(mark.parent)
     folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
     # others remove what is marked and not locked; without locks there is no mark to be taken for a killed process's
-    handle = system.open_locked(folder / _MARK)
+    handle = system.open_locked(folder / MARK)
     try:
         yield folder
     finally:
@@ -135,7 +175,7 @@ def scratch_in(parent: Path) -> Iterator[Path]:
 def is_in_use(folder: Path) -> bool:
     """Whether the process that has made a scratch folder still has it."""
     try:
-        return is_locked(folder / _MARK)
+        return is_locked(folder / MARK)
     except OSError:  # it is removed, or its file system has no locks
         return folder.is_dir()
 
@@ -143,7 +183,7 @@ def is_in_use(folder: Path) -> bool:
 def _remove(folder: Path) -> None:
     """Remove a scratch folder, its mark last: what a process leaves that is killed here is found by the next one."""
     with suppress(OSError):
-        for inside in sorted(folder.iterdir(), key=lambda inside: inside.name == _MARK):
+        for inside in sorted(folder.iterdir(), key=lambda inside: inside.name == MARK):
             if inside.is_dir() and not inside.is_symlink():
                 shutil.rmtree(inside, ignore_errors=True)
             else:
@@ -170,13 +210,31 @@ def is_locked(file: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; a second process waits until the first one releases it or dies."""
+    """Hold the lock file `path`; a second process waits until the first one releases it or dies.
+
+    Raises ResourceError.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        system.wait_for_lock(handle)
+        with locking(path):
+            system.wait_for_lock(handle)
         yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked_if_free(path: Path) -> Iterator[bool]:
+    """Hold the lock file `path`, unless another process does; whether it is held. Raises ResourceError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with writing(path):
+            is_free = system.try_lock(handle)
+        yield is_free
     finally:
         os.close(handle)
 
@@ -214,7 +272,13 @@ _CODES: dict[type[OSError], Code] = {FileNotFoundError: "file_not_found", Permis
 
 def writing(path: Path) -> AbstractContextManager[None]:
     """Turn errors of the operating system in writing an output or the cache into a ResourceError."""
-    return refusing("cannot write", path, _way_to_write)
+    return refusing("cannot write", path, way_to_write)
+
+
+def locking(path: Path) -> AbstractContextManager[None]:
+    """Turn errors of the operating system in locking a file into a ResourceError: its file system has no locks."""
+    what = "two processes could write here at once, since the file system has no locks"
+    return refusing(what, path, f"choose a folder on a file system with locks: {_NAMED}")
 
 
 def reading_part(path: Path, fix: str) -> AbstractContextManager[None]:
@@ -222,12 +286,25 @@ def reading_part(path: Path, fix: str) -> AbstractContextManager[None]:
     return refusing(f"{path.name} cannot be read", path, fix, CheckpointError, missing=f"{path.name} is missing")
 
 
-def _way_to_write(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError | NotADirectoryError | FileExistsError):
-        return "choose another folder: -o names the output, LMTOOL_CACHE the cache"
-    if isinstance(error, PermissionError):
-        return "make it writable, or choose another: -o names the output, LMTOOL_CACHE the cache"
-    return "free some space on the disk, then start again: what is finished is kept"
+_NAMED = "-o names the output, LMTOOL_CACHE the cache, LMTOOL_RUNS the folder of runs"
+_WAYS_TO_WRITE = {
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR), f"choose another name: {_NAMED}"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTEMPTY), f"choose a new name: {_NAMED}"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"make it writable, or choose another: {_NAMED}"),
+    errno.EROFS: f"choose a folder on a disk that is not read-only: {_NAMED}",
+    errno.ENOSPC: "free some disk space, then start again: what is finished is kept",
+    errno.EDQUOT: "free some disk space, or ask for a larger quota, then start again: what is finished is kept",
+    errno.EIO: f"the disk may be failing: save what is on it, and choose a folder on another: {_NAMED}",
+    errno.ENAMETOOLONG: f"choose a shorter name: {_NAMED}",
+    errno.EFBIG: f"raise the limit on the size of files, ulimit -f, or choose a folder on another disk: {_NAMED}",
+    errno.EMFILE: "raise the limit on open files: ulimit -n",
+    errno.ENFILE: "close some programs: all of them together have too many files open",
+}
+
+
+def way_to_write(error: OSError) -> str:
+    """What to do about an error in writing an output or the cache."""
+    return _WAYS_TO_WRITE.get(error.errno or 0, f"check the disk, or choose a folder on another: {_NAMED}")
 
 
 def is_full(error: OSError) -> bool:

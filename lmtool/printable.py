@@ -1,5 +1,5 @@
 """Text for a terminal: control characters of untrusted text escaped, which would move its cursor or change its colours,
-and columns aligned."""
+columns aligned, and numbers with their nouns."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -20,6 +20,11 @@ def plain(text: str, *, lines: bool = False) -> str:
         return lines and (character in "\n\t" or unicodedata.category(character) != "Cc")
 
     return "".join(c if c.isprintable() or stays(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun: "1 row" and "1,234 rows". several: the plural, where it is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -1,9 +1,10 @@
-"""What operating systems do each in their way: POSIX, as on Linux and macOS, and Windows.
+"""What operating systems do each in their way: POSIX, as on Linux and macOS, and Windows; what some file systems lack.
 
 Only this module asks which one it is, and imports what only one of them has. On Windows an open file can be neither
 renamed nor removed, a folder has no handle to sync, locks are of ranges of bytes, and nothing is forked.
 """
 
+import errno
 import io
 import os
 import signal
@@ -36,6 +37,9 @@ leave_group: Callable[[], Any] = getattr(os, "setpgrp", lambda: None)
 
 _LOCKED_BYTE = 1 << 30
 """On Windows: the byte that is locked, beyond all content, since what is locked there cannot be read by others."""
+
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+"""Errors of syncing a folder by file systems that sync none; fsync(2) tells of EINVAL."""
 
 _PATIENCE_SECONDS, _POLL_SECONDS = 2.0, 0.02
 """On Windows: how long and how often a file is tried that somebody has open, a virus scanner for instance."""
@@ -99,11 +103,14 @@ def sparing_open_files() -> AbstractContextManager[None]:
 
 
 def sync_directory(path: Path) -> None:
-    """Sync the entries of a directory to disk, except on Windows, which offers no way to. Raises OSError."""
+    """Sync the entries of a directory to disk, unless Windows or the file system offers no way to. Raises OSError."""
     if sys.platform != "win32":
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
         finally:
             os.close(handle)
 
@@ -125,6 +132,29 @@ def deny_others_writing(path: Path) -> bool:
         path.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
         status = path.stat()
     return not is_written_by_others(status)
+
+
+def lacks_mmap(error: OSError) -> bool:
+    """Whether a file could not be memory-mapped because its file system has no mmap.
+
+    Libraries in Rust give the number of an error in its text only.
+    """
+    return error.errno == errno.ENODEV or str(error).endswith(f"(os error {errno.ENODEV})")
+
+
+def user_id() -> int:
+    """The number of the user of this process; 0 on Windows, where each user has another temporary folder."""
+    return os.geteuid() if sys.platform != "win32" else 0
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder, no link, that only the user of this process can read and write. Raises OSError.
+
+    On Windows, which has other permissions, all folders are taken to be private.
+    """
+    status = os.lstat(folder)
+    is_own = WINDOWS or (status.st_uid == user_id() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    return stat.S_ISDIR(status.st_mode) and is_own
 
 
 def rename(old: Path, new: Path) -> None:
@@ -191,6 +221,11 @@ def text_settings(is_terminal: bool) -> dict[str, Any]:
     """What `reconfigure` of an output stream is given: a file or pipe on Windows is UTF-8 too, as elsewhere."""
     is_foreign = WINDOWS and not is_terminal and "PYTHONIOENCODING" not in os.environ
     return {"encoding": "utf-8", "newline": "\n"} if is_foreign else {}
+
+
+def is_broken_pipe(error: OSError) -> bool:
+    """Whether writing failed because nobody reads any longer."""
+    return isinstance(error, BrokenPipeError) or (WINDOWS and error.errno == errno.EINVAL)
 
 
 def unbuffered(stream: io.TextIOWrapper) -> IO[bytes]:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 def build(folder: Path) -> Path:
     """The site in a folder, strictly. Skips the test where MkDocs and its plugins are not installed."""
-    for name in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+    for name in ("mkdocs", "material", "latex2mathml"):
         if importlib.util.find_spec(name) is None:
             pytest.skip("needs MkDocs: pip install -e '.[docs]'")
     command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "-q", "-d", str(folder)]

@@ -1,13 +1,23 @@
 """Files that are written aside, and what killed processes have left of them; files that are read whole."""
 
+import errno
+import fcntl
+import mmap
 import os
+import pwd
 import signal
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from lmtool import durable
 from lmtool.durable import TEMPORARY
+from lmtool.errors import ResourceError
+from lmtool.labelling.journal import Journal
+from lmtool.run import creation
+from lmtool.run.lock import RunLock, is_held
 from tests.run.killing import die_at_event, in_child
 
 
@@ -139,3 +149,115 @@ def test_only_regular_files_of_the_expected_size_are_read(tmp_path: Path) -> Non
     ):
         with pytest.raises(OSError, match=what):
             durable.read(tmp_path / name, limit)
+
+
+def raising(number: int, *, where=lambda *_: True, otherwise=None):
+    """A function of the operating system that fails."""
+
+    def function(*arguments, **named):
+        if where(*arguments):
+            raise OSError(number, os.strerror(number))
+        return otherwise(*arguments, **named)
+
+    return function
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
+def test_a_file_system_that_syncs_no_folders_is_written_to(number, tmp_path, monkeypatch):
+    def is_folder(handle):
+        return stat.S_ISDIR(os.fstat(handle).st_mode)
+
+    monkeypatch.setattr(os, "fsync", raising(number, where=is_folder, otherwise=os.fsync))
+    durable.write_file(tmp_path / "a", b"1")
+    with durable.filling(tmp_path / "folder") as new:
+        durable.write_new(new / "b", b"2")
+    assert (tmp_path / "a").read_bytes() + (tmp_path / "folder" / "b").read_bytes() == b"12"
+    monkeypatch.setattr(os, "fsync", raising(number))  # that of a file is no courtesy
+    with pytest.raises(OSError, match=os.strerror(number)):
+        durable.write_new(tmp_path / "c", b"3")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_without_locks_nothing_is_written_that_two_processes_could_write(number, tmp_path, monkeypatch):
+    """The error names the file and what it needs; what one process writes under a name of its own needs no lock."""
+    monkeypatch.setattr(fcntl, "flock", raising(number))
+    for path, use in (
+        (tmp_path / "cache" / "key.lock", lambda: durable.locked(tmp_path / "cache" / "key.lock").__enter__()),
+        (tmp_path / ".lock", lambda: RunLock(tmp_path)),
+        (tmp_path / "run", lambda: creation.check_folder(tmp_path / "run")),
+        (tmp_path / "answers", lambda: Journal(tmp_path / "answers", {})),
+    ):
+        with pytest.raises(ResourceError) as caught:
+            use()
+        assert caught.value.where == str(path)
+        assert "file system with locks" in caught.value.fix
+    assert not is_held(tmp_path)
+    assert not (tmp_path / "run").exists()
+    write(tmp_path / "a")
+    durable.write_output(tmp_path / "b", b"1")
+    assert not [*tmp_path.glob(f"{TEMPORARY}*")]
+
+
+def test_without_mmap_files_are_read(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"abc")
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    assert isinstance(durable.map_file(tmp_path / "a"), mmap.mmap)
+    for number in (None, errno.ENODEV):
+        if number is not None:
+            monkeypatch.setattr(mmap, "mmap", raising(number))
+        assert durable.map_file(tmp_path / "a")[:] == b"abc"
+        assert durable.map_file(tmp_path / "empty") == b""
+        with pytest.raises(OSError, match="no regular file"):
+            durable.map_file(tmp_path / "pipe")
+    monkeypatch.setattr(mmap, "mmap", raising(errno.ENOMEM))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+        durable.map_file(tmp_path / "a")
+
+
+@pytest.fixture
+def homeless(tmp_path, monkeypatch):
+    """A user without a home, whom the system does not know; returns the folder for temporary files."""
+    for name in ("HOME", "LMTOOL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}[0])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_user_without_a_home_has_a_cache_that_nobody_else_may_write(homeless):
+    folder = durable.cache_folder()
+    assert folder == durable.cache_folder()
+    assert folder.parent == homeless
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("what", ["open to all", "a link", "a file", "of another user", "no temporary folder"])
+def test_a_cache_that_others_could_write_is_not_used(what, homeless, monkeypatch):
+    folder = durable.cache_folder()
+    match what:
+        case "open to all":
+            folder.chmod(0o777)
+        case "a link":
+            (homeless / "other").mkdir(0o700)
+            folder.rmdir()
+            folder.symlink_to(homeless / "other")
+        case "a file":
+            folder.rmdir()
+            folder.touch(0o600)
+        case "of another user":
+            monkeypatch.setattr(os, "lstat", lambda path: os.stat_result((stat.S_IFDIR | 0o700, *[-1] * 9)))
+        case "no temporary folder":
+            monkeypatch.setattr(tempfile, "gettempdir", raising(errno.ENOENT))
+    with pytest.raises(ResourceError) as caught:
+        durable.cache_folder()
+    assert "LMTOOL_CACHE" in caught.value.fix
+
+
+def test_each_error_of_a_disk_has_its_own_advice():
+    """Space helps only where there is none; what is no known error is not guessed at."""
+    names = ("EACCES", "EROFS", "ENOSPC", "EDQUOT", "EIO", "ENAMETOOLONG", "EFBIG", "EMFILE", "ENFILE", "EEXIST")
+    numbers = [getattr(errno, name) for name in (*names, "ENOENT", "ENXIO")]
+    ways = [durable.way_to_write(OSError(number, os.strerror(number))) for number in numbers]
+    assert len({*ways}) == len(ways)
+    assert [name for name, way in zip(names, ways, strict=False) if "free" in way] == ["ENOSPC", "EDQUOT"]

@@ -1,5 +1,6 @@
 """What the base install leaves out is asked for with the line to type, before anything is read."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -27,3 +28,11 @@ def test_extras_are_no_part_of_the_base():
         wanted = {name.split(">")[0] for name in PROJECT["optional-dependencies"][extra]}
         assert wanted
         assert not wanted & names
+
+
+def test_the_base_reads_what_the_first_pages_name():
+    """Data sets of the Hub and Parquet; and `make quickstart` installs what README.md runs: serve and label."""
+    assert {"datasets", "pyarrow"} <= {name.split(">")[0] for name in PROJECT["dependencies"]}
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    (rule,) = re.findall(r"\$\(VENV\)/\.runtime:.*\n((?:\t.*\n)+)", makefile)
+    assert "'.[serve]'" in rule

@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 
 def test_one_line_is_printable():
@@ -26,3 +26,8 @@ def test_no_control_character_is_left(text):
     assert all(c in "\n\t" or unicodedata.category(c) != "Cc" for c in plain(text, lines=True))
     if text.isprintable():
         assert plain(text) == plain(text, lines=True) == text
+
+
+def test_a_number_has_its_noun():
+    assert [counted(n, "row") for n in (0, 1, 2, 1234)] == ["0 rows", "1 row", "2 rows", "1,234 rows"]
+    assert [counted(n, "class", "classes") for n in (1, 2)] == ["1 class", "2 classes"]

@@ -99,7 +99,7 @@ def test_the_reference_is_of_the_program(site: Path) -> None:
     assert "Vaswani et al. 2017" in keys
     assert all(f'id="{name.replace(".", "")}"' in keys for name in shipped())
     python = (site / "python.html").read_text(encoding="utf-8")
-    assert 'id="lmtool.api.TrainedModel"' in python
+    assert 'id="lmtoolapitrainedmodel"' in python
     assert "NumericalError" in python
 
 

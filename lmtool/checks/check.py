@@ -20,15 +20,16 @@ from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.base import Base, read_recipe, read_tokenizer
 from lmtool.inference.load import trained_model
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find, run_directory
-from lmtool.tables.columns import RowKind, named_label
+from lmtool.tables.columns import may_be_labelled, named_label
 from lmtool.tables.notices import Notice
-from lmtool.tables.prepare import check_tables, kind_of_rows, open_tables, read_tables
+from lmtool.tables.prepare import TaskTables, check_tables, kind_of_rows, open_tables, read_tables, tables_of_tasks
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
@@ -63,7 +64,7 @@ class Checked:
         if self.damage:
             path, problem = self.damage[0]
             n = len(self.damage)
-            what = f"{n} {'problem makes' if n == 1 else 'problems make'} files unusable; the first: {problem}"
+            what = f"{counted(n, 'problem makes', 'problems make')} files unusable; the first: {problem}"
             if self.subject == "run":
                 fix = "restore these files from a copy, or name an intact checkpoint, RUN@STEP"
                 raise CheckpointError(what, where=str(path), fix=fix)
@@ -71,15 +72,15 @@ class Checked:
             raise DataError(what, where=str(path), fix=fix)
         if strict and self.notices:
             n = len(self.notices)
-            what = f"{n} {'finding' if n == 1 else 'findings'}, and --strict allows none"
+            what = f"{counted(n, 'finding')}, and --strict allows none"
             raise DataError(what, where=self.name, fix="mend the data, or omit --strict")
 
 
-def subject_of(names: Sequence[str], data: Data, *, is_text: bool) -> Subject:
+def subject_of(names: Sequence[str], data: Data, *, is_text: bool, by_cells: bool = False) -> Subject:
     """What names refer to. is_text: no table is meant.
 
     A file that may be a table or a text is a text where it has the column of text, and none with the usual name of a
-    label. Raises DataError and UsageError as `open_table` does.
+    label; and with `by_cells` none whose cells may be labels. Raises DataError and UsageError as `open_table` does.
     """
     if len(names) == 1 and not is_text:
         name = names[0]
@@ -88,10 +89,12 @@ def subject_of(names: Sequence[str], data: Data, *, is_text: bool) -> Subject:
             return "tokens"
         if name == "last" or _run_path(name) is not None:
             return "run"
-        if data.test or unpacked_name(folder).endswith(TABLES):
+        if data.test:
             return "table"
         if not folder.is_dir() and (name.startswith(PREFIX) or suffix(folder) != ".txt"):
-            return "table" if _is_labelled(name, data) else "text"
+            return "table" if _is_labelled(name, data, by_cells) else "text"
+        if unpacked_name(folder).endswith(TABLES):
+            return "table"
     return "text"
 
 
@@ -110,12 +113,12 @@ def _run_path(name: str) -> Path | None:
     return None
 
 
-def _is_labelled(source: str, data: Data) -> bool:
+def _is_labelled(source: str, data: Data, by_cells: bool) -> bool:
     """Whether a file of rows is a table rather than a text: it has no column of text, or one of labels beside it."""
     if any((data.label_column, data.text_columns, data.source_column, data.target_column, data.messages_column)):
         return True
     table = open_table(source, data)
-    return data.column not in table.names or named_label(table) is not None
+    return data.column not in table.names or named_label(table) is not None or (by_cells and may_be_labelled(table))
 
 
 def check_tokens(folder: Path) -> Checked:
@@ -147,15 +150,17 @@ def check_text(data: Data, seed: int, tokenizer: Tokenizer | None, usual: float 
     ((train, valid),), data = open_parts(whole, seed=seed, report=report)
     notices = tuple(find_in_text(train, valid, tokenizer, usual, brief=False))
     survey = train.text.survey
-    kind = "one text" if data.split == "slice" else f"{survey.documents:,} documents"
+    kind = "one text" if data.split == "slice" else counted(survey.documents, "document")
     held = ", ".join(data.valid) or f"{100 * data.valid_fraction:g} % of it"
     line = f"{kind}, {survey.characters:,} characters; validation: {held}"
     return Checked("text", ", ".join(data.train), (line,), (), notices)
 
 
-def check_labelled(recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None) -> Checked:
-    """The table that a recipe names; see `check_tables`."""
-    lines, notices = check_tables(recipe, kind, tokenizer, usual)
+def check_labelled(
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual: float | None
+) -> Checked:
+    """The table that a recipe names, opened; see `check_tables`."""
+    lines, notices = check_tables(recipe, tables, tokenizer, usual)
     return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 
@@ -213,14 +218,15 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
         return
     if fingerprint != run.info.fingerprints.data:
         what = ", ".join((*recipe.data.train, *recipe.data.tasks, *recipe.data.valid))
-        text = f"the training data have changed since the run was started, which cannot be resumed: {what[:200]}"
+        text = f"the training data have changed since the run was started, so it cannot be resumed: {what[:200]}"
         yield Notice("training data changed", 1, text)
 
 
 def is_there(data: Data) -> bool:
     """Whether all files that a run was trained on are there; datasets by name are not fetched again."""
-    sources = [*data.train, *data.valid, *([data.test] if data.test else [])]
     try:
+        tables = [table for table, _ in tables_of_tasks(data).values()]
+        sources = [*data.sources, *tables, *data.valid, *([data.test] if data.test else [])]
         return all(not source.startswith(PREFIX) and find_files(source) for source in sources)
     except LmtoolError:
         return False

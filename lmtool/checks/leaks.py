@@ -15,11 +15,12 @@ from lmtool.data.survey import silent
 from lmtool.data.table import Skipped
 from lmtool.errors import LmtoolError
 from lmtool.inference.base import written_recipe
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
 from lmtool.run.find import Found
 from lmtool.run.listing import with_bases
-from lmtool.tables.notices import Notice, counted
+from lmtool.tables.notices import Notice
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables
 from lmtool.tables.reading import stream_texts
 
@@ -61,10 +62,10 @@ def find_leaks(run: Run, texts: Iterable[tuple[str, str]], most: int = BRIEF[0])
             is_part = next(chunks, None) is not None
             if leaked or is_part:
                 share = f"{len(leaked):,} of {counted(len(rows), 'row')} ({100 * len(leaked) / len(rows):.1f} %)"
-                what = f"{share} stand in what {trained.name} was trained on, {source}: whole, or from {N} words on"
+                what = f"{share} are in the training text of {trained.name}, {source}: the whole row"
                 first = "".join(f"; {name}: {shown(text, 60)}" for name, text in leaked[:TOLD])
                 part = f"; only its first {shared.trained:,} words were looked through" * is_part
-                text = f"{what} with at least {100 * SHARE:.0f} % of them in {N}-grams{first}{part}"
+                text = f"{what}, or of {N} words and more {100 * SHARE:.0f} % of the words, in {N}-grams{first}{part}"
                 yield Notice("rows in the training text", len(leaked), text)
 
 

@@ -29,7 +29,7 @@ from lmtool.cli.commands.report import report
 from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
-from lmtool.cli.help import flag, group, register
+from lmtool.cli.help import HELP_NAMES, did_you_mean, flag, group, near_words, register
 from lmtool.cli.output import prepare_streams
 from lmtool.cli.signals import leave_on_signals
 from lmtool.errors import LmtoolError, ResourceError, UsageError
@@ -42,6 +42,7 @@ app = group(
     "Pretrain, fine-tune, evaluate and decode language models.",
     *("lmtool pretrain book.txt", 'lmtool generate "One day"', "lmtool finetune reviews.csv"),
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": HELP_NAMES},
     rich_markup_mode="markdown",
 )
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -134,7 +135,7 @@ def _refuse_unencodable(arguments: list[str]) -> None:
         try:
             os.fsencode(argument)
         except UnicodeEncodeError as error:
-            what = "an argument holds a lone surrogate, which is no character"
+            what = "an argument is not valid text: it has a lone surrogate"
             raise UsageError(what, where=argument, fix="leave it out") from error
 
 
@@ -169,8 +170,13 @@ def explain(error: Exception) -> LmtoolError:
 
 def _explain_usage(error: Any) -> UsageError:
     """The error as one of ours; empty when the help was shown instead of a missing command."""
-    message = error.format_message()
     command = error.ctx.command_path if error.ctx else "lmtool"
+    if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
+        near = near_words(error.option_name, [name for name in known if name.startswith("--")])
+        message = f"No such option: {error.option_name}{did_you_mean(*near)}"
+    else:
+        message = error.format_message()
     if message.startswith("No such command") and os.path.isfile(sys.argv[1]):
-        return UsageError(f"a file is no command: {sys.argv[1]}", fix=f"train on it: lmtool pretrain {sys.argv[1]}")
+        return UsageError(f"{sys.argv[1]} is a file, not a command", fix=f"train on it: lmtool pretrain {sys.argv[1]}")
     return UsageError(message, fix=f"see {command} --help" if message else "")

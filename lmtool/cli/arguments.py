@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lmtool.cli.help import argument, flag, shared
+from lmtool.cli.help import argument, file_to_write, flag, folder_to_write, shared
 
-TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz or .zst), or hf:NAME."
+TEXT_HELP = (
+    "Files, folders or globs (.txt .jsonl .json .csv .parquet, also .gz or .zst), hf:NAME, or - for standard input."
+)
 RUN_HELP = (
     "A run's name or directory, RUN@STEP or a checkpoint directory, last, hf:ORG/NAME, or a published model's "
     "directory or .gguf."
@@ -21,8 +23,10 @@ Precision = Annotated[
 Json = Annotated[bool, flag("Print JSON for other programs.", "--json", default=...)]
 Quiet = Annotated[bool, flag("Print results and warnings only.", "--quiet", "-q", default=...)]
 OUTPUT_HELP = "Run directory; a new one in runs/ by default."
-OutputDir = Annotated[Path | None, shared("DIR", OUTPUT_HELP, "--output", "-o")]
-HtmlFile = Annotated[Path | None, shared("FILE", "Write an HTML page that needs no network.", "--output", "-o")]
+OutputDir = Annotated[Path | None, shared("DIR", OUTPUT_HELP, "--output", "-o", parser=folder_to_write)]
+HtmlFile = Annotated[
+    Path | None, shared("FILE", "Write an HTML page that needs no network.", "--output", "-o", parser=file_to_write)
+]
 TaskName = Annotated[
     str, shared("NAME", "One of the tasks that the run was trained on, or of the suite.", "--task", shown=False)
 ]

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from lmtool import system
+from lmtool.decoding.settings import MaskPredict
 from lmtool.durable import refuse_existing
 from lmtool.errors import UsageError
 from lmtool.printable import plain
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from lmtool.compute.device import InferenceName
     from lmtool.data.table import Skipped
+    from lmtool.decoding.settings import Settings
     from lmtool.inference.load import Loaded
     from lmtool.recipe.spec.base import DeviceName
 
@@ -33,16 +36,39 @@ def prepare_streams() -> None:
     """Let both output streams take any text: what their encoding lacks is escaped.
 
     A closed one discards all, a closed standard input is empty. Messages that standard error cannot take are dropped.
+    Where nobody reads standard output any longer, the program ends with ReaderGone.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__ and not sys.stdout.isatty():
+        buffer = io.BufferedWriter(_Results(sys.stdout.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", **system.text_settings(stream.isatty()))
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         raw = system.unbuffered(sys.stderr)
         sys.stderr = _Messages(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+class ReaderGone(SystemExit):
+    """The reader of standard output has closed it, as `head` does: the program ends without an error, code 0."""
+
+
+class _Results(io.FileIO):
+    """Standard output where it is a file or pipe. Once it cannot be written, all else that is written is discarded."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if system.is_broken_pipe(error):
+                raise ReaderGone(0) from None
+            raise
 
 
 class _Messages(io.TextIOWrapper):
@@ -118,6 +144,18 @@ def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[
     return {"leaks": [asdict(one) for one in leaks]}
 
 
+def warn_of_cut_forms(settings: "Settings", reasons: Counter[str]) -> None:
+    """Warn of texts that were cut before they had the form that was asked for. reasons: why the texts ended."""
+    n_cut = reasons["length"] + reasons["time"]
+    if isinstance(settings, MaskPredict) or settings.form is None or not n_cut:
+        return
+    form = settings.form
+    texts = "the text was" if reasons.total() == 1 else f"{n_cut} of {reasons.total()} texts were"
+    limit = "--max-time" if reasons["time"] else "--max-new-tokens"
+    fix = f"raise {limit}" if form.complete or settings.name == "beam" else f"add --complete, or raise {limit}"
+    warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
+
+
 def describe_skipped(skipped: "Skipped | None") -> None:
     """Warn of rows that were skipped, if any. Processes that only compute report nothing."""
     from lmtool.compute.processes import is_main
@@ -127,14 +165,30 @@ def describe_skipped(skipped: "Skipped | None") -> None:
 
 
 def put(*lines: object) -> None:
-    """Write lines to stdout."""
+    """Write lines for people to stdout, with control characters escaped wherever they go."""
     for line in lines:
         typer.echo(plain(str(line)))
 
 
+def put_data(value: object, end: str = "\n") -> None:
+    """Write text of data or models, or a path, to stdout.
+
+    A file or pipe receives the bytes that a file named by `-o` has, in UTF-8; a terminal no control characters.
+    """
+    stream, text = sys.stdout, f"{value}{end}"
+    if stream.isatty():
+        stream.write(plain(text, lines=True))
+    elif isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        stream.buffer.write(text.encode("utf-8", "backslashreplace"))
+    else:
+        stream.write(text)
+    stream.flush()
+
+
 def put_json(value: object, indent: int | None = None) -> None:
     """Write a value to stdout as JSON, on one line without an indent."""
-    typer.echo(json.dumps(value, indent=indent))
+    put_data(json.dumps(value, indent=indent))
 
 
 def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console") -> None:
@@ -142,10 +196,11 @@ def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console")
     from rich.text import Text
 
     for row in rows:
+        cells = [*map(plain, row)]
         if console.is_terminal:
-            table.add_row(*map(Text, row))
+            table.add_row(*map(Text, cells))
         else:
-            typer.echo("\t".join(row))
+            typer.echo("\t".join(cells))
     if console.is_terminal:
         console.print(table)
 
@@ -193,7 +248,7 @@ def show_picture(made: _Lines, page: Callable[[], str], output: Path | None, val
     if value is not None:
         put_json(value)
     elif output is not None:
-        put(output)
+        put_data(output)
     else:
         show_lines(made)
 
@@ -208,6 +263,6 @@ def show_lines(made: _Lines) -> None:
         if isinstance(line, str):
             put(line)
         elif is_plain:
-            typer.echo(line.plain.rstrip())
+            put(line.plain.rstrip())
         else:
             console.print(line, no_wrap=True)

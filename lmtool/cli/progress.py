@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmtool.cli.output import tell
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +98,7 @@ class Display:
             case events.Plan():
                 self._say(*_plan(event))
                 if 10 <= event.steps <= event.warmup_steps:
-                    rises = f"the learning rate only rises in these {count(event.steps, 'step')}"
+                    rises = f"the learning rate only rises in these {counted(event.steps, 'step')}"
                     self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
                 self._begin(event)
             case events.Stepped():
@@ -113,7 +113,7 @@ class Display:
             case events.StepsChanged():
                 self._steps = event.steps
                 self._update(total=event.steps)
-                self._say(f"length: {event.steps:,} steps, by the speed so far")
+                self._say(f"length: {counted(event.steps, 'step')}, by the speed so far")
             case events.Ended():
                 self._close_bar()
                 self._say(_ended(event, time.monotonic() - self._began, self._part))
@@ -177,10 +177,11 @@ class Display:
             valid = f"  {self._part} {_measured(told)}" + (" (best)" if is_best else "")
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
-            self._say(
-                f"step {step.step}/{self._steps} ({100 * step.step / self._steps:.0f} %)  loss {step.loss:.4f}{valid}"
-                f"  lr {step.lr:.2e}  {speed}  {left}"
-            )
+            rate = "" if step.lr is None else f"  lr {step.lr:.2e}"
+            # what is fitted at once has no other steps, and no time is left
+            place = f"step {step.step}/{self._steps} ({100 * step.step / self._steps:.0f} %)  " * (self._steps > 1)
+            left = f"  {left}" * (self._steps > 1)
+            self._say(f"{place}loss {step.loss:.4f}{valid}{rate}  {speed}{left}")
             self._last_line = now
 
 
@@ -203,15 +204,11 @@ def _working_columns() -> "list[ProgressColumn]":
 
 
 def _already_finished(event: "AlreadyFinished") -> list[str]:
-    how = f"stopped early, at step {event.step}" if event.early else f"has completed all {event.step} steps"
+    done = f"all {event.step} steps" if event.step > 1 else "its only step"
+    how = f"stopped early, at step {event.step}" if event.early else f"has completed {done}"
     more = "evaluation.patience=+5" if event.early else "training.steps=+500"
     command = shlex.join(["lmtool", "resume", str(event.path)])
     return [f"finished: {event.path} {how}", f"  {command} -s {more} trains longer"]
-
-
-def count(number: int, noun: str) -> str:
-    """A count with its noun."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def entries(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") -> str:
@@ -238,12 +235,14 @@ def _plan(plan: "Plan") -> list[str]:
     if plan.learning != plan.parameters:
         learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
     memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
+    extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {counted(plan.batch_units, plan.unit)} each"
     passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes"
+    if plan.steps == 1:
+        extent, passes = f"one step of {counted(plan.batch_units, plan.unit)}", passes.replace("1.0 passes", "one pass")
     return [
         f"model: {plan.parameters:,} parameters{learnt}; {plan.device}",
         *([memory] if plan.held else []),
-        f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
-        f"{passes} over the {'table' if plan.unit == 'row' else 'text'}",
+        f"plan: {extent}, {passes} over the {'table' if plan.unit == 'row' else 'text'}",
     ]
 
 
@@ -251,7 +250,7 @@ def _timed(timed: "Timed") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
     lines = [f"time: about {_clock(timed.seconds)} here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
-        lines[0] += f"; less where patience ({count(timed.patience, 'validation')}) ends it"
+        lines[0] += f"; less where patience ({counted(timed.patience, 'validation')}) ends it"
     if timed.whole_pass is not None:
         lines.append(f"less than one pass over the data is planned; --minutes {timed.whole_pass:g} reads all of it")
     return lines
@@ -263,11 +262,14 @@ def _ended(event: "Ended", seconds: float, part: str) -> str:
     best = ""
     if event.best_value is not None and part != "training":
         best = f"; best {part} {event.metric} {event.best_value:.4f} at step {event.best_step}"
+        if event.step == 1:
+            best = f"; {part} {event.metric} {event.best_value:.4f}"
     if event.remedies:
         best += f"; trained on the same text for too long: {either([*event.remedies])} would help"
     match event.reason:
         case "finished":
-            return f"finished at step {event.step} after {_clock(seconds)}{best}"
+            place = f" at step {event.step}" if event.step > 1 else ""
+            return f"finished{place} after {_clock(seconds)}{best}"
         case "early":
             return f"stopped early at step {event.step} after {_clock(seconds)}: validation did not improve{best}"
         case "below":

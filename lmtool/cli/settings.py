@@ -19,7 +19,7 @@ DEFAULT_RECIPE = "default"
 Overrides = Annotated[
     list[str] | None, shared("KEY=VALUE", "Override a key of the recipe; +N adds. May be repeated.", "--set", "-s")
 ]
-COLUMN_HELP = "Text column of .jsonl, .csv and .parquet files."
+COLUMN_HELP = "Text column of .jsonl, .json, .csv and .parquet files."
 Column = Annotated[str | None, shared("NAME", COLUMN_HELP)]
 
 
@@ -41,6 +41,15 @@ def is_recipe(name: str) -> bool:
     return not is_other and bool(near(name)) and not nearby(Path(name))
 
 
+def with_stdin(kind: Literal["text", "table", "text or table"], *names: Any) -> Sequence[Any]:
+    """The names of files, lists of them and Nones, with a file in place of `-`; see `keep_stdin`."""
+    if "-" not in [one for name in names for one in (name if isinstance(name, list) else [name])]:
+        return names
+    from lmtool.data.stdin import keep_stdin  # it imports much
+
+    return keep_stdin(kind, *names)
+
+
 KeyOptions = dict[str, tuple[Any, Any]]
 """Options that set keys of the recipe, by dotted key: the type, and what `option` makes; None too without a default."""
 
@@ -55,6 +64,10 @@ READING: KeyOptions = {
     "data.encoding": (str, _of_data("NAME", "Encoding of tables; UTF-8 where the text is valid so.")),
     "data.delimiter": (str, _of_data("C", "The field delimiter; inferred from the table.")),
     "data.skip_bad_rows": (bool, flag("Skip bad rows and count them.", "--skip-bad-rows", panel="Data")),
+    "data.merge_labels": (
+        list[str],
+        _of_data("A=B", "Read label A as B; or a FILE.csv, .yaml or .json of such pairs. May be repeated."),
+    ),
 }
 """The options of reading tables."""
 
@@ -177,9 +190,18 @@ def settings_in(
     from lmtool.recipe.load import Setting, settings_of
 
     flags = {key: _typed(key, made) for key, (_, made) in options.items()}
-    stated = [*others, *((key, values.get(name), flag) for key, (flag, name) in flags.items())]
+    stated = [*others, *((key, _stated_value(key, values.get(name)), flag) for key, (flag, name) in flags.items())]
     used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
     return settings_of(overrides or (), [Setting(*one) for one in used])
+
+
+def _stated_value(key: str, value: Any) -> Any:
+    """The value of a key, of what its option states."""
+    if key == "data.merge_labels" and value:
+        from lmtool.tables.merges import read_merges
+
+        return read_merges(value)
+    return value
 
 
 def _typed(key: str, made: Any) -> tuple[str, str]:

@@ -3,14 +3,14 @@
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from lmtool.cli.output import put, tell, warn
+from lmtool.cli.output import ReaderGone, put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
@@ -74,14 +74,15 @@ def follow(
                 case Ended():
                     reason = event.reason
                 case Results():
-                    put(*event.lines()[: 1 if brief else None])
+                    with suppress(ReaderGone):  # the run is finished all the same
+                        put(*event.lines()[: 1 if brief else None])
                     continue
             display.show(event)
     if display.run is not None:
         # a finished run lacks its page where the process was killed before it was written
         if reason or not (display.run / REPORT).exists():
             _write_report(display.run, quiet)
-        typer.echo(display.run)
+        put_data(display.run)
     if reason == "interrupted" and step < last:
         raise typer.Exit(stop.exit_code)
     return display.run
@@ -95,7 +96,7 @@ def continued(output: Path | None, quiet: bool, until: float) -> bool:
     from lmtool.run.creation import is_begun
 
     if output is None:
-        raise UsageError("--start-or-resume has no run directory to look into", fix="name it: -o DIR")
+        raise UsageError("--start-or-resume needs a run directory", fix="name it: -o DIR")
     if not is_begun(output):
         return False
     from lmtool.training.resuming import go_on

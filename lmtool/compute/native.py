@@ -76,8 +76,9 @@ def library() -> ctypes.CDLL | None:
 def _load(content: bytes) -> ctypes.CDLL:
     """Loads a library from memory, so that what was checked is what runs. Raises OSError."""
     if hasattr(os, "memfd_create"):
-        with suppress(OSError), open(os.memfd_create(SOURCE.stem), "wb", buffering=0) as file:
+        with suppress(OSError), open(os.memfd_create(SOURCE.stem), "wb") as file:
             file.write(content)
+            file.flush()  # raises where not all can be written, as under a limit on the size of files
             return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}")
     with TemporaryDirectory(
         ignore_cleanup_errors=True

@@ -114,12 +114,12 @@ def forecast(planned: Planned, *, n_devices: int, kind: str | None, utilisation:
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
     if not 0 < utilisation <= 1:
-        raise UsageError(f"a utilization of {utilisation:g} is no share of a peak", fix="for example 0.4")
+        raise UsageError(f"a utilization of {utilisation:g} is not a share of a peak", fix="for example 0.4")
     recipe, data = planned.data(report)
     report("measuring", 0, 0)
     spec, batch_size = recipe.model, recipe.training.batch_size
     if spec.counts:
-        what = f"a model of kind {spec.kind} is a table of counts: the text decides on its size"
+        what = f"a model of kind {spec.kind} is a table of counts, whose size depends on the text"
         raise UsageError(what, fix="train it: it is one pass over the text")
     if batch_size % n_devices:
         what = f"a batch of {batch_size} rows cannot be shared by {n_devices} devices"
@@ -165,7 +165,7 @@ def _notes(work: "_Work", seconds: float | None, *, is_assumed: bool) -> Iterato
     """What a forecast assumes. is_assumed: the size of the vocabulary."""
     objective, training = work.recipe.objective, work.recipe.training
     if is_assumed:
-        yield f"the text decides on the vocabulary; {CHARACTERS} entries are assumed where none is named"
+        yield f"the vocabulary depends on the text; {CHARACTERS} entries are assumed where none is named"
     if not work.is_traced:
         yield "activations are not known for this model; weights, gradients and moments are the most of it"
     if work.reads_features:
@@ -176,9 +176,9 @@ def _notes(work: "_Work", seconds: float | None, *, is_assumed: bool) -> Iterato
         yield "operations are those of the full softmax; negative samples take far fewer"
     if training.has_budget and not work.limits(seconds) and (not work.has_table or training.minutes is not None):
         kind = "table" if work.is_for_tables else "text"
-        yield f"only a {kind} decides on the steps; {training.steps:,} are assumed where none is named"
+        yield f"the number of steps depends on the {kind}; {training.steps:,} are assumed where none is named"
     if isinstance(objective, HeadSpec) and not work.n_parameters:
-        yield "the table decides on the labels; the head for them is not among the parameters"
+        yield "the labels depend on the table; the head for them is not among the parameters"
 
 
 class _Work:

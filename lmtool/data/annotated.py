@@ -11,6 +11,7 @@ from lmtool.data.delimited import Fault, RowRecord, misfit
 from lmtool.data.files import display, text_blocks
 from lmtool.data.rowfile import TextRows, clean, json_reason
 from lmtool.errors import DataError
+from lmtool.printable import counted
 
 CONLL, SQUAD = ".conll", ".json"
 """Endings of these files; each may be followed by one of PACKED."""
@@ -70,7 +71,7 @@ def _uneven(line: int, fields: Sequence[str], expected: int) -> Fault | None:
     """The fault of a line of another number of columns."""
     if (width := len(fields)) == expected:
         return None
-    what = f"the line has {width} {'column' if width == 1 else 'columns'}, the first one of the file {expected}"
+    what = f"the line has {counted(width, 'column')}, the first one of the file {expected}"
     return Fault("uneven columns", what, "give every word as many columns, and put blank lines between", line, None)
 
 
@@ -120,8 +121,8 @@ class Squad(TextRows):
             inside = article.get("paragraphs") if isinstance(article, dict) else None
             paragraphs += inside if isinstance(inside, list) else [None]
         if not all(isinstance(one, dict) and _are_objects(one.get("qas")) for one in paragraphs):
-            what = "not the JSON of SQuAD: it has no data, paragraphs and qas"
-            fix = 'write {"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}; JSON lines are named .jsonl'
+            what = "neither a list of objects nor the JSON of SQuAD, which has data, paragraphs and qas"
+            fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}; JSON lines are named .jsonl'
             raise DataError(what, where=display(self.path), fix=fix)
         return paragraphs
 

@@ -5,13 +5,14 @@ tokens/KEY/                                 a token store, which has checksums o
 """
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from lmtool import durable
-from lmtool.checksum import with_xxh3, without_xxh3
+from lmtool.checksum import sha256, with_xxh3, without_xxh3
 from lmtool.data.store import LARGEST, TokenStore
 from lmtool.durable import cache_folder, locked, rename, write_file, writing
 from lmtool.errors import DataError
@@ -41,6 +42,11 @@ def cached(folder: str, key: str, what: str, make: Callable[[], bytes], parse: C
         content = make()
         write_file(path, with_xxh3(content))
         return parse(content)
+
+
+def lock_of_store(path: Path) -> Path:
+    """The lock file of whoever makes the token store at a path, in the cache or not."""
+    return cache_folder() / "locks" / f"{sha256(os.fsencode(path.absolute()))}.lock"
 
 
 def tell(what: str, why: str) -> None:

@@ -86,13 +86,13 @@ class Catalogue(FileModel):
             for path in filter(Path.exists, paths):
                 if sha256_of_file(path) != one.sha256[path.name]:
                     fix = "remove it, or name another folder with -o"
-                    raise UsageError("there is another file", where=str(path), fix=fix, code="output_exists")
+                    raise UsageError("another file is in its place", where=str(path), fix=fix, code="output_exists")
             if all(map(Path.exists, paths)):
                 return paths
             with tempfile.TemporaryDirectory() as scratch:
                 made = self.make(name, fetch(self.packages[one.package], Path(scratch)))
             if {file: sha256(content).hexdigest() for file, content in made.items()} != one.sha256:
-                raise DataError("what was made of the package is not what the catalogue says", where=name)
+                raise DataError("the package gives other data than the catalogue lists", where=name)
             folder.mkdir(parents=True, exist_ok=True)
             for path in paths:
                 durable.replace(path, made[path.name])

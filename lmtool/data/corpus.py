@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from lmtool.data.delimited import DialectHints
 from lmtool.data.files import Extent, display, find_files, packing, suffix, text_blocks
 from lmtool.data.hub import PREFIX, fetch
-from lmtool.data.rowfile import Delimited, JsonLines, Parquet, not_text, open_rows
+from lmtool.data.rowfile import Delimited, JsonLines, JsonList, Parquet, not_text, open_rows
 from lmtool.errors import DataError
 
 CHUNK = 1 << 17
@@ -247,7 +247,7 @@ def coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         yield Chunk(texts, starts, ends)
 
 
-def _cells(file: Delimited | JsonLines | Parquet, column: str) -> Iterator[str]:
+def _cells(file: Delimited | JsonLines | JsonList | Parquet, column: str) -> Iterator[str]:
     """The texts of one column; nulls are skipped."""
     for row, (line, values, fault) in enumerate(file.records(only=column), 1):
         if fault is not None:

@@ -26,7 +26,7 @@ PACKED = (".gz", ".zst")
 """Endings of compressed files: gzip, and Zstandard (RFC 8878)."""
 
 TABLES = (".tsv", ".conll", ".json")
-"""Formats of files that are tables only."""
+"""Formats of files that are tables only, but for .json: see `is_json_list`."""
 
 FORMATS = (*SUFFIXES, *TABLES, *PACKED)
 
@@ -41,6 +41,9 @@ LONGEST_SEARCH = 1 << 26
 
 LONGEST_LINE = 1 << 26
 """Characters that no line may have."""
+
+_UNSEEN = b" \t\r\n\0" + codecs.BOM_UTF8 + codecs.BOM_UTF16
+"""White space, the bytes of byte order marks, and the zeros of UTF-16."""
 
 _LINE_END = re.compile(rb"\n")
 _BLANK_LINE = re.compile(rb"(?<=\n)\r?\n")
@@ -80,9 +83,23 @@ def unpacked_name(path: Path) -> str:
 
 
 def suffix(path: Path) -> str:
-    """The format inferred from a file's name without an ending of PACKED; .txt by default."""
+    """The format inferred from a file's name without an ending of PACKED; .txt by default.
+
+    It is .json where the file has a list of objects; other JSON is text like any other.
+    """
     name = unpacked_name(path)
+    if name.endswith(".json"):
+        return ".json" if is_json_list(path) else ".txt"
     return next((s for s in SUFFIXES[1:] if name.endswith(s)), ".txt")
+
+
+def is_json_list(path: Path) -> bool:
+    """Whether a file begins as a list of JSON objects does, in UTF-8 or UTF-16."""
+    if not path.is_file():
+        return False
+    with reading(path), open_bytes(path) as file:
+        head = file.read(BLOCK)
+    return head.translate(None, _UNSEEN)[:2] == b"[{"
 
 
 def find_files(source: str) -> list[Path]:
@@ -92,7 +109,7 @@ def find_files(source: str) -> list[Path]:
     refers to the bundled text of that name.
     Raises DataError when nothing is found, ResourceError without permission to read it.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # that of Path raises for unknown users
     with reading(path):
         if path.is_dir():
             files = [
@@ -163,7 +180,10 @@ def _alike(path: Path, others: Iterable[Path]) -> list[Path]:
 
 
 def _missing(path: Path) -> DataError:
-    fix = f"look for its name in {path.parent}" if os.path.isdir(path.parent) else f"there is no {path.parent} either"
+    here = "here" if path.parent == Path() else f"in {path.parent}"
+    fix = f"check its name: `ls` lists what is {here}"
+    if not os.path.isdir(path.parent):
+        fix = f"there is no folder {path.parent} either"
     if near := nearby(path):
         fix = f"did you mean {either([display(other) for other in near])}?"
     return DataError("the file does not exist", where=display(path), fix=fix, code="file_not_found")

@@ -16,6 +16,21 @@ from lmtool.errors import DataError, LmtoolError
 
 PREFIX = "hf:"
 
+DATASETS = "datasets"
+"""The folder of the cache with datasets."""
+
+
+def import_hub() -> Any:
+    """The library of the Hugging Face Hub; of a user without a home, its files are in the cache of lmtool.
+
+    Raises ResourceError where there is no cache either.
+    """
+    if os.path.expanduser("~") == "~":  # the library would make a folder of that name
+        os.environ.setdefault("HF_HOME", str(cache_folder() / "huggingface"))
+    import huggingface_hub
+
+    return huggingface_hub
+
 
 def parse(source: str) -> tuple[str, str | None, str]:
     """Name, configuration and split of `hf:NAME[:CONFIG][@SPLIT]`; the split is "train" when none is named."""
@@ -40,7 +55,7 @@ def fetch(source: str, column: str | None) -> Path:
         # remote addresses include their revision
         contents = (content_hash([Path(file)]) if os.path.exists(file) else file for file in files)
         key = sha256_of_json([*identity, *contents])
-        path = cache_folder() / "datasets" / f"{key}.jsonl"
+        path = cache_folder() / DATASETS / f"{key}.jsonl"
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 rows = builder.as_streaming_dataset(split=split)
@@ -81,8 +96,8 @@ class Shards:
 
 def _builder(source: str, column: str | None) -> tuple[Any, str, list[str], list[str | None]]:
     """The builder of a dataset, its split and the files of that, and what tells a column of it from others."""
-    import datasets
-    import huggingface_hub
+    huggingface_hub = import_hub()
+    import datasets  # after the line above, which says where its files are
 
     name, config, split = parse(source)
     datasets.disable_progress_bars()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.machine import n_cores
-from lmtool.data.cached import TOKENIZERS, TOKENS, cached, discard, tell
+from lmtool.data.cached import TOKENIZERS, TOKENS, cached, discard, lock_of_store, tell
 from lmtool.data.corpus import Chunk, safe_cut
 from lmtool.data.files import display
 from lmtool.data.split import Everything, Part, choose_documents, cut_characters
@@ -266,7 +266,7 @@ def _store(part: TextPart, tokenizer: Tokenizer, out: Path | None, report: Repor
     """The store of one part of a corpus, and whether it had to be created."""
     key = part.tokens_key(tokenizer)
     path = out or cache_folder() / TOKENS / key
-    with locked(cache_folder() / "locks" / f"{cache_key(str(path.absolute()))}.lock"):
+    with locked(lock_of_store(path)):
         if path.exists():
             if out is not None and not (out / MANIFEST).exists():
                 raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")

@@ -1,4 +1,4 @@
-"""Files of rows: delimited text, JSON lines and Parquet, for corpora and tables."""
+"""Files of rows: delimited text, JSON lines, lists of JSON objects and Parquet, for corpora and tables."""
 
 import json
 import re
@@ -18,6 +18,7 @@ from typing import Any
 from lmtool.data.delimited import Dialect, DialectHints, Fault, RowRecord, line_limit, long_line, misfit, records, sniff
 from lmtool.data.files import (
     Extent,
+    count_lines,
     display,
     lines_before,
     open_bytes,
@@ -26,9 +27,11 @@ from lmtool.data.files import (
     shown,
     shown_all,
     split_lines,
+    text_blocks,
     text_stretches,
 )
 from lmtool.errors import DataError
+from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -40,9 +43,13 @@ _HEAD = 1000
 """Rows that tell the columns: of a .jsonl file by their keys, of delimited text by what the first row repeats."""
 _COMPARED = 100
 """Characters by which names of columns are compared with an unknown one."""
-_LONGEST_NAME = 3
+LONGEST_NAME = 3
 """Words that the name of a column has at most, where its cells look like a row."""
 _WORD = re.compile(r"[\w.-]+")
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+"""Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, whose words have two or three of them."""
+_VISIBLE = re.compile(r"[^ \t\r\n]")
+_LIST_FIX = 'write [{"text": "..."}, {"text": "..."}]; one object on each line is a .jsonl file'
 _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
 
 
@@ -93,8 +100,10 @@ def open_rows(
     encoding: str | None = None,
     hints: DialectHints = DialectHints(),  # noqa: B008  frozen
     extent: Extent | None = None,
-) -> "Delimited | JsonLines | Parquet":
-    """The rows of a file whose format is that of one of ENDINGS; extent: of JSON lines, the part of it that is read.
+) -> "Delimited | JsonLines | JsonList | Parquet":
+    """The rows of a file whose format is that of one of ENDINGS, or .json for a list of objects.
+
+    extent: of JSON lines, the part of it that is read.
 
     Their `records` may be of `only` one column, without the faults of others, and raise DataError where it is missing.
     What is not known of the dialect is inferred: see `delimited.sniff`; for `encoding` see `files.text_blocks`.
@@ -104,6 +113,8 @@ def open_rows(
             return Delimited(path, limit, encoding, _ORDER[ending], hints)
         case ".jsonl":
             return JsonLines(path, limit, encoding, extent=extent)
+        case ".json":
+            return JsonList(path, limit, encoding)
     return Parquet(path, limit)
 
 
@@ -163,7 +174,7 @@ class Delimited(TextRows):
         """
         records = (fields for _, fields, fault in islice(self._records(), _HEAD) if fault is None)
         first = next(records, ())
-        is_name = [len(name.split()) <= _LONGEST_NAME for name in first]
+        is_name = [count_words(name) <= LONGEST_NAME for name in first]
         if all(is_name):
             return True
         short = [i for i, name in enumerate(first) if is_name[i] and name.strip()]
@@ -190,7 +201,7 @@ class Delimited(TextRows):
 
     def _ragged(self, fields: Sequence[str], line: int | None) -> Fault:
         width = len(self.header)
-        what = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, the header {width}"
+        what = f"the row has {counted(len(fields), 'field')}, the header {width}"
         fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
         if len(fields) < width:
             fix = "give every row as many delimiters as the header"
@@ -201,8 +212,8 @@ class Delimited(TextRows):
 
 
 @dataclass(frozen=True)
-class JsonLines(TextRows):
-    """One JSON object per line."""
+class JsonObjects(TextRows):
+    """JSON objects."""
 
     def where(self, row: int, line: int | None, column: int | str | None) -> str:
         if self.extent is None or not line:
@@ -236,6 +247,15 @@ class JsonLines(TextRows):
             else:
                 raise missing_column(only, list(row), self._at(line), "--column")
 
+    @abstractmethod
+    def _objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        """The objects in order, each with the line on which it begins."""
+
+
+@dataclass(frozen=True)
+class JsonLines(JsonObjects):
+    """One JSON object per line."""
+
     def _objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
         for line, row in enumerate(self.lines(), 1):
             if not row.isspace():
@@ -247,8 +267,7 @@ class JsonLines(TextRows):
         try:
             value = decoder.decode(row)
         except _DuplicateKey as error:
-            what = f"the key {shown(str(error))} occurs twice in the object"
-            return Fault("duplicate key", what, "keep one of the two", line, str(error))
+            return _twice(error, line)
         except (ValueError, RecursionError) as error:
             return Fault("not JSON", f"not JSON: {json_reason(error)}: {shown(row.strip(), 40)}", _JSON_FIX, line, None)
         if not isinstance(value, dict):
@@ -259,8 +278,108 @@ class JsonLines(TextRows):
         return "JSON lines"
 
 
+@dataclass(frozen=True)
+class JsonList(JsonObjects):
+    """A list of JSON objects, of which few are held in memory. What is not one ends the reading."""
+
+    def _objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        text = _Cursor(text_blocks(self.path, self.encoding))
+        self._expect(text, "[")
+        if text.peek() != "]":
+            while True:
+                yield self._object(text, decoder)
+                if self._expect(text, ",]") == "]":
+                    break
+        else:
+            self._expect(text, "]")
+        if text.peek():
+            raise self._error("text follows the list", text.line, "remove it, or put it into the list")
+
+    def _object(self, text: "_Cursor", decoder: json.JSONDecoder) -> tuple[int, dict[str, Any] | Fault]:
+        if text.peek() != "{":
+            raise self._error("the list has something other than objects", text.line, _LIST_FIX)
+        line = text.line
+        while True:
+            try:
+                return line, text.take(decoder)
+            except _DuplicateKey as error:
+                text.take(_ANY)
+                return line, _twice(error, line)
+            except (ValueError, RecursionError) as error:
+                if isinstance(error, json.JSONDecodeError) and text.held < line_limit(self.limit) and text.grow():
+                    continue
+                line = text.line_of(error) if isinstance(error, json.JSONDecodeError) else line
+                raise self._error(f"not JSON: {json_reason(error)}", line, _LIST_FIX) from error
+
+    def _expect(self, text: "_Cursor", characters: str) -> str:
+        """The next visible character, which must be one of these."""
+        if not (found := text.peek()) or found not in characters:
+            wanted = " or ".join(characters)
+            raise self._error(f"not JSON: here {wanted} is missing", text.line, "correct it, or copy the file again")
+        text.skip()
+        return found
+
+    def _error(self, what: str, line: int, fix: str) -> DataError:
+        return DataError(what, where=f"{display(self.path)}:{line}", fix=fix)
+
+    def describe(self) -> str:
+        return "a list of JSON objects"
+
+
+class _Cursor:
+    """A place in text that comes in blocks. line: its number. held: characters after it that have been read."""
+
+    def __init__(self, blocks: Iterator[str]) -> None:
+        self._blocks, self._text, self._at = blocks, "", 0
+        self.line = 1
+
+    @property
+    def held(self) -> int:
+        return len(self._text) - self._at
+
+    def peek(self) -> str:
+        """The next visible character, to which the place moves; empty at the end."""
+        while True:
+            found = _VISIBLE.search(self._text, self._at)
+            self._move(found.start() if found else len(self._text))
+            if found or not self.grow():
+                return found[0] if found else ""
+
+    def skip(self) -> None:
+        """Move by a character."""
+        self._move(self._at + 1)
+
+    def take(self, decoder: json.JSONDecoder) -> Any:
+        """The JSON value here; the place moves behind it. Raises as the decoder does, also where more is to be read."""
+        value, end = decoder.raw_decode(self._text, self._at)
+        self._move(end)
+        return value
+
+    def grow(self) -> bool:
+        """Read as much again as is held, so that a long value is not decoded often; whether there was any."""
+        blocks, wanted = [self._text[self._at :]], max(1, self.held)
+        while wanted > 0 and (block := next(self._blocks, "")):
+            blocks.append(block)
+            wanted -= len(block)
+        self._text, self._at = "".join(blocks), 0
+        return len(blocks) > 1
+
+    def line_of(self, error: json.JSONDecodeError) -> int:
+        """The line of an error of `take`."""
+        return self.line + count_lines(self._text, self._at, error.pos)
+
+    def _move(self, at: int) -> None:
+        self.line += count_lines(self._text, self._at, at)
+        self._at = at
+
+
 class _DuplicateKey(Exception):
     pass
+
+
+def _twice(error: _DuplicateKey, line: int) -> Fault:
+    what = f"the key {shown(str(error))} occurs twice in the object"
+    return Fault("duplicate key", what, "keep one of the two", line, str(error))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -333,6 +452,12 @@ def matching_column(column: str, names: Sequence[str]) -> str | None:
     return column if column in names else alike[0] if len(alike) == 1 else None
 
 
+def count_words(text: str) -> int:
+    """Words of a text between spaces, and of a script without spaces about as many as there would be."""
+    unspaced = len(_UNSPACED.findall(text))
+    return len(text.split()) if not unspaced else len(_UNSPACED.sub(" ", text).split()) + max(1, unspaced // 3)
+
+
 def known_column(column: str, names: Sequence[str], where: str, flag: str) -> str:
     """`matching_column`. Raises DataError where there is none; see `missing_column`."""
     if (name := matching_column(column, names)) is None:
@@ -341,14 +466,23 @@ def known_column(column: str, names: Sequence[str], where: str, flag: str) -> st
 
 
 def missing_column(column: str, names: Sequence[str], where: str, flag: str) -> DataError:
-    """The error for a missing column: lists the columns, and suggests the nearest with the flag that takes it."""
+    """The error for one missing column; see `missing_columns`."""
+    return missing_columns([(column, flag)], names, where)
+
+
+def missing_columns(missing: Sequence[tuple[str, str]], names: Sequence[str], where: str) -> DataError:
+    """The error for columns that a table lacks, each with the flag that takes it: lists those that the table has, and
+    suggests the nearest ones where there are some for all."""
     bare = {bare_name(name)[:_COMPARED]: name for name in names}
-    near = get_close_matches(bare_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
-    fix = f"name one of these with {flag}"
-    if near:
-        name = bare[near[0]]
-        fix = f"did you mean {flag} {name if _WORD.fullmatch(name) else shown(name)}?"
-    return DataError(f"no column {shown(column)}; found {shown_all(names)}", where=where, fix=fix)
+    fixes = []
+    for column, flag in missing:
+        near = get_close_matches(bare_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
+        fixes += [f"{flag} {name if _WORD.fullmatch(name) else shown(name)}" for key in near for name in [bare[key]]]
+    flags = " and ".join(dict.fromkeys(flag for _, flag in missing))
+    fix = f"did you mean {' '.join(fixes)}?" if len(set(fixes)) == len(missing) else f"name one of these with {flags}"
+    nouns = "column" if len(missing) == 1 else "columns"
+    what = f"no {nouns} {shown_all([column for column, _ in missing])}; found {shown_all(names)}"
+    return DataError(what, where=where, fix=fix)
 
 
 def bare_name(name: str) -> str:

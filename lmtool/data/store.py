@@ -256,7 +256,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray
     expected = int(np.prod(shape)) * dtype.itemsize
     if path.stat().st_size != expected:
         raise ValueError(f"{path.name} has {path.stat().st_size} bytes, not {expected}")
-    return np.memmap(path, dtype=dtype, mode="r", shape=shape) if expected else np.empty(shape, dtype)
+    return np.frombuffer(durable.map_file(path), dtype).reshape(shape)
 
 
 class EncodedChunk(NamedTuple):
@@ -321,7 +321,7 @@ class StoreWriter:
             raw = durable.read(self._folder / _PROGRESS, LARGEST)
             saved = records.read(_Saved, raw)
             size = saved.documents * _COLUMNS * 8
-            index = np.memmap(self._folder / _DOCUMENTS, np.uint8, "r", shape=size) if size else np.zeros(0, np.uint8)
+            index = np.frombuffer(durable.map_file(self._folder / _DOCUMENTS), np.uint8, size)
             checksums = {_DOCUMENTS: xxh3_of_blocks(index.data)}
             for number, n in enumerate(saved.shards):
                 content = (self._folder / _shard_name(number)).read_bytes()

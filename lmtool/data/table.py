@@ -2,6 +2,7 @@
 writing .csv."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +15,13 @@ from typing import Any, NamedTuple
 from lmtool import durable
 from lmtool.data.annotated import CONLL, SQUAD, Conll, Squad, conll_lines
 from lmtool.data.delimited import FIELD_LIMIT, DialectHints
-from lmtool.data.files import display, find_files, infer_encoding, shown, shown_all, unpacked_name
+from lmtool.data.files import display, find_files, infer_encoding, is_json_list, shown, shown_all, unpacked_name
 from lmtool.data.hub import PREFIX, fetch
 from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
 from lmtool.errors import DataError, UsageError
+from lmtool.printable import counted
 from lmtool.recipe.spec.text import Data
+from lmtool.records import finite
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = re.compile(r'[",\r\n]')
@@ -54,7 +57,7 @@ class Skipped:
 
     def __str__(self) -> str:
         what = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.most_common())
-        return f"skipped {self.count:,} bad {'row' if self.count == 1 else 'rows'}: {what}"
+        return f"skipped {counted(self.count, 'bad row')}: {what}"
 
 
 def skip(fault: RowFault, skipped: Skipped | None) -> None:
@@ -124,8 +127,8 @@ class Table:
 
     def describe(self) -> str:
         """Format and size in one line; reads the table once."""
-        rows = f"{self.n_rows:,} {'row' if self.n_rows == 1 else 'rows'}"
-        return f"{self.source}: {rows}, {len(self.names)} columns, {self.file.describe()}"
+        size = f"{counted(self.n_rows, 'row')}, {counted(len(self.names), 'column')}"
+        return f"{self.source}: {size}, {self.file.describe()}"
 
     def fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
         """A fault at a place of this table; a column is given by name or index."""
@@ -142,11 +145,11 @@ def open_table(
 ) -> Table:
     """Find a table, infer its format, and read its header.
 
-    `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
-    each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed
-    into the cache once. Delimiter and quoting, unless `reading` has them, are inferred from the text: see
-    `rowfile.open_rows`; the encoding of a file, unless it has that, as `files.infer_encoding` does with the usual one.
-    Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
+    `source` is a .csv, .tsv, .jsonl or .parquet file, a .json file with a list of objects or with questions, or tagged
+    sentences in a .conll file, each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`,
+    which is streamed into the cache once. Delimiter and quoting, unless `reading` has them, are inferred from the text:
+    see `rowfile.open_rows`; the encoding of a file, unless it has that, as `files.infer_encoding` does with the usual
+    one. Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     delimiter = reading.delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
@@ -156,7 +159,7 @@ def open_table(
     ending = _ending(path, source)
     encoding = "UTF-8" if source.startswith(PREFIX) else reading.encoding or infer_encoding(path, usual_encoding)
     annotated = {CONLL: Conll, SQUAD: Squad}
-    if ending in annotated:
+    if ending in annotated and not (ending == SQUAD and is_json_list(path)):
         file: RowFile = annotated[ending](path, field_limit, encoding)
     else:
         file = open_rows(path, ending, field_limit, encoding, DialectHints(delimiter))
@@ -173,7 +176,7 @@ def open_table(
 
 
 def _one_file(source: str) -> Path:
-    if Path(source).expanduser().is_dir():
+    if os.path.isdir(os.path.expanduser(source)):
         raise DataError("a folder, not a table", where=shown(source), fix="name one file of it")
     files = find_files(source)
     if len(files) > 1:
@@ -220,6 +223,25 @@ def table_lines(
         yield csv_line([*row.values, *values], guard_formulas)
 
 
+def json_lines(table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]]) -> Iterator[str]:
+    """Rows of a table with further values after them, as an object on each line; what is no JSON is text or null.
+
+    The keys are the columns of `table_lines`.
+    """
+    names = [*table.names, *_free_names(table, added)]
+    for row, values in rows:
+        yield json.dumps(finite(dict(zip(names, [*row.values, *values], strict=True))), default=str) + "\n"
+
+
+def json_list(lines: Iterable[str]) -> Iterator[str]:
+    """JSON lines as the lines of one list."""
+    before = "[\n"
+    for line in lines:
+        yield before + line.removesuffix("\n")
+        before = ",\n"
+    yield "[]\n" if before == "[\n" else "\n]\n"
+
+
 def csv_line(values: Iterable[Value], guard_formulas: bool = False) -> str:
     """Values as a line of CSV: comma, LF, quotes where needed; None is an empty field, lists and objects are JSON.
 
@@ -244,7 +266,8 @@ def _cell(value: Value) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        # half a pair of surrogates, which UTF-8 lacks, stays escaped
+        return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
     return str(value)
 
 
@@ -258,7 +281,7 @@ def _guarded(cell: str) -> str:
 
 
 def write_table(path: Path, table: Table, lines: Iterable[str]) -> None:
-    """Write the lines of `table_lines`, made of a table, to a new file atomically, in bounded memory.
+    """Write the lines of `table_lines` or `json_lines`, made of a table, to a new file atomically, in bounded memory.
 
     Raises UsageError when `path` exists; ResourceError when it cannot be written.
     """

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lmtool.data.files import display, open_bytes, reading
 from lmtool.errors import DataError
+from lmtool.printable import counted
 
 CHUNK = 1 << 20
 """Bytes read at once."""
@@ -94,7 +95,9 @@ class VectorFile:
                 elif word in wanted:
                     vectors[word] = self._numbers(vector, where)
         if self.n_words is not None and n_words != self.n_words:
-            raise self._fault(f"the header promises {self.n_words:,} words, and there are {n_words:,}", ":1")
+            raise self._fault(
+                f"the header promises {counted(self.n_words, 'word')}, but the file has {n_words:,}", ":1"
+            )
         vectors_ND = np.stack([*vectors.values()]) if vectors else np.zeros((0, self.width), dtype=np.float32)
         return WordVectors([*vectors], vectors_ND, n_repeated)
 
@@ -137,7 +140,7 @@ class VectorFile:
         try:
             vector_D = np.frombuffer(fields, "<f4") if isinstance(fields, bytes) else np.array([*map(float, fields)])
         except ValueError:
-            raise self._fault("a vector holds what is no number", where) from None
+            raise self._fault("a vector has a value that is not a number", where) from None
         if not (np.abs(vector_D) <= np.finfo(np.float32).max).all():
             raise self._fault("a vector holds a number that is not finite", where)
         return vector_D.astype(np.float32)

@@ -1,9 +1,9 @@
 """Logit filters, pure functions from logits to logits with -inf at excluded tokens; and sampling.
 
 They are applied in the order of Hugging Face Transformers. First those of every left-to-right strategy (`steer`): bias,
-repetition penalty, no-repeat n-grams, minimum length. Then those of sampling (`apply`), in the order of the fields of
-`Sampling`: so top-p uses probabilities at the given temperature, among the tokens that top-k kept. Ties are broken in
-favour of the lowest ids.
+repetition penalty, frequency and presence penalty, no-repeat n-grams, minimum length. Then those of sampling (`apply`),
+in the order of the fields of `Sampling`: so top-p uses probabilities at the given temperature, among the tokens that
+top-k kept. Ties are broken in favour of the lowest ids.
 
 Shapes: B rows, V vocabulary.
 """
@@ -38,6 +38,9 @@ def steer(
         logits_BV = logit_bias(logits_BV, settings.logit_bias, texts)
     if settings.repetition_penalty != 1:
         logits_BV = repetition_penalty(logits_BV, settings.repetition_penalty, texts)
+    if settings.frequency_penalty or settings.presence_penalty:
+        new = [text[len(text) - n :] for text, n in zip(texts, n_written, strict=True)]
+        logits_BV = count_penalties(logits_BV, settings.frequency_penalty, settings.presence_penalty, new)
     if settings.no_repeat_ngram:
         logits_BV = no_repeat_ngram(logits_BV, settings.no_repeat_ngram, texts)
     if end_ids and min(n_written) < settings.min_new_tokens:
@@ -119,6 +122,17 @@ def repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequen
         seen_BV[i, list(set(text))] = True
     penalised_BV = torch.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty)
     return torch.where(seen_BV, penalised_BV, logits_BV)
+
+
+def count_penalties(logits_BV: Tensor, frequency: float, presence: float, new: Sequence[Sequence[int]]) -> Tensor:
+    """logit - count * frequency - (count > 0) * presence, where count is how often the token is in the new text.
+
+    As the API of OpenAI defines its `frequency_penalty` and `presence_penalty`. new: the generated ids of each row.
+    """
+    counts_BV = torch.zeros_like(logits_BV)
+    for i, ids in enumerate(new):
+        counts_BV[i] = torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=counts_BV.shape[1])
+    return logits_BV - counts_BV * frequency - (counts_BV > 0) * presence
 
 
 def no_repeat_ngram(logits_BV: Tensor, n: int, texts: Sequence[Sequence[int]]) -> Tensor:

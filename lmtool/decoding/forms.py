@@ -57,9 +57,7 @@ class TextForm:
         """
         stated = {name: value for name, value in sources.items() if value is not None}
         if len(stated) > 1:
-            raise UsageError(
-                f"a text has one form: {' and '.join(stated)} contradict each other", fix="give one of them"
-            )
+            raise UsageError(f"a text can have only one form, not {' and '.join(stated)}", fix="give one of them")
         for name, value in stated.items():
             source = value if isinstance(value, str) and name != "choices" else json.dumps(value, ensure_ascii=False)
             return cls(cast(FormKind, name.replace("_", "-")), source, complete, file)
@@ -73,7 +71,7 @@ class TextForm:
         from lmtool.tokenization.tokenizer import without_surrogates
 
         if self.kind not in get_args(FormKind):
-            raise UsageError(f"a form is no {self.kind}", fix=f"take {', '.join(get_args(FormKind))}")
+            raise UsageError(f"{self.kind} is not a kind of form", fix=f"take {', '.join(get_args(FormKind))}")
         if self.source != without_surrogates(self.source):
             raise self.wrong("it is no Unicode text")
         if mistake := LLMatcher.validate_grammar(self.grammar):

@@ -48,7 +48,7 @@ def generate(
     """
     options = replace(options, **changes)
     if model.reads == "both":
-        what = f"a bidirectional model has no next token, which {settings.name} needs"
+        what = f"a bidirectional model does not predict the next token, as {settings.name} needs"
         raise UsageError(what, fix="fill masks with --strategy mask-predict")
     if draft is not None:
         refuse_draft(settings)

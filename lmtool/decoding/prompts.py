@@ -4,18 +4,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.data.files import reading
-from lmtool.data.stdin import standard_input
+from lmtool.data.stdin import STDIN, has_piped_input, standard_input
 from lmtool.errors import DataError, UsageError
 
 
 def gather_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
-    """The prompts of the command line or of a file; a single empty one if neither is given.
+    """The prompts of the command line, of a file, or else of what is piped in; a single empty one if there are none.
 
-    Of a file each line is one, also an empty one. Raises UsageError when there are both, and what `read_lines` raises.
+    Of a file, and of standard input, which "-" names, each line is one, also an empty one. Raises UsageError when there
+    are both, and what `read_lines` raises.
     """
     if prompts and path is not None:
         raise UsageError("prompts are given both on the command line and in a file", fix="leave out one of them")
-    return list(prompts) or [""] if path is None else read_lines(path, "prompt file", "write one prompt a line")
+    if path is not None:
+        return read_lines(path, "prompt file", "write one prompt a line")
+    if not prompts:
+        return read_lines(STDIN) if has_piped_input() else [""]
+    return [line for prompt in prompts for line in (read_lines(prompt) if prompt == STDIN else [prompt])]
+
+
+def text_or_stdin(text: str) -> str:
+    """A text that is typed, or what is in standard input, which "-" names. Raises what `read_lines` raises."""
+    return "\n".join(read_lines(STDIN)) if text == STDIN else text
 
 
 def read_lines(path: str, name: str = "file", fix: str = "write something into it") -> list[str]:

@@ -99,6 +99,8 @@ class Limits(Common):
     max_time: a text ends with the first token after this time; None for no limit.
     repetition_penalty: positive logits of tokens in the text are divided by it, negative ones multiplied (Keskar et al.
         2019); 1 has no effect.
+    frequency_penalty: subtracted from the logit of a token once for each of its occurrences in the new text.
+    presence_penalty: subtracted once if there is any. Both as the API of OpenAI defines them; 0 has no effect.
     no_repeat_ngram: Paulus et al. 2018; 0 for no filter.
     form: what each text must be; None for anything. What follows for certain is taken whatever the filters exclude.
     """
@@ -117,6 +119,16 @@ class Limits(Common):
         Help("Above 1 discourages tokens already in the text.", "X", default=""),
         Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
     ] = 1.0
+    frequency_penalty: Annotated[
+        float,
+        Help("Lowers the logit of a token by X each time that it was generated.", "X"),
+        Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect"),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float,
+        Help("Lowers the logit of a token by X once it was generated.", "X"),
+        Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect"),
+    ] = 0.0
     no_repeat_ngram: Annotated[
         int,
         Help("No n-gram of N tokens occurs twice.", "N"),
@@ -127,7 +139,10 @@ class Limits(Common):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.form is not None and self.no_repeat_ngram:
-            raise UsageError("a form contradicts no_repeat_ngram: it repeats what it must", fix="leave out one of them")
+            raise UsageError(
+                "a form and no_repeat_ngram cannot be combined: a form may have to repeat itself",
+                fix="leave out one of them",
+            )
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             what = f"min_new_tokens is {self.min_new_tokens}"
             raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
@@ -225,7 +240,10 @@ class Beam(Limits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.form is not None and self.form.complete:
-            raise UsageError("beam search closes no forms in time", fix="omit --complete, or choose greedy or sample")
+            raise UsageError(
+                "beam search cannot complete a form within the maximum length",
+                fix="omit --complete, or choose greedy or sample",
+            )
         if not 1 <= self.num_return <= self.num_beams:
             what = f"num_return is {self.num_return}, but num_beams is {self.num_beams}"
             raise UsageError(what, fix="return at least 1 hypothesis and at most as many as there are beams")

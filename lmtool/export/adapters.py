@@ -89,7 +89,7 @@ def _expressed_alike(adapted: Base, base: Base) -> Exportable:
         what = f"the base is exported as {family}, which cannot express the adapted model"
         raise UsageError(what, where=str(adapted.run.path), fix=_WHOLE)
     if exportable.beside:
-        what = "PEFT adapts the classes of Transformers, and none has this head"
+        what = "no class of Transformers has this head, so PEFT cannot adapt it"
         raise UsageError(what, where=exportable.beside, fix=_WHOLE)
     return exportable
 

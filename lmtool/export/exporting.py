@@ -205,9 +205,8 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
-    beside = beside_gguf(file)
-    for path in (file, beside):
-        durable.refuse_existing(path)
+    durable.refuse_existing(file)
+    durable.refuse_existing(beside := beside_gguf(file))
     exportable = express(reference, GGUF_FAMILIES)
     if exportable.has_head:
         what = f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lmtool.errors import CheckpointError, RecipeError, UsageError
-from lmtool.interop.reference import find
+from lmtool.interop.reference import find, run_named_by_file
 from lmtool.printable import plain
 from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.finetuning import Parent
@@ -89,8 +89,9 @@ def _reopen(of_run: Run, record: OtherRun | None, name: str, need: str, note: st
     if record is None:
         raise CheckpointError(f"the run does not name {name}", where=str(of_run.path), fix="train anew")
     wanted = f"{need} {record.checkpoint} of {record.run}"
+    reference = run_named_by_file(record.path if Path(record.path).exists() else record.run)
     try:
-        run = find(record.path if Path(record.path).exists() else record.run).run
+        run = find(reference).run
         checkpoint = verify(run.path / CHECKPOINTS / record.checkpoint, optimizer=False)
     except CheckpointError as error:
         raise CheckpointError(f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {note}") from error

@@ -95,6 +95,7 @@ class Reply(Iterator[str]):
 class Conversation:
     """A conversation with a model, by its own chat template or a plain format.
 
+    settings: of all answers.
     turns: all messages but the system message, and the answers.
     n_left: how many of them, the first ones, have left the context.
     is_plain: the model has no chat template, and was not trained on conversations here.
@@ -110,7 +111,7 @@ class Conversation:
         settings = Sample(max_new_tokens=LONGEST_ANSWER) if settings is None else settings
         if not isinstance(settings, Greedy | Sample):
             raise UsageError(f"{settings.name} is not for conversations", fix="choose greedy or sample")
-        self._settings, self._stop = settings, tuple(stop)
+        self.settings, self._stop = settings, tuple(stop)
         self._generator = generator
         self._chat = format_of(generator.loaded)
         self._prompt_format = replace(generator.loaded.prompt_format, chat=self._chat)
@@ -173,8 +174,8 @@ class Conversation:
         questions = [Turn(**message) for message in messages]
         ids, first, limit = self._fitted([*self.turns, *questions])
         key = tuple(ids)
-        least = min(self._settings.min_new_tokens, limit)
-        settings = replace(self._settings, max_new_tokens=limit, min_new_tokens=least)
+        least = min(self.settings.min_new_tokens, limit)
+        settings = replace(self.settings, max_new_tokens=limit, min_new_tokens=least)
         options = Options(first=self._n_answers[key], stop=self._stop)
         prompts = [self._prompt_format.answer_to(ids)]
         pieces = write(self._model, self._prompt_format, prompts, settings, options)
@@ -194,7 +195,7 @@ class Conversation:
 
     def _fitted(self, turns: Sequence[Turn]) -> tuple[list[int], int, int]:
         """The prompt of some turns, the index of the first one in it, and the maximum tokens of the answer."""
-        first, context, wanted = self.n_left, self._model.context, self._settings.max_new_tokens
+        first, context, wanted = self.n_left, self._model.context, self.settings.max_new_tokens
         while True:
             ids = self._chat.prompt([*self._opening(), *(turn.message for turn in turns[first:])])
             if context is None or len(ids) + min(wanted, context // 2) <= context:
@@ -229,7 +230,7 @@ class Conversation:
             with refusing("the conversation cannot be saved", where, "name a new file elsewhere"):
                 write_new(path, line.encode())
         except ValueError:
-            raise UsageError("this is no file name", where=where, fix="leave out the NUL character") from None
+            raise UsageError("this is not a file name", where=where, fix="leave out the NUL character") from None
 
     def _opening(self) -> list[Message]:
         return [Message(role="system", content=self._system)] if self._system else []

@@ -137,7 +137,7 @@ class TextGenerator:
     def check_generates(self) -> None:
         """Raise UsageError for a model that only embeds texts, or is without likelihood, and so generates none."""
         if isinstance(self.loaded.recipe.objective, Embedding):
-            what = "this model embeds texts, and predicts no tokens"
+            what = "this model embeds texts, and does not predict tokens"
             fix = "use lmtool embed --whole, or name a language model"
             raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
         objective = self.loaded.recipe.objective
@@ -169,8 +169,12 @@ class TextGenerator:
             return None
         kept = self._kept_lines if samples and self.loaded.model.reads == "past" else None
         if options.novel and kept is None:
-            why = "it keeps no lines of its training data" if samples else f"{settings.name} draws nothing"
-            what = f"no text of this run can be drawn again: {why}"
+            why = (
+                "this run does not keep the lines of its training data"
+                if samples
+                else f"{settings.name} does not sample"
+            )
+            what = f"--novel is not possible here: {why}"
             fix = "omit --novel, which is for samples of a model that was trained on a list of short lines"
             raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
         return kept

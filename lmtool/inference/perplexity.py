@@ -24,6 +24,7 @@ from lmtool.inference.evaluation import Items, Validation, evaluate, not_reporte
 from lmtool.inference.load import Loaded, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
+from lmtool.printable import counted
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
 from lmtool.records import finite
@@ -177,13 +178,16 @@ class TokenizedText:
         windows = HeldOut(self.store, spans(self.store, longest, min(self.stride, longest)))
         n_bytes, n_words = scored(self.store, self.tokenizer)[0], int(np.sum(self.store.n_words))
         if not windows.spans:
-            raise DataError(f"the text has {n_tokens} tokens, so there is none to predict", fix="give more text")
+            raise DataError(
+                f"the text has {counted(n_tokens, 'token')}, so there is none to predict", fix="give more text"
+            )
         items = windows.items(model, objective.collate_spans, objective.measure, compute)
         items = replace(items, one_pass=objective.measures_in_one_pass)
         evaluated = evaluate(model, items, compute, report)
         count, unit = evaluated.count, objective.unit
         if not count:
-            raise DataError(f"the text has {n_tokens} tokens, but no {unit} to predict", fix="give more text")
+            size = counted(n_tokens, "token")
+            raise DataError(f"the text has {size}, but no {unit} to predict", fix="give more text")
         return Perplexity(evaluated.total, count, n_bytes, n_words, self.context, self.stride, unit)
 
     def unseen(self, model: NGramModel, objective: Objective, compute: Compute, report: Report) -> int:

@@ -20,7 +20,7 @@ from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import MatchedVectors, load_run, trained_model
 from lmtool.interop.reference import find
 from lmtool.model import LanguageModel
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import FeaturesSpec
@@ -90,8 +90,9 @@ class VectorSource:
             "running words"
         )
         if vectors.n_repeated:
-            times = "word comes" if vectors.n_repeated == 1 else "words come"
-            line += f"; {vectors.n_repeated:,} {times} again there, and the first vector counts"
+            line += (
+                f"; {counted(vectors.n_repeated, 'word comes', 'words come')} again there, and the first vector counts"
+            )
         return MatchedVectors(ids, torch.from_numpy(vectors.vectors_ND[list(row_of.values())]), line)
 
     def check_kind(self, kind: str) -> None:

@@ -113,7 +113,9 @@ def read_records(path: str) -> list[dict[str, Any]]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError("the records cannot be read", where=path, fix="name a file that --json wrote") from error
+        raise DataError(
+            "the file of records cannot be read", where=path, fix="name a file that --json wrote"
+        ) from error
     records = []
     for number, line in enumerate(lines, 1):
         try:

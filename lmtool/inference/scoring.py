@@ -92,13 +92,13 @@ def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = 
     Raises UsageError for a text longer than the context, and for a model that predicts no tokens.
     """
     if isinstance(loaded.recipe.objective, Embedding) or loaded.model.reads == "words":
-        raise UsageError("this model predicts no tokens of a text", fix="name a language model")
+        raise UsageError("this model does not predict tokens", fix="name a language model")
     loaded.check_likelihood()
     if loaded.prompt_format.answers != (sources is not None):
         needed = "scores targets of sources: give sources" if sources is None else "has no sources: give texts alone"
         raise UsageError(f"this model {needed}")
     if sources is not None and len(sources) != len(texts):
-        raise UsageError(f"there are {len(texts)} texts, but {len(sources)} sources", fix="give one for each")
+        raise UsageError(f"texts and sources are not as many: {len(texts)} and {len(sources)}", fix="give one for each")
     ids = [loaded.tokenizer.encode(text) for text in texts]
     rows = [_rows(loaded, *pair) for pair in zip(ids, [None] * len(ids) if sources is None else sources, strict=True)]
     results = []

@@ -8,17 +8,17 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from tokenizers import Tokenizer as Inner
 from torch import Tensor
 
 from lmtool.checksum import sha256_of_file, sha256_of_json
 from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, ResourceError
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.families.config import Config, read_labels
 from lmtool.interop.families.family import BODY, Described, Family
@@ -37,6 +37,7 @@ from lmtool.run.files import RunInfo
 from lmtool.run.paths import INFO, remember
 from lmtool.run.saving import Snapshot
 from lmtool.run.tensors import MadeTensors
+from lmtool.tokenization.inner import inner_of, raising_panics
 from lmtool.tokenization.tokenizer import Tokenizer
 
 COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
@@ -92,6 +93,8 @@ def _cached(source: Source, reference: str, commit: str | None) -> Path:
     digests = _digests(source)
     key = sha256_of_json([VERSION, sorted(digests.items())])
     run = imports_folder() / f"{_name(reference)}-{key[:12]}"
+    if (run / INFO).exists():  # a run is there whole or not at all; the cache may be read-only
+        return run
     with locked(imports_folder() / "locks" / key):
         if not (run / INFO).exists():
             shutil.rmtree(run, ignore_errors=True)
@@ -118,10 +121,10 @@ def _digests(source: Source) -> dict[str, str]:
 
 
 def _note(file: Path, line: str) -> None:
-    """Write what `noted` reads, atomically."""
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(imports_folder() / "locks" / file.name):  # several commands may note the same
+    """Write what `noted` reads, atomically. Where the cache cannot be written, it is found out again next time."""
+    with suppress(ResourceError), locked(imports_folder() / "locks" / file.name):  # several commands may note the same
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, line.encode("ascii"))
 
 
@@ -202,7 +205,7 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
     published = source.tokenizer()
     settings = {**source.config, **source.generation}
     try:
-        inner = Inner.from_str(published.json)
+        inner = inner_of(published.json)
         named = dict(published.config)
         for key, ids in (
             ("start_tokens", [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]),
@@ -212,7 +215,8 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
             names = [inner.id_to_token(i) for i in listed if isinstance(i, int) and 0 <= i < 2**31]
             if key == "end_tokens" or described.objective["kind"] == "seq2seq":
                 named[key] = [name for name in names if name is not None]
-        tokenizer = Tokenizer(inner, named)
+        with raising_panics():
+            tokenizer = Tokenizer(inner, named)
     except Exception as error:  # the library raises bare Exception
         raise _refusal(source, f"the tokenizer cannot be used: {plain(str(error))[:120]}") from error
     if described.objective["kind"] == "masked" and published.config.get("mask_token") is None:
@@ -293,7 +297,7 @@ def _made(source: Source, weights: Sequence[Weight], family: Family, recipe: Rec
             named = plain(", ".join(weight.theirs))[:100]
             raise _unfit(source, f"{named} is {_by(shape)}, not {_by(wanted)}")
         if not torch.isfinite(made).all():
-            raise _unfit(source, f"{plain(weight.theirs[0])[:100]} has values that are no finite numbers")
+            raise _unfit(source, f"{plain(weight.theirs[0])[:100]} has values that are not finite numbers")
         done += 4 * made.numel()
         report("importing", done, total)
         return made.float().contiguous()

@@ -11,6 +11,7 @@ from lmtool.printable import plain
 from lmtool.run.paths import INFO
 
 HUB = "hf:"
+IMPORTS = "imports"
 CONFIG, MODULES = "config.json", "modules.json"
 NOTE = "lmtool"
 """The key of config.json, or of a GGUF file, under which an export notes what predictions need, and published
@@ -38,7 +39,7 @@ def parse_hub(reference: str) -> tuple[str, str | None]:
         "@" in reference and not revision
     ):
         fix = "write hf:ORG/NAME, or hf:ORG/NAME@REVISION for a branch, tag or commit"
-        raise CheckpointError(f"no model is named by {plain(reference)[:80]}", where="RUN", fix=fix)
+        raise CheckpointError(f"{plain(reference)[:80]} does not name a model", where="RUN", fix=fix)
     return name, revision or None
 
 
@@ -46,7 +47,7 @@ def imports_folder() -> Path:
     """The folder of the cache with the runs of published models."""
     from lmtool.durable import cache_folder
 
-    return cache_folder() / "imports"
+    return cache_folder() / IMPORTS
 
 
 def pointer_of(reference: str) -> Path:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lmtool.errors import CheckpointError
 from lmtool.interop.names import HUB, is_published, known_run
+from lmtool.printable import plain
 from lmtool.recipe.grammar import value_at
 from lmtool.recipe.load import Resolved
 from lmtool.recipe.spec.recipe import Recipe
@@ -26,6 +27,18 @@ def run_of(reference: str) -> str:
     from lmtool.interop.importing import imported
 
     return str(imported(reference))
+
+
+def run_named_by_file(reference: str) -> str:
+    """The run that a file names, as `run_of`. No connection is opened for it: only what somebody types may open one.
+
+    Raises CheckpointError for a name of the Hub that was not imported before.
+    """
+    if reference.startswith(HUB) and known_run(reference) is None:
+        what = "a file names a model of the Hub, which is not in the cache and not downloaded because of that"
+        fix = f"if you trust it, name it yourself, which imports it: lmtool runs show {plain(reference)[:120]}"
+        raise CheckpointError(what, where=plain(reference)[:120], fix=fix, code="run_not_found")
+    return run_of(reference)
 
 
 def find(reference: str) -> Found:

@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from lmtool import durable
+from lmtool.data.hub import import_hub
 from lmtool.errors import CheckpointError
 from lmtool.interop.gguf.configs import describe
 from lmtool.interop.gguf.container import Container
@@ -20,6 +21,7 @@ from lmtool.interop.gguf.vocabulary import describe_tokenizer
 from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE, parse_hub
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
 from lmtool.printable import plain
+from lmtool.run.tensors import open_safetensors
 from lmtool.tokenization.tokenizer import LARGEST_FILE
 
 GENERATION = "generation_config.json"
@@ -101,7 +103,9 @@ class HuggingFaceDirectory(Source):
         with durable.refusing("cannot list the model's files", path, kind=CheckpointError):
             here = sorted(entry.name for entry in os.scandir(path))
         if CONFIG not in here:
-            raise _refusal(f"this is no model: it has no {CONFIG}", path, "name a directory, a .gguf file or hf:NAME")
+            raise _refusal(
+                f"this is not a model: it has no {CONFIG}", path, "name a directory, a .gguf file or hf:NAME"
+            )
         self.config = read_json(path / CONFIG)
         if GENERATION in here:
             self.generation = read_json(path / GENERATION)
@@ -148,7 +152,7 @@ class HuggingFaceDirectory(Source):
         if file not in self._opened:
             try:
                 durable.open_regular(self.path / file).close()
-                self._opened[file] = safe_open(self.path / file, framework="pt")
+                self._opened[file] = open_safetensors(self.path / file)
             except (SafetensorError, OSError) as error:
                 raise self._damaged(file, error) from error
         return self._opened[file]
@@ -256,7 +260,7 @@ def download(reference: str) -> tuple[Path, str]:
     Raises CheckpointError when the Hub does not have it, or it cannot be reached and the cache does not have it, and
     when it holds no weights that can be read.
     """
-    import huggingface_hub
+    huggingface_hub = import_hub()
     from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub(reference)

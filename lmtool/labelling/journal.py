@@ -23,7 +23,9 @@ class Journal:
         with durable.writing(path):
             self._file = path.open("a+b", buffering=0)
         try:
-            if not system.try_lock(self._file.fileno()):
+            with durable.locking(path):
+                is_free = system.try_lock(self._file.fileno())
+            if not is_free:
                 raise UsageError("another process labels this table", where=str(path), fix="use its page, or end it")
             self._file.seek(0)
             content = self._file.read()

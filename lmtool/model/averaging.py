@@ -106,7 +106,8 @@ class AveragingModel(WithoutNextToken):
         n_features = vocab_size + spec.n_hashed
         mean_width = spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
         width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
-        description = "linear in words" if spec.one_hot else f"mean of words, {spec.n_layers} x {width}"
+        read = "tokens" if spec.ngrams == 1 else f"n-grams of up to {spec.ngrams} tokens"
+        description = f"linear in {read}" if spec.one_hot else f"mean of {read}, {spec.n_layers} x {width}"
         super().__init__(vocab_size, spec.context, description)
         self.spec, self.width = spec, width
         self.register_buffer("idf_F", torch.ones(n_features) if spec.tf_idf else None)

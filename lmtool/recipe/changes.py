@@ -38,7 +38,7 @@ _RULES = (
     (Rule(True, "the files may have moved; their content must be the same"), "data.task_tests"),
     (_WEIGHTS, "data.mixture data.column data.source_column data.target_column data.input_column data.messages_column"),
     (_WEIGHTS, "data.text_columns data.label_column data.tasks data.encoding data.delimiter data.skip_bad_rows"),
-    (_WEIGHTS, "data.documents data.split data.valid_fraction data.isolate_documents data.stream"),
+    (_WEIGHTS, "data.merge_labels data.documents data.split data.valid_fraction data.isolate_documents data.stream"),
     (_STRETCHED, "training.steps"),
     (_LENGTH, "training.epochs training.min_steps training.tokens training.minutes"),
     (_WEIGHTS, "training.batch_size training.clip_norm training.carry_state"),

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from lmtool.printable import counted
 from lmtool.recipe.document import KeyPath
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
@@ -98,7 +99,7 @@ def suggestion(path: KeyPath, spec: type[Spec], root: type[Spec]) -> str:
     elsewhere = dict.fromkeys(key for key in keys(root) if key.split(".")[-1] == path[-1])
     if elsewhere:
         return did_you_mean(*list(elsewhere)[:3])
-    others = f" and {len(fields) - SHOWN} others" if len(fields) > SHOWN else ""
+    others = f" and {counted(len(fields) - SHOWN, 'other')}" if len(fields) > SHOWN else ""
     return f"; known here: {', '.join(fields[:SHOWN])}{others}"
 
 

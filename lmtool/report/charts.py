@@ -4,22 +4,29 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from typing import NamedTuple
 
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.numbers import span, ticks
+from lmtool.report.numbers import share, short, span, ticks
 from lmtool.report.page import COLOURS, TableCell, asset, clean, figure, render, table
 
 SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
 """Pixels of a line chart below the legend: where a page is wide, where it is narrow, and by itself."""
 
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40
-"""Pixels of its margins."""
+"""Pixels of its margins; those at the sides are wider where numbers on the axes need it."""
+
+AXIS_NAME = 26
+"""Pixels that the name of the axis on the left takes, and the room around it."""
 
 PER_TICK = 80
 """Pixels that a number on the axis below takes."""
+
+FIRST = 0.1
+"""Share of the axis below whose values may lie above the picture."""
 
 GREY = 7
 """That of what is of no line alone."""
@@ -44,14 +51,19 @@ class Line(NamedTuple):
         """The classes of its path."""
         return "path" + " dash" * self.dashed + " pale" * self.pale
 
-    def parts(self) -> list[list[Point]]:
-        """The runs of its points between values that are no numbers."""
+    def parts(self, high: float = math.inf) -> list[list[Point]]:
+        """The runs of its points between values that are no numbers, without what is above `high`."""
         parts: list[list[Point]] = [[]]
+        before: Point | None = None
         for point in self.points:
-            if math.isfinite(point[1]):
+            if before is not None and (before[1] > high) != (point[1] > high) and math.isfinite(before[1] - point[1]):
+                share = (high - before[1]) / (point[1] - before[1])
+                parts[-1].append((before[0] + share * (point[0] - before[0]), high))
+            if math.isfinite(point[1]) and point[1] <= high:
                 parts[-1].append(point)
             else:
                 parts.append([])
+            before = point
         # A point alone is drawn as a dot: a line of no length with round ends.
         return [part if len(part) > 1 else part * 2 for part in parts if part]
 
@@ -103,6 +115,8 @@ class LineChart:
 
     column: of the figure's table, the one that holds x.
     y_range: by default what the points, marks and levels span.
+    cut_start: lines leave the picture at the top in their first tenth, where the rest would else have less than half of
+        the height; as losses do, most of whose fall is in the first steps.
     diagonal: draw y = x too.
     log: x is positive, on a logarithmic scale with ticks at the values themselves.
     """
@@ -117,6 +131,24 @@ class LineChart:
     y_range: tuple[float, float] | None = None
     diagonal: bool = False
     log: bool = False
+    cut_start: bool = False
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is a line: two points of one."""
+        return any(len(line.points) > 1 for line in self.lines)
+
+    @property
+    def cut(self) -> float | None:
+        """The value above which lines are cut; None where they are whole."""
+        points = [point for line in self.lines for point in line.points if math.isfinite(point[1])]
+        if not self.cut_start or not points:
+            return None
+        first, last = span([x for x, _ in points])
+        shown = [level.y for level in self.levels] + [mark.point[1] for mark in self.marks]
+        shown += [y for x, y in points if x >= first + FIRST * (last - first)]
+        ys = [y for _, y in points] + shown
+        return max(shown) if max(shown) - min(ys) < (max(ys) - min(ys)) / 2 else None
 
     def for_page(self) -> Markup:
         """The chart twice, of which the page shows the one that suits its width."""
@@ -134,18 +166,22 @@ class LineChart:
         ys = [point[1] for point in points if math.isfinite(point[1])] + [level.y for level in self.levels]
         scaled = math.log10 if self.log else float
         low_x, high_x = span([scaled(x) for x in xs])
-        low_y, high_y = self.y_range or _padded(*span(ys))
+        cut = self.cut
+        low_y, high_y = self.y_range or _padded(*span(ys if cut is None else [y for y in ys if y <= cut]))
+        y_ticks = ticks(low_y, high_y, 8)
+        left = max(LEFT, AXIS_NAME + math.ceil(max((_width(short(tick)) for tick in y_ticks), default=0)))
         legend = _legend(self, width)
         top = TOP + (18 * (legend[-1].line + 1) if legend else 0)
         bottom = top + height - TOP - BOTTOM
-        most = (width - LEFT - RIGHT) // PER_TICK
-        x_ticks = sorted(set(xs))[:: -(-len(set(xs)) // most)] if self.log else ticks(low_x, high_x, most)
+        x_ticks = sorted(set(xs)) if self.log else ticks(low_x, high_x, (width - left - RIGHT) // PER_TICK)
         if not self.log and all(x == int(x) for x in xs):
             x_ticks = [tick for tick in x_ticks if tick == int(tick)]
-        across = Axis(low_x, high_x, LEFT, width - RIGHT, x_ticks, scaled)
-        down = Axis(low_y, high_y, bottom, top, ticks(low_y, high_y, 8))
+        right = width - max([RIGHT, *(math.ceil(_width(short(tick)) / 2) for tick in x_ticks[-1:])])
+        across = Axis(low_x, high_x, left, right, x_ticks, scaled)
+        across = across._replace(ticks=_apart(across))
+        down = Axis(low_y, high_y, bottom, top, y_ticks)
         sizes = {"size": size, "width": width, "height": bottom + BOTTOM}
-        return render("lines.svg", chart=self, across=across, down=down, legend=legend, **sizes)
+        return render("lines.svg", chart=self, across=across, down=down, legend=legend, cut=high_y, **sizes)
 
 
 @dataclass(frozen=True)
@@ -183,6 +219,16 @@ class HeatMap:
         left = 8 + (18 if self.y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
         top = 8 + (18 if self.x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
         return render("heat.svg", chart=self, left=left, top=top, rows=shown_rows, columns=shown_columns, most=most)
+
+    def stretches(self, row: Sequence[float], most: float) -> list[tuple[int, int, str]]:
+        """Cells of a row beside each other with the same shade: where they begin, how many they are, and the shade."""
+        shades = [share(value / most) if most > 0 and value / most >= 0.005 else "" for value in row]
+        found, x = [], 0
+        for shade, cells in groupby(shades):
+            n = len([*cells])
+            found += [(x, n, shade)] if shade else []
+            x += n
+        return found
 
     def figure(self, caption: str, corner: str, numbers: Sequence[Sequence[float]] | None = None) -> Markup:
         """The picture, and its numbers as a table: a row for each row, the names first, below the name `corner`.
@@ -224,6 +270,18 @@ def _legend(chart: LineChart, width: int) -> list[_Entry]:
         entries.append(_Entry(shown, colour % COLOURS, drawn, right, row))
         right += wide
     return entries
+
+
+def _apart(axis: Axis) -> list[float]:
+    """The ticks of an axis below whose numbers do not touch."""
+    chosen: list[float] = []
+    end = -math.inf
+    for tick in axis.ticks:
+        place, half = float(axis.pixel(tick)), _width(short(tick)) / 2
+        if place - half > end:
+            chosen.append(tick)
+            end = place + half
+    return chosen
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

@@ -87,13 +87,13 @@ def draw(recipe: Recipe, name: str) -> Drawing:
     vocab_size, spec = vocabulary_of(recipe), recipe.model
     if vocab_size is None:
         vocab_size = CHARACTERS
-        notes.append(f"the text decides on the vocabulary; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")
+        notes.append(f"the vocabulary depends on the text; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")
     if size_of(spec, vocab_size) == BEYOND:
         raise RecipeError([f"{name}: the model has a tensor of more bytes than can be counted"])
     if isinstance(recipe.objective, HeadSpec):
-        notes.append("the table decides on the labels, so the head for them is not in the tree")
+        notes.append("the labels depend on the table, so the head for them is not in the tree")
     if spec.counts:
-        notes.append("a table of counts: the text decides on its size, and there are no weights")
+        notes.append("a table of counts, whose size depends on the text, and there are no weights")
     if isinstance(spec, Transformer) and spec.shape == "prefix":
         notes.append("of a row the first half is the prefix")
     tree = model_summary(spec, vocab_size, spec.context)

@@ -15,9 +15,11 @@ def span(values: Sequence[float]) -> tuple[float, float]:
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers from `low` to `high`, at most `most`: multiples of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next(power * factor for factor in (1, 2, 5, 10, 20) if (high - low) / (power * factor) <= most - 1)
-    first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    for step in (power * factor for factor in (1, 2, 5, 10, 20)):
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first < most:
+            break
+    return [round(i * step, 12) for i in range(first, last + 1)]
 
 
 def short(value: float) -> str:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from lmtool import __version__, durable
 from lmtool.printable import plain
-from lmtool.report.numbers import share, short, shown
+from lmtool.report.numbers import short, shown
 
 COLOURS = 8
 """Colours that pages have, numbered from 0."""
@@ -64,7 +64,7 @@ def page(
 
 def write_page(path: Path, html: str) -> None:
     """Write a page to a file, replacing it atomically. Raises ResourceError."""
-    with durable.refusing("cannot write the page", path, "choose another file with -o"):
+    with durable.refusing("cannot write the page", path, durable.way_to_write):
         durable.replace(path, html.encode())
 
 
@@ -145,7 +145,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": shown, "short": short, "share": share}
+    environment.filters |= {"number": shown, "short": short}
     environment.globals |= {"colours": COLOURS, "version": __version__}
     return environment
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from lmtool.printable import counted
 from lmtool.report.page import Section, asset, page, render, table
 from lmtool.tokenization.merging import MergedWord, merged_words
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -19,7 +20,8 @@ def as_page(tokenizer: Tokenizer, text: str) -> str:
     if words:
         sections.append(Section("Merges, in order", _merges(tokenizer, words)))
     n_bytes = len(text.encode(errors="replace"))
-    lead = f"{tokenizer.kind} tokenizer of {tokenizer.vocab_size:,} entries: {len(ids)} pieces of {n_bytes} bytes"
+    size = f"{counted(len(ids), 'piece')} of {counted(n_bytes, 'byte')}"
+    lead = f"{tokenizer.kind} tokenizer of {tokenizer.vocab_size:,} entries: {size}"
     return page("Tokenized text", sections, lead=lead, styles=[asset("pieces.css")])
 
 

@@ -49,7 +49,8 @@ def training_page(histories: Sequence[History], *, refresh: int | None = None) -
     """A page about one run, or about several beside each other. refresh: as for `page`."""
     several = len(histories) > 1
     title = f"{len(histories)} runs" if several else plain(histories[0].name)
-    sections = [Section("Loss", losses(histories)), *_metrics(histories), *_pace(histories)]
+    over_time = losses(histories)
+    sections = [*([Section("Loss", over_time)] if over_time else []), *_metrics(histories), *_pace(histories)]
     if several:
         sections.append(Section("Beside each other", _beside(histories)))
     for colour, history in enumerate(histories):
@@ -109,10 +110,8 @@ def _numbers(drawn: Sequence[_Drawn], columns: Mapping[str, str]) -> Markup:
 
 
 def losses(histories: Sequence[History]) -> Markup:
-    """A figure of the training and validation losses of runs."""
+    """A figure of the training and validation losses of runs; empty where no run has logged two steps."""
     drawn = _drawn(histories)
-    if not any(part.records for part in drawn):
-        return Markup("<p>No step has been logged.</p>")
     factors = [history.bits_per_nat for history in histories]
     in_bits = all(factor is not None for factor in factors)
     if in_bits:
@@ -120,23 +119,33 @@ def losses(histories: Sequence[History]) -> Markup:
     units = {history.unit for history in histories}
     unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
     several = len(histories) > 1
-    panels, levels = {}, _levels(histories) if in_bits else []
+    charts, levels = {}, _levels(histories) if in_bits else []
     for column, (x, (name, axis)) in enumerate(EXTENTS.items(), int(several)):
         lines = [line for part in drawn for line in _loss_lines(part, x, several)]
         label, marks = f"Training and validation loss in {unit} over {axis}", _marks(drawn, x, "valid_loss")
-        panels[name] = LineChart(lines, axis, unit, label, levels, marks, column).for_page()
+        charts[name] = LineChart(lines, axis, unit, label, levels, marks, column, cut_start=True)
+    panels = _panels(charts)
+    if not panels:
+        return Markup("")
     held_out = [part_of(history.recipe) == "validation" for history in histories]
     shown = {x: x for x in EXTENTS} | {"training": "loss", "validation" if any(held_out) else TRAINED_ON: "valid_loss"}
     of = "the validation part" if all(held_out) else f"{TRAINED_ON}, as none are held out"
     of = f"the validation part, or of {of}" if any(held_out) and not all(held_out) else of
     caption = f"Loss in {unit}: of the steps, before their update, and of {of}."
     caption += " A ring marks the best checkpoint." if any(history.chosen for history in histories) else ""
+    if any(chart.cut is not None for chart in charts.values()):
+        caption += " The first steps lie above the picture: their losses would flatten the rest."
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
     if merged > 1.01:
         caption += " Each point of the training loss is a mean of several steps."
     if in_bits:
         caption += " Bits per byte compare models with different tokenizers."
     return figure(views("loss", panels), caption, _numbers(drawn, shown))
+
+
+def _panels(charts: Mapping[str, LineChart]) -> dict[str, Markup]:
+    """The charts that have a line, for a page."""
+    return {name: chart.for_page() for name, chart in charts.items() if chart.is_drawn}
 
 
 def _loss_lines(part: _Drawn, x: str, several: bool) -> list[Line]:
@@ -183,7 +192,7 @@ def _metrics(histories: Sequence[History]) -> list[Section]:
 
     drawn = [_Drawn(history, list(filter(measured, history.records)), i) for i, history in enumerate(histories)]
     charts = {name: (name, name, name, f"Validation {name} over steps") for name in names}
-    return [_over_steps("Metrics", "metric", drawn, charts, "Of the validation rows.")]
+    return _over_steps("Metrics", "metric", drawn, charts, "Of the validation rows.")
 
 
 PACE = {
@@ -197,27 +206,26 @@ PACE = {
 def _pace(histories: Sequence[History]) -> list[Section]:
     """Learning rate, gradient norm and speed."""
     drawn = _drawn(histories)
-    if not any(part.records for part in drawn):
-        return []
     charts = {name: (column, title, axis, f"{title} over steps") for name, (column, title, axis) in PACE.items()}
     caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
-    return [_over_steps("Rate, gradient and speed", "pace", drawn, charts, caption)]
+    return _over_steps("Rate, gradient and speed", "pace", drawn, charts, caption)
 
 
 def _over_steps(
     title: str, name: str, drawn: Sequence[_Drawn], charts: Mapping[str, tuple[str, str, str, str]], caption: str
-) -> Section:
-    """A chart for each of several numbers of the records.
+) -> list[Section]:
+    """A section with a chart for each of several numbers of the records; none where no number has two steps.
 
     charts: by number the column of the table, and title, name of the axis and label of its chart.
     """
-    panels, columns = {}, {"step": "step"}
+    drawable, columns = {}, {"step": "step"}
     for key, (column_name, shown, axis, label) in charts.items():
         columns[column_name] = key
         lines = [Line(part.history.name, part.points("step", key), part.colour) for part in drawn]
         marks, column = _marks(drawn, "step", key), int(len(drawn) > 1)
-        panels[shown] = LineChart(lines, "steps", axis, label, marks=marks, column=column).for_page()
-    return Section(title, figure(views(name, panels), caption, _numbers(drawn, columns)))
+        drawable[shown] = LineChart(lines, "steps", axis, label, marks=marks, column=column)
+    panels = _panels(drawable)
+    return [Section(title, figure(views(name, panels), caption, _numbers(drawn, columns)))] if panels else []
 
 
 def _beside(histories: Sequence[History]) -> Markup:

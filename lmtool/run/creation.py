@@ -6,15 +6,19 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 
-from lmtool import durable
+from lmtool import durable, system
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, FILES, Run, writing
 from lmtool.run.files import RunInfo
 from lmtool.run.lock import LOCK_FILE, RunLock, is_held
 from lmtool.run.paths import INFO, runs_root
+
+LONGEST_NAME = 16
+"""Characters of a recipe's name in the name of a run."""
 
 
 def create_run(folder: Path | None, info: RunInfo, files: Mapping[str, bytes], retry: bool = False) -> Run:
@@ -55,17 +59,25 @@ def check_folder(folder: Path | None, retry: bool = False) -> None:
     if folder is not None and (not (retry and _is_aborted(folder)) or is_held(folder)):
         _refuse_used(folder, retry, locked=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
-    with writing(path), tempfile.TemporaryFile(dir=nearest):
-        pass
+    with writing(path), tempfile.TemporaryFile(dir=nearest) as file, durable.locking(path):
+        system.try_lock(file.fileno())
 
 
 def unused_folder(name: str) -> Path:
-    """The path of a new run in `runs_root()`, named after day and recipe."""
-    slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
+    """The path of a new run in `runs_root()`, named after day and recipe: `2026-11-20-tiny-7f3a`."""
     while True:
-        path = runs_root() / f"{datetime.now():%Y-%m-%d}-{slug}-{secrets.token_hex(2)}"
+        path = runs_root() / f"{datetime.now():%Y-%m-%d}-{_short_name(name)}-{secrets.token_hex(2)}"
         if not os.path.lexists(path):
             return path
+
+
+def _short_name(name: str) -> str:
+    """The first words of a recipe's name, at most LONGEST_NAME characters, without the owner of a published model."""
+    name = re.sub(r"^(finetune-|from-)*(?:[^-]|-(?!-))*--", r"\1", name)
+    name = re.sub(r"^(finetune-|from-)+", r"\1", name)
+    words = [word for part in re.findall(r"[A-Za-z0-9._]+", name) if (word := part.strip("."))]
+    fits = [part for part in accumulate(words, "{}-{}".format) if len(part) <= LONGEST_NAME]
+    return (fits[-1] if fits else "".join(words[:1])[:LONGEST_NAME]).strip(".") or "run"
 
 
 def _refuse_used(folder: Path, retry: bool, locked: bool) -> None:

@@ -407,11 +407,7 @@ class Run:
 
 
 def writing(path: Path) -> AbstractContextManager[None]:
-    return durable.refusing("cannot write to the output folder", path, _way_to_write)
-
-
-def _way_to_write(error: OSError) -> str:
-    return "free some disk space" if durable.is_full(error) else "change its permissions, or choose another with -o"
+    return durable.refusing("cannot write to the output folder", path, durable.way_to_write)
 
 
 def _read_info(path: Path) -> RunInfo:

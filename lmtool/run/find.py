@@ -142,10 +142,10 @@ def _unknown(reference: str) -> CheckpointError:
     likeness["last"] = _likeness(unknown, "last")
     near = [name for name in likeness if unknown and (likeness[name] >= SIMILAR or unknown in name)]
     near.sort(key=lambda name: -likeness[name])
-    where = f"similar: {', '.join(near[:3])}" if near else f"none with a similar name in {runs_root()}"
+    where = f"similar: {', '.join(near[:3])}" if near else f"none in the folder {runs_root()} has a similar name"
     return CheckpointError(
         f"no run called {reference!r:.80}",
-        where=where if names else f"no runs in {runs_root()}",
+        where=where if names else f"there are no runs yet in the folder {runs_root()}",
         fix="lmtool runs ls shows all" if names else "train one: lmtool pretrain TEXT",
         code="run_not_found",
     )
@@ -162,7 +162,6 @@ def _by_start() -> list[Run]:
         with suppress(CheckpointError):
             runs.append(Run.open(path))
     if not runs:
-        raise CheckpointError(
-            "there is no last run", where=f"no runs in {runs_root()}", fix="train one: lmtool pretrain TEXT"
-        )
+        where, fix = f"there are no runs yet in the folder {runs_root()}", "train one: lmtool pretrain TEXT"
+        raise CheckpointError("there is no last run", where=where, fix=fix)
     return sorted(runs, key=lambda run: run.last_started, reverse=True)

@@ -3,6 +3,7 @@
 import os
 import time
 import weakref
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from lmtool import durable, system
@@ -17,30 +18,42 @@ _GLANCE_SECONDS = 0.5
 class RunLock:
     """The exclusive lock of a run directory, held from construction until `release` or the end of the process.
 
-    Raises CheckpointError when another process holds it, naming that process; ResourceError when it cannot be created.
+    Raises CheckpointError when another process holds it, naming that process; ResourceError when it cannot be
+    created, or its file system has no locks.
     """
 
     def __init__(self, folder: Path) -> None:
-        fix = "change its permissions, or choose another with -o"
-        with durable.refusing("cannot write to the run directory", folder, fix):
+        with _writing(folder):
             self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            with durable.locking(folder / LOCK_FILE):
+                self._acquire(folder)
+            with _writing(folder):
+                os.ftruncate(self._handle, 0)
+                os.write(self._handle, f"{os.getpid()}\n".encode())
+        except BaseException:
+            self.release()
+            raise
+        _held.add(self)
+
+    def _acquire(self, folder: Path) -> None:
         deadline = time.monotonic() + _GLANCE_SECONDS
         while not system.try_lock(self._handle):
             if time.monotonic() > deadline:
                 holder = os.read(self._handle, 32).decode("ascii", "replace").strip()
-                os.close(self._handle)
                 what = f"another process is using this run: pid {holder or 'unknown'}"
                 raise CheckpointError(what, where=str(folder), fix="wait until it ends, or stop it", code="run_in_use")
             time.sleep(0.02)
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, f"{os.getpid()}\n".encode())
-        _held.add(self)
 
     def release(self) -> None:
         """Release the lock; a no-op once released."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    return durable.refusing("cannot write to the run directory", folder, durable.way_to_write)
 
 
 def is_held(folder: Path) -> bool:

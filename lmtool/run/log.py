@@ -1,5 +1,6 @@
 """Append-only logs of a run, one JSON object a line: metrics and samples."""
 
+import errno
 import hashlib
 import json
 import os
@@ -59,12 +60,12 @@ class Log:
         Raises ResourceError when it cannot be written; the log is then unchanged.
         """
         line = json.dumps(records.finite(record), allow_nan=False) + "\n"
-        refused = refusing("cannot write the log", self.path, "free some disk space")
+        refused = refusing("cannot write the log", self.path, durable.way_to_write)
         with refused, self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
                 if file.write(line.encode("ascii")) != len(line):
-                    raise OSError(0, "only part of the record was written")
+                    raise OSError(errno.ENOSPC, "only part of the record was written")
             except OSError:
                 os.ftruncate(file.fileno(), end)
                 raise
@@ -128,7 +129,7 @@ class Log:
         for number, line, record, why in self._lines():
             if record is None and line.endswith(b"\n"):
                 raise CheckpointError(
-                    f"this line of the log is no record: {why}", where=f"{self.path}:{number}", fix="delete the line"
+                    f"this line of the log is not a record: {why}", where=f"{self.path}:{number}", fix="delete the line"
                 )
             if record is not None:
                 yield record
@@ -147,7 +148,7 @@ class Log:
         if not self.path.exists() or sum(map(len, self.until(step))) == self.path.stat().st_size:
             return
         self._digest = None
-        with refusing("cannot rewrite the log", self.path, "free some disk space"):
+        with refusing("cannot rewrite the log", self.path, durable.way_to_write):
             durable.replace(self.path, self.until(step))
 
     def sync(self) -> None:
@@ -165,7 +166,7 @@ class Log:
         with file:
             for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
                 if len(line) > LONGEST:
-                    what = f"this line of the log is no record: it has more than {LONGEST:,} bytes"
+                    what = f"this line of the log is not a record: it has more than {LONGEST:,} bytes"
                     raise CheckpointError(what, where=f"{self.path}:{number}", fix=_ASIDE)
                 try:
                     if not line.endswith(b"\n"):

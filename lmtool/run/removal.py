@@ -36,7 +36,7 @@ def named_runs(references: Sequence[str]) -> list[Path]:
     for path in doomed:
         if is_held(path):
             raise CheckpointError("a process is using this run", where=str(path), fix="stop it first, or wait")
-    for path, others in _needed(doomed).items():
+    for path, others in runs_that_need(doomed).items():
         fix = f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}"
         raise CheckpointError(f"{others[0]} holds only adapters to the weights of this run", where=str(path), fix=fix)
     return doomed
@@ -50,7 +50,7 @@ def runs_older_than(age: timedelta) -> list[Path]:
     limit = datetime.now(UTC) - age
     used = [(when, path) for path in known_runs() if (when := _last_used(path)) is not None and when < limit]
     old = [path for _, path in sorted(used)]
-    while needed := _needed(old):
+    while needed := runs_that_need(old):
         old = [path for path in old if path not in needed]
     return old
 
@@ -96,7 +96,7 @@ def _last_used(path: Path) -> datetime | None:
         return None
 
 
-def _needed(doomed: Sequence[Path]) -> dict[Path, list[str]]:
+def runs_that_need(doomed: Sequence[Path]) -> dict[Path, list[str]]:
     """Those directories that runs outside of them need, and the names of these: runs of adapters only."""
     real = {path.resolve(): path for path in doomed}
     needed_by: dict[Path, list[str]] = {}

@@ -67,7 +67,7 @@ def save(
     state = records.encode(dict(snapshot.state))
     path = folder / checkpoints.step_name(snapshot.step)
     temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
-    with durable.refusing(f"cannot save the checkpoint of step {snapshot.step}", folder, _way_to_save):
+    with durable.refusing(f"cannot save the checkpoint of step {snapshot.step}", folder, durable.way_to_write):
         saved, is_announced = None, False
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -84,13 +84,9 @@ def save(
             if not is_announced:
                 leave(peers)
     what = f"saved step {snapshot.step}, but cannot remove an older checkpoint"
-    with durable.refusing(what, folder, "check this folder", names_file=True):
+    with durable.refusing(what, folder, durable.way_to_write, names_file=True):
         prune(folder, {snapshot.step, snapshot.best_step}, keep_last, superseded)
     return saved
-
-
-def _way_to_save(error: OSError) -> str:
-    return "free some disk space" if durable.is_full(error) else "check this folder"
 
 
 def save_part(snapshot: Snapshot, peers: Peers) -> None:

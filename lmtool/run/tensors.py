@@ -5,6 +5,8 @@ JSON header and then the bytes (https://github.com/huggingface/safetensors#forma
 """
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lmtool import system
 from lmtool.errors import CheckpointError
 
 _NAMES = {
@@ -111,7 +114,7 @@ class SavedTensors(LazyTensors):
         self._held: dict[str, list[tuple[Any, str, int]]] = {}
         for path in paths:
             try:
-                file: Any = safe_open(path, framework="pt")
+                file: Any = open_safetensors(path)
                 outlines = {name: _outline(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
             except (SafetensorError, OSError, KeyError) as error:
                 raise _unreadable(path, f"cannot be read: {str(error).splitlines()[0]}") from error
@@ -148,6 +151,21 @@ class SavedTensors(LazyTensors):
         part = copy(self)
         part.outlines, part._held = _below(self.outlines, prefix), _below(self._held, prefix)
         return part
+
+
+def open_safetensors(path: Path) -> Any:
+    """A safetensors file, open by the library, which maps it into memory. Raises SafetensorError or OSError.
+
+    Where the file system has no mmap, the library maps a temporary copy, which goes when it is closed.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except OSError as error:
+        if not system.lacks_mmap(error):
+            raise
+    with tempfile.NamedTemporaryFile(suffix=path.suffix) as copied_file:
+        shutil.copyfile(path, copied_file.name)
+        return safe_open(copied_file.name, framework="pt")
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:

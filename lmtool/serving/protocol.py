@@ -1,6 +1,6 @@
 """What clients send and read: the interface of the OpenAI API, as far as a language model of one machine has it.
 
-Fields that a client may send although nothing here depends on them are named and ignored; all others are refused.
+Fields that change no answer are accepted and ignored, and so is any that is null; all others are refused by name.
 """
 
 import json
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from lmtool.decoding.forms import TextForm
 from lmtool.errors import UsageError
@@ -35,21 +35,39 @@ GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 GuidedChoice = Annotated[str, Field(min_length=1, max_length=1000)]
 FormSource = Annotated[str, Field(max_length=LONGEST_FORM)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 FEW = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
 """How many texts a list may have."""
 
-Zero = Annotated[float, Field(ge=0, le=0)]
-"""A number that only its default is offered of."""
+
+class Fields(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True):
+    """An object of a request. A field that is null is one that is not given, whatever its name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: one for name, one in value.items() if one is not None or name in cls.model_fields}
 
 
-class Body(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True):
-    """A request. model: nothing but the one that is served."""
+class Body(Fields):
+    """A request. model: nothing but the one that is served.
+
+    The others tell a provider who asks, what is to be kept of an answer, and how soon and how cheaply it is to come.
+    """
 
     model: str | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
 
 
-class StreamOptions(BaseModel, extra="forbid"):
+class StreamOptions(Fields):
     """include_usage: a last event counts the tokens."""
 
     include_usage: bool = False
@@ -75,8 +93,8 @@ class TextBody(Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: Zero | None = None
-    presence_penalty: Zero | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
 
     guided_choice: Annotated[list[GuidedChoice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None = (
         None
@@ -138,14 +156,14 @@ class CompletionBody(TextBody):
     suffix: Literal[""] | None = None
 
 
-class TextContent(BaseModel, extra="forbid", hide_input_in_errors=True):
+class TextContent(Fields):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: GivenText
 
 
-class MessageBody(BaseModel, extra="forbid", hide_input_in_errors=True):
+class MessageBody(Fields):
     """A message of a conversation. content: null only beside tool_calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -162,20 +180,20 @@ class MessageBody(BaseModel, extra="forbid", hide_input_in_errors=True):
         return {"role": "system" if self.role == "developer" else self.role, "content": content, **calls}
 
 
-class NamedFunction(BaseModel, extra="forbid"):
+class NamedFunction(Fields):
     """A function by its name."""
 
     name: str
 
 
-class ToolChoice(BaseModel, extra="forbid"):
+class ToolChoice(Fields):
     """The function that is to be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(BaseModel, extra="forbid", hide_input_in_errors=True):
+class JsonSchema(Fields):
     """A schema that answers follow. strict: they do so either way."""
 
     name: Annotated[str, Field(max_length=256)]
@@ -185,7 +203,7 @@ class JsonSchema(BaseModel, extra="forbid", hide_input_in_errors=True):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel, extra="forbid", hide_input_in_errors=True):
+class TextFormat(Fields):
     """The format of answers: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -193,7 +211,10 @@ class TextFormat(BaseModel, extra="forbid", hide_input_in_errors=True):
 
 
 class ChatBody(TextBody):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions.
+
+    modalities, verbosity: no other than their defaults. prediction: what the answer may be, which makes it no other.
+    """
 
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_tokens: int | None = Field(default=None, ge=1)
@@ -204,8 +225,9 @@ class ChatBody(TextBody):
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
-    metadata: dict[str, str] | None = None
+    modalities: list[Literal["text"]] | None = Field(default=None, min_length=1, max_length=1)
+    verbosity: Literal["medium"] | None = None
+    prediction: dict[str, Any] | None = None
 
     @property
     def has_form(self) -> bool:

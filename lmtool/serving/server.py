@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import signal
 import socket
@@ -27,7 +28,10 @@ from lmtool.serving.scheduler import Scheduler
 from lmtool.serving.service import Service
 
 MAX_CONNECTIONS = 512
-"""Maximum open connections; more are closed at once."""
+"""Maximum open connections."""
+
+MAX_OF_CLIENT = 256
+"""Maximum open connections of one client, an address or a network of 64 bits of IPv6."""
 
 IDLE_SECONDS = 30
 """Time in which a client must send the whole head of its first or next request, or read something of its answer."""
@@ -67,15 +71,26 @@ class Worker(Protocol):
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed when there are too many, when its client is idle, and after what is no HTTP."""
+    """A connection that is closed when its client is idle, and after what is no HTTP.
+
+    Where there are too many, of one client or of all, the one among them is closed that has waited longest for the head
+    of a request, or the new one if none waits. So whoever sends a request is let in, whatever others leave open.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _network = ""
+    _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.close()
-        else:
+        self._since, self._network = self.loop.time(), _network_of(self.client)
+        every = [one for one in self.connections if isinstance(one, _Connection) and not one.transport.is_closing()]
+        alike = [one for one in every if one._network == self._network]
+        crowd = alike if len(alike) > MAX_OF_CLIENT else every if len(every) > MAX_CONNECTIONS else []
+        if crowd:
+            waiting = [one for one in crowd if one is not self and one._waits_for_head]
+            min(waiting, key=lambda one: one._since, default=self).transport.close()
+        if not transport.is_closing():
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -89,7 +104,12 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._since = self.loop.time()
         self._wait()
+
+    @property
+    def _waits_for_head(self) -> bool:
+        return not self.cycle or self.cycle.response_complete
 
     def _wait(self) -> None:
         if self._timer is not None:
@@ -101,7 +121,7 @@ class _Connection(H11Protocol):
 
         Parts of a head do not count: only a whole one begins a request.
         """
-        waits = self.flow.write_paused or self.transport.is_closing() or not self.cycle or self.cycle.response_complete
+        waits = self.flow.write_paused or self.transport.is_closing() or self._waits_for_head
         if waits and self.transport.get_write_buffer_size() >= unread:
             self.transport.abort()
         else:
@@ -116,6 +136,17 @@ class _Connection(H11Protocol):
             super().send_400_response(msg)
         else:
             self.transport.close()
+
+
+def _network_of(client: tuple[str, int] | None) -> str:
+    """What counts as one client: its address, or of IPv6 the network, which has all its addresses from one owner."""
+    try:
+        address = ipaddress.ip_address(client[0] if client else "")
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or int(address) >> 64)
 
 
 class _Server(uvicorn.Server):

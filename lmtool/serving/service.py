@@ -46,7 +46,10 @@ from lmtool.tokenization.tools import read_tools
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
 
-SAMPLING = {"seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+SAMPLING = {
+    *("seed", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+}
 """Fields of a body that are settings of sampling, by the same names."""
 
 TOKENS_AT_ONCE = 2048
@@ -147,7 +150,7 @@ class Service:
     def _check_generates(self) -> None:
         self.generator.check_generates()
         if not self.generator.writes:
-            raise UsageError(f"this model has no next token: {self.loaded.model.description}")
+            raise UsageError(f"this model does not predict the next token: {self.loaded.model.description}")
 
     def _prompt(self, text: str | list[int]) -> Prompt:
         prompt_format = self.loaded.prompt_format

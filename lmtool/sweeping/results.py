@@ -107,8 +107,9 @@ def sweep_page(title: str, rows: Sequence[PointResults], axes: Axes) -> str:
         measured = [row for row in rows if row.runs and _number(row.choice.get(key, "")) is not None]
         if len({row.choice[key] for row in measured}) > 1:
             sections.append(Section(f"By {key}", _against(key, measured)))
-    if best := [row.runs[0] for row in rows if row.runs][:COLOURS]:
-        sections.append(Section(f"Losses, of one run of each of the {len(best)} best", losses(best)))
+    best = [row.runs[0] for row in rows if row.runs][:COLOURS]
+    if drawn := losses(best):
+        sections.append(Section(f"Losses, of one run of each of the {len(best)} best", drawn))
     return page(title, sections)
 
 

@@ -59,15 +59,12 @@ def as_target(cell: Any) -> str:
 
 
 def as_label(cell: Any) -> str | tuple[str, ...]:
-    """A label as stripped text, or as several texts. Raises CellFault for an empty one, and one as long as a text."""
+    """A label as stripped text, or as several texts; empty for none. Raises CellFault for one as long as a text."""
     label = as_cell(cell)
     if label is None:
         what = f"the label is {type(cell).__name__}, not text or a number"
         raise CellFault("wrong type", what, "write labels as text, numbers or lists of text")
     _refuse_long(label.split(SEPARATOR) if isinstance(label, str) else label)
-    if label == "":
-        fix = f"fill it; for a row without any of several labels, write {SEPARATOR}"
-        raise CellFault("empty label", "the label is empty", fix)
     return label
 
 
@@ -149,7 +146,9 @@ def as_answers(cell: Any, context: str) -> tuple[AnswerSpan, ...]:
     if isinstance(cell, dict) and isinstance(texts := cell.get("text"), list):
         starts = cell.get("answer_start")
         if not isinstance(starts, list) or len(starts) != len(texts):
-            raise CellFault("wrong type", "not as many answer_start as text", "write one for each answer")
+            raise CellFault(
+                "wrong type", "the answers differ in the number of text and answer_start", "write one for each answer"
+            )
         cell = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(cell, list) or not all(isinstance(one, dict) for one in cell):
         what = f"the answers are {'missing' if cell is None else type(cell).__name__}, not a list of objects"
@@ -191,9 +190,9 @@ def as_conversation(
     messages = as_messages(cell)
     ends = [n for n, message in enumerate(messages, 1) if (message["role"] == "assistant") == answered]
     if not ends and answered:
-        raise CellFault("no answer", "no message of the assistant, which would be learnt", "add its answer")
+        raise CellFault("no answer", "there is no message of the assistant to learn from", "add its answer")
     if not ends:
-        raise CellFault("no question", "no message that is to be answered", "add one of the user")
+        raise CellFault("no question", "there is no message to answer", "add one of the user")
     try:
         if chat is not None:
             (chat.with_tools(tools) if tools else chat).check(messages[: ends[-1]])
@@ -213,7 +212,7 @@ def _message(value: Any, number: int) -> Message:
     role = NAMES.get(author, author)
     if role not in ROLES:
         fix = f"name one of {', '.join(ROLES)}"
-        raise CellFault("wrong role", f"message {number} is by {shown(author, 30)}, which is no role", fix)
+        raise CellFault("wrong role", f"message {number} has the unknown role {shown(author, 30)}", fix)
     if text is None and value.get("tool_calls"):
         text = ""
     if not isinstance(text, str):

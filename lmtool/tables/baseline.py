@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.printable import counted
 from lmtool.recipe.grammar import either
 from lmtool.run.files import BaselineFigures
 from lmtool.run.uncertainty import are_alike
@@ -83,7 +84,7 @@ class Baseline(BaselineFigures):
         is_below = value > best if self.kind == "number" else value < best
         verdict = " is below it" if is_below else ""
         if value != best and are_alike(self.metric, (value, n_rows), (best, n_rows)):
-            verdict = f"; {n_rows:,} rows are too few to tell which is better"
+            verdict = f"; {counted(n_rows, 'row is', 'rows are')} too few to tell which is better"
         elif is_below and remedies:
             verdict += f": lmtool finetune with {either([*remedies])} may do better"
         return f"{self.line()}; this model {self._shown(value)}{verdict}"

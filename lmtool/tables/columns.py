@@ -1,15 +1,16 @@
 """The columns of a table to read: named ones, or those with conventional names; and whether their cells are texts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from shlex import quote
 from typing import Literal
 
 from lmtool.data.annotated import Conll, Squad
+from lmtool.data.column_names import LABELS, LANGUAGES, TEXT_PAIRS, TEXTS, TRANSLATIONS, first_column, plain_name
 from lmtool.data.files import display, shown, shown_all
-from lmtool.data.rowfile import Delimited, bare_name, known_column, matching_column
+from lmtool.data.rowfile import Delimited, bare_name, count_words, matching_column, missing_columns
 from lmtool.data.table import Skipped, Table, Value
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
@@ -21,31 +22,8 @@ SINGLE = ("label_column", "source_column", "target_column", "input_column", "mes
 SAMPLED = 1_000
 """Rows by which it is decided whether a column holds texts."""
 
-# Names are compared as `bare_name` gives them. Earlier ones win.
-TEXT_PAIRS = (
-    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("text1", "text2"), ("texta", "textb")),
-    ("#1string", "#2string"),
-    *(("question1", "question2"), ("question", "sentence"), ("query", "passage"), ("question", "passage")),
-    *(("question", "context"), ("question", "answer")),
-)
-TEXTS = (
-    *("text", "sentence", "review", "reviewtext", "reviewbody", "content", "comment", "commenttext", "body"),
-    *("message", "tweet", "post", "document", "article", "utterance", "question", "query", "description", "abstract"),
-    *("headline", "title", "sms", "email", "premise"),
-)
 GOLD_LABEL = "goldlabel"
 """The label that several annotators agree on."""
-LABELS = (
-    *(GOLD_LABEL, "label", "labels", "class", "classes", "category", "categories", "sentiment", "topic", "intent"),
-    *("emotion", "polarity", "tag", "tags", "stars", "rating", "score", "similarity", "target", "y", "isduplicate"),
-    *("quality", "genre"),
-)
-TRANSLATIONS = (
-    *(("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output")),
-    *(("article", "highlights"), ("article", "summary"), ("document", "summary"), ("text", "summary")),
-    *(("dialogue", "summary"), ("prompt", "completion"), ("prompt", "response"), ("prompt", "answer")),
-    *(("prompt", "output"), ("query", "response"), ("question", "response"), ("question", "answer")),
-)
 WORDS = ("tokens", "words")
 TAGS_OF_WORDS = ("tags", "nertags", "ner", "labels", "postags", "pos", "upos", "chunktags")
 """Sentences and their tags, where cells can be lists."""
@@ -59,20 +37,6 @@ MESSAGES = ("messages", "conversations", "conversation")
 """Conversations, where cells can be lists."""
 TOOLS = "tools"
 """Functions that the assistant of a conversation may call."""
-LANGUAGES = frozenset(
-    (
-        *("ar", "bg", "cs", "da", "de", "el", "en", "es", "et", "fa", "fi", "fr", "he", "hi", "hr", "hu", "it", "ja"),
-        *("ko", "lt", "lv", "nb", "nl", "pl", "pt", "ro", "ru", "sk", "sl", "sr", "sv", "th", "tr", "uk", "vi", "zh"),
-        *("arabic", "chinese", "czech", "danish", "dutch", "english", "finnish", "french", "german", "greek"),
-        *("hebrew", "hindi", "hungarian", "indonesian", "italian", "japanese", "korean", "norwegian", "polish"),
-        *("portuguese", "romanian", "russian", "spanish", "swedish", "turkish", "ukrainian", "vietnamese"),
-    )
-)
-"""Codes (ISO 639-1) and English names of languages, without codes of other meaning, such as id and no.
-
-Two columns with such names are a translation, from the first to the second."""
-
-
 MOST = 0.9
 """Share of cells that decides for all of them."""
 
@@ -81,6 +45,9 @@ SEVERAL = 0.5
 
 LONGEST_CODE = 200
 """Characters of a cell that may be no text."""
+
+LONGEST_ID = 20
+"""Digits of the number of a row."""
 
 _NUMBER = re.compile(r"[^\w\s]{0,2}\d[\d.,' ]*(?:[eE][+-]?\d+)?\s?[^\w\s]?")
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
@@ -120,8 +87,8 @@ class Columns:
     kind: RowKind = "texts"
     ignored: tuple[str, ...] = ()
     """Columns that are not read, where nobody has named those that are: of texts; of related ones, all."""
-    headed: bool = True
-    """The first row of the table names its columns."""
+    by_cells: bool = False
+    """Their names do not tell some of those that were inferred, and their cells do."""
 
     @property
     def writes(self) -> bool:
@@ -130,7 +97,8 @@ class Columns:
 
     def describe(self) -> str:
         """The columns and their roles, in one line."""
-        inferred = f" (inferred from their {'names' if self.headed else 'cells'})" if self.inferred else ""
+        inferred = f" (inferred from their {'cells' if self.by_cells else 'names'})" if self.inferred else ""
+        inferred += "; to read others: --text-column NAME --label-column NAME" if self.by_cells else ""
         usual = ("text" if self.target is None else "source", "label")
         annotated = {"words": ("words", "tags"), "questions": ("question and context", "answers")}
         text, label = annotated.get(self.kind, usual)
@@ -160,9 +128,10 @@ def choose_columns(
 
     Without any name, conversations are looked for, then an instruction and its output, and a source and a target when
     no column has the conventional name of a label.
-    When all columns but one are known, that one is the text, or else the label. Without a header, columns of sentences
-    are the texts, and that of the fewest different cells is the label. With `labelled` False neither label nor
-    target is looked for. Raises DataError for a missing or ambiguous column, UsageError for contradictions.
+    When all columns but one are known, that one is the text, or else the label. Where names do not tell, as without a
+    header, columns of sentences are the texts, and that of the fewest different cells is the label. With `labelled`
+    False neither label nor target is looked for. Raises DataError for missing or ambiguous columns, UsageError for
+    contradictions.
     """
     named = _in_table(table, names or Data())
     kind = kind or infer_kind(table)
@@ -183,8 +152,6 @@ def choose_columns(
         return replace(pair, input=named.input_column)
     if named.text_columns or named.label_column:
         return _texts_and_label(table, named, labelled)
-    if isinstance(table.file, Delimited) and not table.file.headed:
-        return _by_cells(table, labelled)
     if not isinstance(table.file, Delimited) and (messages := _usual(table, MESSAGES)):
         return Columns((), inferred=True, messages=messages, tools=_usual(table, (TOOLS,)))
     if instruction := _instruction(table, labelled):
@@ -204,34 +171,57 @@ def _in_table(table: Table, names: Data) -> Data:
         raise UsageError(what, fix="give --text-column and --label-column, or --source-column and --target-column")
     others = names.text_columns or names.label_column or pair or names.input_column
     if names.messages_column and others:
-        raise UsageError("messages hold source and target", fix="give --messages-column, or the other columns")
-    taken: set[str] = set()
-
-    def spelled(name: str, flag: str) -> str:
-        column = known_column(name, table.names, display(table.path), flag)
-        if column in taken:
-            raise UsageError(f"column {shown(column)} is named twice", fix="name each column once")
-        taken.add(column)
-        return column
-
-    texts = tuple(spelled(name, "--text-column") for name in names.text_columns)
-    alone = {key: spelled(name, f"--{key.replace('_', '-')}") for key in SINGLE if (name := getattr(names, key))}
-    return names.with_values({"text_columns": texts, **alone})
+        raise UsageError(
+            "messages already have a source and a target", fix="give --messages-column, or the other columns"
+        )
+    flags = [(name, "--text-column") for name in names.text_columns]
+    single = {key: name for key in SINGLE if (name := getattr(names, key))}
+    flags += [(name, f"--{key.replace('_', '-')}") for key, name in single.items()]
+    columns = [matching_column(name, table.names) for name, _ in flags]
+    if missing := [flag for flag, column in zip(flags, columns, strict=True) if column is None]:
+        raise missing_columns(missing, table.names, display(table.path))
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise UsageError(f"column {shown(twice)} is named twice", fix="name each column once")
+    n_texts = len(names.text_columns)
+    alone = dict(zip(single, columns[n_texts:], strict=True))
+    return names.with_values({"text_columns": tuple(columns[:n_texts]), **alone})
 
 
 def _texts_and_label(table: Table, named: Data, labelled: bool) -> Columns:
     label = named.label_column or (_usual(table, LABELS, exclude=named.text_columns) if labelled else None)
     texts, ignored = (named.text_columns, ()) if named.text_columns else _texts(table, label, labelled)
-    if not texts:
-        raise _cannot_tell(table, "the text", "--text-column")
-    if labelled and label is None:
-        rest = [name for name in table.names if name not in texts]
-        if len(rest) != 1:
-            raise _cannot_tell(table, "the label", "--label-column")
-        label = rest[0]
+    if labelled and label is None and texts and _is_headed(table):
+        label = _only_other(table, texts)
+    is_told = bool(texts) and (label is not None or not labelled)
+    if not is_told:
+        texts, label = _by_cells(_sample(table), texts, label, labelled)
+    unknown = {} if texts else {"--text-column": "the text"}
+    unknown |= {"--label-column": "the label"} if labelled and label is None else {}
+    if unknown:
+        raise _cannot_tell(table, unknown)
     is_inferred = not (named.text_columns and (named.label_column or not labelled))
     ignored = tuple(name for name in ignored if name != label)
-    return Columns(texts, label, inferred=is_inferred, ignored=ignored if labelled else ())
+    return Columns(texts, label, inferred=is_inferred, ignored=ignored if labelled else (), by_cells=not is_told)
+
+
+def _is_headed(table: Table) -> bool:
+    """Whether the first row of a table names its columns."""
+    return not isinstance(table.file, Delimited) or table.file.headed
+
+
+def _only_other(table: Table, texts: Sequence[str]) -> str | None:
+    """The only column beside those of texts, unless it numbers the rows."""
+    rest = [name for name in table.names if name not in texts]
+    return rest[0] if len(rest) == 1 and not _numbers_rows(_sample(table)[rest[0]]) else None
+
+
+def _numbers_rows(cells: Sequence[Value]) -> bool:
+    """Whether cells are whole numbers one after the other in any order, more of them than classes."""
+    texts = [str(cell).strip() for cell in cells]
+    if len(texts) <= MANY or not all(text.isascii() and text.isdigit() and len(text) < LONGEST_ID for text in texts):
+        return False
+    numbers = {int(text) for text in texts}
+    return len(numbers) == len(texts) == max(numbers) - min(numbers) + 1
 
 
 def _related(table: Table, named: Data, labelled: bool) -> Columns:
@@ -240,7 +230,7 @@ def _related(table: Table, named: Data, labelled: bool) -> Columns:
     texts = by_name or related_texts(table)
     label = named.label_column or (_usual(table, LABELS, exclude=texts) if labelled else None)
     if len(texts or (texts := _texts(table, label, labelled)[0])) < 1 + (label is None and labelled):
-        raise _cannot_tell(table, "another text or a label", "--text-column or --label-column")
+        raise _cannot_tell(table, {"--text-column or --label-column": "another text or a label"})
     ignored = () if by_name else tuple(name for name in table.names if name not in (*texts, label))
     return Columns(texts, label, inferred=not by_name, kind="related", ignored=ignored)
 
@@ -308,10 +298,10 @@ def _annotated(
     matches = (_usual(table, one, exclude=(label_column,)) for one in usual)
     texts = tuple(text_columns) or tuple(name for name in matches if name)
     if len(texts) != len(usual):
-        raise _cannot_tell(table, of_texts, "--text-column")
+        raise _cannot_tell(table, {"--text-column": of_texts})
     label = label_column or _usual(table, usual_label, exclude=texts)
     if labelled and label is None:
-        raise _cannot_tell(table, of_label, "--label-column")
+        raise _cannot_tell(table, {"--label-column": of_label})
     inferred = not (text_columns and (label_column or not labelled))
     return Columns(texts, label if labelled else None, inferred=inferred, kind=kind)
 
@@ -325,17 +315,17 @@ def _source_and_target(table: Table, source: str | None, target: str | None, lab
         source = pair[0] if pair and target in (pair[1], None) else other
     if target is None and labelled:
         target = pair[1] if pair and pair[0] == source else other
-        if target is None:
-            raise _cannot_tell(table, "the target", "--target-column")
-    if source is None:
-        raise _cannot_tell(table, "the source", "--source-column")
+    unknown = {"--source-column": "the source"} if source is None else {}
+    unknown |= {"--target-column": "the target"} if labelled and target is None else {}
+    if source is None or unknown:
+        raise _cannot_tell(table, unknown)
     return Columns((source,), target=target if labelled else None, inferred=inferred)
 
 
 def _texts(table: Table, label: str | None, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of texts, and others that hold texts too."""
     others = [name for name in table.names if name != label]
-    usual = tuple(name for name in others if bare_name(name) in TEXTS)
+    usual = tuple(name for name in others if plain_name(name) in TEXTS)
     pair = next((pair for names in TEXT_PAIRS if (pair := _all_usual(table, names, label))), ())
     texts = pair or usual
     if not texts and len(others) == 1 and (label or not labelled):
@@ -346,7 +336,7 @@ def _texts(table: Table, label: str | None, labelled: bool) -> tuple[tuple[str, 
     if len(usual) > 1 and not pair:
         # where all are codes, that of the most usual name is the text
         texts = tuple(name for name in usual if not is_code(cells[name]))
-        texts = texts or (sorted(usual, key=lambda name: TEXTS.index(bare_name(name)))[0],)
+        texts = texts or (sorted(usual, key=lambda name: TEXTS.index(plain_name(name)))[0],)
     return texts, tuple(name for name in others if name not in texts and is_prose(cells[name]) and not _parses(name))
 
 
@@ -361,18 +351,29 @@ def _sample(table: Table) -> dict[str, list[Value]]:
     return {name: [values[i] for values in rows] for i, name in enumerate(table.names)}
 
 
-def _by_cells(table: Table, labelled: bool) -> Columns:
-    """The columns of a table without a header: see `choose_columns`; of several possible labels the last one."""
-    cells = _sample(table)
-    texts = tuple(name for name in table.names if is_prose(cells[name]))
-    if not texts:
-        raise _cannot_tell(table, "the text", "--text-column")
-    different = {name: len(set(cells[name])) for name in reversed(table.names) if name not in texts}
-    classes = [name for name, n in different.items() if 2 <= n <= MANY and all(cells[name])]
-    if labelled and not classes:
-        raise _cannot_tell(table, "the label", "--label-column")
-    label = min(classes, key=different.__getitem__) if labelled else None
-    return Columns(texts, label, inferred=True, headed=False)
+def _by_cells(
+    cells: dict[str, list[Value]], texts: tuple[str, ...], label: str | None, labelled: bool
+) -> tuple[tuple[str, ...], str | None]:
+    """The texts and the label of a table by its cells, where they are not known.
+
+    Columns of sentences are the texts; of several possible labels that of the fewest different cells, the last one of
+    these, is the label; without sentences the only column beside the label that is no code is the text.
+    """
+    texts = texts or tuple(name for name in cells if name != label and is_prose(cells[name]) and not _parses(name))
+    if labelled and label is None:
+        different = {name: _n_different(cells[name]) for name in reversed(cells) if name not in texts}
+        classes = [name for name, n in different.items() if 2 <= n <= MANY and n < len(cells[name])]
+        label = min(classes, key=different.__getitem__, default=None)
+    if not texts and (label or not labelled):
+        rest = [name for name, values in cells.items() if name != label and not is_code(values)]
+        texts = tuple(rest) if len(rest) == 1 else ()
+    return texts, label
+
+
+def _n_different(cells: Sequence[Value]) -> int:
+    """The number of different cells; 0 where some are empty or no values."""
+    values = [as_cell(cell) for cell in cells]
+    return len(set(values)) if all(values) else 0
 
 
 def _all_usual(table: Table, names: Sequence[str], label: str | None) -> tuple[str, ...]:
@@ -386,7 +387,7 @@ def _translation(table: Table) -> tuple[str, str] | None:
         source, target = (_usual(table, (name,)) for name in pair)
         if source and target and (pair not in TEXT_PAIRS or len(table.names) == 2):
             return source, target
-    spoken = [name for name in table.names if bare_name(name) in LANGUAGES]
+    spoken = [name for name in table.names if plain_name(name) in LANGUAGES]
     return (spoken[0], spoken[1]) if len(spoken) == 2 else None
 
 
@@ -401,15 +402,29 @@ def named_label(table: Table) -> str | None:
     return _usual(table, LABELS)
 
 
+def may_be_labelled(table: Table) -> bool:
+    """Whether columns of a table can be chosen without naming any, and its label, by its cells, may be one: some cells
+    are equal, or they are numbers."""
+    try:
+        columns = choose_columns(table, kind=None)
+    except DataError:
+        return False
+    if columns.label is None or columns.kind != "texts":
+        return True
+    cells = [cell for value in _sample(table)[columns.label] if (cell := as_cell(value))]
+    return len(set(cells)) < len(cells) or decide_kind(cells) != "class"
+
+
 def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
-    columns = ((plain, name) for plain in wanted for name in table.names)
-    return next((name for plain, name in columns if bare_name(name) == plain and name not in exclude), None)
+    return first_column(table.names, wanted, exclude)
 
 
-def _cannot_tell(table: Table, what: str, flag: str) -> DataError:
-    what = f"cannot infer which column is {what}; found {shown_all(table.names)}"
-    fix = f"name it with {flag}; the first row of a table names its columns"
-    return DataError(what, where=display(table.path), fix=fix)
+def _cannot_tell(table: Table, unknown: Mapping[str, str]) -> DataError:
+    """The error for columns that neither names nor cells tell. unknown: what each is, by the option that names it."""
+    columns = "column is" if len(unknown) == 1 else "columns are"
+    what = f"cannot infer which {columns} {' and '.join(unknown.values())}; found {shown_all(table.names)}"
+    fix = f"name {'it' if len(unknown) == 1 else 'them'} with {' and '.join(unknown)}"
+    return DataError(what, where=display(table.path), fix=f"{fix}; the first row of a table names its columns")
 
 
 def is_code(cells: Sequence[Value]) -> bool:
@@ -421,14 +436,18 @@ def is_code(cells: Sequence[Value]) -> bool:
     if len(texts) < MOST * sum(cell is not None and cell != "" for cell in cells) or not texts:
         return True
     short = [text for text in texts if len(text) <= LONGEST_CODE]
-    n_codes = sum(any(shape.fullmatch(text) for shape in (_NUMBER, _DATE, _CODE)) for text in short)
+    n_codes = sum(any(shape.fullmatch(text) for shape in (_NUMBER, _DATE)) or _is_one_code(text) for text in short)
     return n_codes >= MOST * len(texts) or (len(texts) > 1 and len(set(texts)) == 1)
+
+
+def _is_one_code(text: str) -> bool:
+    return count_words(text) == 1 and _CODE.fullmatch(text) is not None
 
 
 def is_prose(cells: Sequence[Value]) -> bool:
     """Whether the cells are surely texts: of several words, and no categories."""
     texts = _filled(cells)
-    n_several = sum(len(text.split()) > 1 for text in texts)
+    n_several = sum(count_words(text) > 1 for text in texts)
     half = SEVERAL * len(texts)
     return not is_code(cells) and n_several >= half and len(set(texts)) > min(MANY, half)
 

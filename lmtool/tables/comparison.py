@@ -6,6 +6,7 @@ import numpy as np
 
 from lmtool.errors import DataError
 from lmtool.inference.load import Loaded
+from lmtool.printable import counted
 from lmtool.recipe.spec.text import Data
 from lmtool.run.paired import Comparison, compare
 from lmtool.tables.labels import SEPARATOR
@@ -66,9 +67,10 @@ def _labels(text: str) -> set[str]:
 
 def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> Comparison:
     """Compare two models on the rows of a table. Raises DataError where they do not answer the same rows alike."""
-    (first, first_rows), (second, second_rows) = ((of.measure, [name for name, _ in of.rows]) for of in (one, other))
-    if (first, first_rows) != (second, second_rows):
-        what = f"not the same is measured: {len(first_rows):,} rows by {first}, and {len(second_rows):,} by {second}"
+    first, second = ((of.measure, [name for name, _ in of.rows]) for of in (one, other))
+    if first != second:
+        ways = [f"on {counted(len(of.rows), 'row')} by {of.measure}" for of in (one, other)]
+        what = f"the runs are not measured alike: {' and '.join(ways)}"
         fix = "name runs that were fine-tuned on the same kind of labels"
         raise DataError(what, where=f"{source}, {one.run}, {other.run}", fix=fix)
-    return compare(source, (one.run, other.run), first, (np.array(one.scores), np.array(other.scores)))
+    return compare(source, (one.run, other.run), one.measure, (np.array(one.scores), np.array(other.scores)))

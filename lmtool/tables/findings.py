@@ -11,8 +11,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from lmtool.data.files import shown
+from lmtool.printable import counted
 from lmtool.tables.labels import Label
-from lmtool.tables.notices import Notice, counted, cut_texts, foreign_texts, misspelt
+from lmtool.tables.notices import Notice, cut_texts, foreign_texts, misspelt
 from lmtool.tables.reading import LabelledText, LabelledTexts
 from lmtool.tokenization.tokenizer import Tokenizer
 

@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from lmtool.data.files import shown, shown_all
 from lmtool.data.table import spelled_number
 
 LabelKind = Literal["class", "multi", "number", "tags"]
@@ -24,7 +24,7 @@ LONGEST_LABEL = 1_000
 """Characters that the name of a class may have: a text is no label."""
 
 COMMA = re.compile(r"-?[0-9]+,[0-9]+")
-"""A number with a decimal comma, as in German and French."""
+"""A number with a comma: decimal, as in German and French, or of thousands."""
 
 _COMPARED = 100
 """Characters by which names are compared with an unknown one."""
@@ -73,37 +73,90 @@ class LabelMap:
         names = (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
         return next((name for name in names if name not in self._index), None)
 
-    def suggestion(self, name: str) -> str:
-        """A suggestion for a name that is not in the map."""
+    def nearest(self, name: str) -> str | None:
+        """The name of the map that is most like one that is not in it; None where none is."""
         plain = {known[:_COMPARED].casefold(): known for known in self.names}
-        if near := get_close_matches(name[:_COMPARED].casefold(), plain, n=1):
-            return f"did you mean {shown(plain[near[0]])}?"
-        return f"the {'tags' if self.kind == 'tags' else 'classes'} are {shown_all(self.names)}"
+        near = get_close_matches(name[:_COMPARED].casefold(), plain, n=1)
+        return plain[near[0]] if near else None
 
 
-def have_decimal_commas(cells: Sequence[str | tuple[str, ...]]) -> bool:
-    """Whether all labels are numbers with a decimal comma or whole ones. Three digits after each may be thousands."""
-    every = [str(cell) for cell in cells if COMMA.fullmatch(str(cell)) or _is_whole(str(cell))]
-    return len(every) == len(cells) and any("," in cell and cell[-4:-3] != "," for cell in every)
+class NumberFormat(NamedTuple):
+    """How the numbers of a column are written: 26675.79, or with other signs, such as 26.675,79 and 5 %."""
+
+    decimal: str = "."
+    thousands: str = ""
+    percent: bool = False
+
+    def read(self, text: str) -> float | None:
+        """The number that a text spells in this format; see `spelled_number`. A percentage is its number before %."""
+        text = text.translate(_ALIKE)
+        if self.percent:
+            if not text.endswith("%"):
+                return None
+            text = text[:-1].rstrip()
+        if self.decimal == "." and not self.thousands:
+            return spelled_number(text)
+        if not re.fullmatch(_PATTERN.format(decimal=re.escape(self.decimal), thousands=self._group), text):
+            return None
+        return float(text.replace(self.thousands, "").replace(self.decimal, "."))
+
+    @property
+    def _group(self) -> str:
+        return rf"[1-9][0-9]{{0,2}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|" if self.thousands else ""
+
+
+PLAIN = NumberFormat()
+_PATTERN = r"[+-]?(?:{thousands}[0-9]+)(?:{decimal}[0-9]+)?"
+_ALIKE = str.maketrans({"\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2019": "'", "\u2212": "-", "\uff05": "%"})
+"""Spaces that do not break, and other signs of the same meaning."""
+_FORMATS = [
+    NumberFormat(decimal, thousands)
+    for thousands in ("", ".", ",", " ", "'")
+    for decimal in (".", ",")
+    if decimal != thousands
+]
+
+
+def infer_number_format(cells: Sequence[str | tuple[str, ...]]) -> NumberFormat | None:
+    """The format in which all labels of a column are numbers; None where there is none, or where several formats give
+    different numbers: 1,234 may be a decimal or have thousands."""
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if not texts or len(texts) < len(cells):
+        return None
+    is_percent = all(text.translate(_ALIKE).endswith("%") for text in texts)
+    read: dict[NumberFormat, list[float]] = {}
+    for plain in _FORMATS:
+        one = plain._replace(percent=is_percent)
+        values: list[float] = []
+        for text in texts:
+            if (value := one.read(text)) is None:
+                break
+            values.append(value)
+        else:
+            if one.decimal == "." and not one.thousands:
+                return one
+            read[one] = values
+    first = next(iter(read), None)
+    return first if first is not None and all(values == read[first] for values in read.values()) else None
 
 
 def decide_kind(cells: Sequence[str | tuple[str, ...]]) -> LabelKind:
     """The kind of a column of labels, none of them empty.
 
     multi when some cell has a list or a semicolon; number when all cells are numbers, those that no model can learn and
-    nan among them, and some are not integers or more than MANY are distinct; class otherwise.
+    nan among them, and some are not integers, more than MANY are distinct, or they are percentages or have separators
+    of thousands; class otherwise.
     """
     if any(isinstance(cell, tuple) or SEPARATOR in cell for cell in cells):
         return "multi"
-    numbers, comma = set(), "," if have_decimal_commas(cells) else "."
-    for cell in cells:
-        number = spelled_number(str(cell).replace(comma, "."))
-        if number is None:
-            return "class"
-        if math.isfinite(number):
-            numbers.add(number)
+    written = infer_number_format(cells)
+    if written is None:
+        return "class"
+    read = (written.read(cell) for cell in cells if isinstance(cell, str))
+    numbers = {number for number in read if number is not None and math.isfinite(number)}
     fractions = any(number != int(number) for number in numbers)
-    return "number" if fractions or len(numbers) > MANY else "class"
+    is_amount = written.percent or bool(written.thousands)
+    return "number" if fractions or is_amount or len(numbers) > MANY else "class"
 
 
 def as_cell(value: Any) -> str | tuple[str, ...] | None:
@@ -127,6 +180,17 @@ def as_cell(value: Any) -> str | tuple[str, ...] | None:
             cells = [as_cell(one) for one in value]
             return tuple(str(c) for c in cells if c) if all(isinstance(c, str) for c in cells) else None
     return None
+
+
+def merge_labels(cell: str | tuple[str, ...], merged: Mapping[str, str], found: Counter[str]) -> str | tuple[str, ...]:
+    """A cell with the labels that `merged` names read as others. found: counts these labels."""
+    if isinstance(cell, tuple):
+        found.update(name for name in cell if name in merged)
+        return tuple(merged.get(name, name) for name in cell)
+    if cell not in merged and SEPARATOR in cell:
+        return SEPARATOR.join(merge_labels(as_names(cell), merged, found)) or cell
+    found.update([cell] if cell in merged else [])
+    return merged.get(cell, cell)
 
 
 def as_names(cell: str | tuple[str, ...]) -> tuple[str, ...]:

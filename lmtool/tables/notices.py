@@ -5,12 +5,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 import numpy as np
 
 from lmtool.data.files import shown
 from lmtool.data.rowfile import bare_name
 from lmtool.decoding.request import n_shared
+from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import Tokenizer
 
 CUT_LENGTH = 100
@@ -58,11 +60,6 @@ class Notice:
 
     def __str__(self) -> str:
         return self.text
-
-
-def counted(count: int, noun: str) -> str:
-    """A number with its noun, such as "1 row" and "1,234 rows"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def cut_texts(lengths: Iterable[int], noun: str) -> Iterator[Notice]:
@@ -145,6 +142,11 @@ def _is_one_letter(one: str, other: str) -> bool:
     return sum(len(part[0]) for part in word if part) >= WORD
 
 
+def merge_option(name: str, other: str) -> str:
+    """The words of a command that read a label as another one; a file of them where the sign = is in its name."""
+    return f"--merge-labels {'FILE.csv' if '=' in name else quote(f'{name}={other}')}"
+
+
 def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notice]:
     """Notices of the classes of a training table. rows: the classes of each, and where it is, such as "line 5"."""
     counts: Counter[str] = Counter()
@@ -166,7 +168,9 @@ def label_notices(rows: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[Notic
             for name, common in list(similar.items())[:TOLD]
         )
         more = f"; and {counted(len(similar) - TOLD, 'more label')}" if len(similar) > TOLD else ""
-        yield Notice("similar labels", n_rows, text + more)
+        options = dict.fromkeys(merge_option(*pair) for pair in list(similar.items())[:TOLD])
+        text += f"{more}; to read them so: {' '.join(options)}"
+        yield Notice("similar labels", n_rows, text)
     together = Counter(counts)
     for name, common in similar.items():
         together[common] += together.pop(name)

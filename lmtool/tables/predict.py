@@ -12,6 +12,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
 from lmtool.interop.reference import find
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
@@ -72,7 +73,9 @@ def read_rows(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TR
     if isinstance(spec, Classification | Tagging):
         labels = LabelMap(cast(LabelKind, spec.task) if isinstance(spec, Classification) else "tags", spec.labels)
     table, columns, trained = _open(loaded, source, task, reading, labelled=True)
-    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=loaded.prompt_format.chat)
+    merged = loaded.recipe.data.merge_labels | reading.merge_labels
+    chat = loaded.prompt_format.chat
+    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=skips, chat=chat, merged=merged)
     classes = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
     return texts, task_of(loaded, task, trained, classes)
 
@@ -86,7 +89,8 @@ def _read_related(loaded: Loaded, spec: Embedding, source: str, reading: Data) -
     if trained and all(matching_column(name, table.names) for name in trained):
         named = _laid_over(data, reading)
     columns = choose_columns(table, named, kind="related")
-    texts = read_labelled(table, columns, kind=known_kind(spec, columns), skip_bad_rows=skips)
+    merged = data.merge_labels | reading.merge_labels
+    texts = read_labelled(table, columns, kind=known_kind(spec, columns), skip_bad_rows=skips, merged=merged)
     of_table = with_loss(spec.with_values({"loss": "auto"}), columns)
     loaded = replace(loaded, recipe=loaded.recipe.with_values({"objective": of_table}))
     return texts, task_of(loaded, "", columns, ())
@@ -128,6 +132,8 @@ class Predictions(NamedTuple):
     rows: Iterator[tuple[Row, Cells]]
     skipped: Skipped | None
     task: Task | None = None
+    columns: str = ""
+    """Which columns are read, where they are not called as in training and nobody has named them; else empty."""
 
 
 def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> Predictions:
@@ -140,7 +146,10 @@ def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAI
     of_table = task_of(loaded, task, trained, ())
     skipped = Skipped() if loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows else None
     rows = stream_texts(table, columns, skipped, chat=loaded.prompt_format.chat)
-    return Predictions(table, of_table.added, _answered(loaded, of_table, rows), skipped, of_table)
+    answers = _answered(loaded, of_table, rows)
+    return Predictions(
+        table, of_table.added, answers, skipped, of_table, columns.describe() if columns.inferred else ""
+    )
 
 
 class Prediction(NamedTuple):
@@ -243,15 +252,25 @@ def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bo
     named = _laid_over(data, reading)
     if not labelled:
         named = named.with_values({"label_column": None, "target_column": None})
+        if not _has_trained_texts(table, data, reading):
+            named = named.with_values({"text_columns": (), "source_column": None})
     if reading.input_column is None and not matching_column(data.input_column or "", table.names):
         named = named.with_values({"input_column": None})
     columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(loaded.recipe.objective))
     n_texts = len(data.text_columns)
     if n_texts and len(columns.texts) != n_texts:
-        what = f"the model reads {n_texts} {'text' if n_texts == 1 else 'texts'} in a row, not {len(columns.texts)}"
+        what = f"the model reads {counted(n_texts, 'text')} in a row, not {len(columns.texts)}"
         fix = "give --text-column once for each of them, in this order"
         raise UsageError(what, where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200], fix=fix)
     return table, columns, replace(columns, texts=data.text_columns) if n_texts else columns
+
+
+def _has_trained_texts(table: Table, trained: Data, reading: Data) -> bool:
+    """Whether a table has some of the texts of training under their names, or others are named. A model of texts and
+    labels takes those that their names or cells tell where it has none."""
+    if reading.text_columns or not trained.text_columns:
+        return True
+    return any(matching_column(name, table.names) for name in trained.text_columns)
 
 
 def open_beside(source: str, trained: Data, reading: Data) -> Table:

@@ -2,17 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from lmtool.data.files import display, shown
+from lmtool.data.files import display, shown, shown_all
+from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Skipped, Table, open_table, spelled_number
 from lmtool.errors import DataError, UsageError
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Classification,
@@ -29,9 +32,9 @@ from lmtool.tables.annotations import has_entities
 from lmtool.tables.columns import Columns, RowKind, choose_columns
 from lmtool.tables.data import TableData, TaskRows
 from lmtool.tables.findings import find_in_tables
-from lmtool.tables.labels import LabelKind, LabelMap
+from lmtool.tables.labels import LabelKind, LabelMap, as_cell
 from lmtool.tables.notices import Notice
-from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
+from lmtool.tables.reading import LabelledTexts, label_index, read_labelled, shared_rows, stream_texts
 from lmtool.tables.split import divide, hold_out
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.task import Task
@@ -41,6 +44,7 @@ from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
 HELD_OUT = "-s data.valid_fraction=0.1"
+NONE_HELD = f"validation: the same, none held out ({HELD_OUT} holds some out)"
 
 MOST_VALIDATIONS = 20
 """Validations of a run whose recipe counts epochs between them."""
@@ -60,6 +64,14 @@ class TaskTables:
     test: str | None
     weight: float = 1.0
 
+    @cached_property
+    def n_rows(self) -> int:
+        """The number of rows but for those without a label, bad ones included; reads the table once."""
+        at = label_index(self.table, self.columns)
+        if at is None:
+            return self.table.n_rows
+        return sum(1 for _, values, fault in self.table.file.records() if fault or as_cell(values[at]) != "")
+
 
 def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     """Open the training table of each task that a recipe names, and find its columns.
@@ -75,6 +87,16 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         return [TaskTables("", *_open(data.train[0], data, kind), data.valid[0] if data.valid else None, data.test)]
     tests = dict(_named(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
+    named = tables_of_tasks(data)
+    if unknown := next((name for name in tests if name not in named), None):
+        raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(named)}")
+    return [
+        TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
+    ]
+
+
+def tables_of_tasks(data: Data) -> dict[str, tuple[str, float]]:
+    """The training table and the weight of each task that a recipe names. Raises UsageError for wrong names."""
     named: dict[str, tuple[str, float]] = {}
     for text in data.tasks:
         name, rest = _named(text, "data.tasks", "nli:train.csv")
@@ -83,11 +105,7 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
         file, _, last = rest.rpartition(":")
         weight = spelled_number(last) if file else None
         named[name] = (file, weight) if weight is not None and 0 < weight < math.inf else (rest, 1.0)
-    if unknown := next((name for name in tests if name not in named), None):
-        raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(named)}")
-    return [
-        TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
-    ]
+    return named
 
 
 def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:
@@ -101,14 +119,14 @@ MOST_COUNTED = 5_000
 """Rows of a table from which those of its classes are not counted."""
 
 
-def rows_per_class(tables: TaskTables, skip_bad_rows: bool) -> float:
+def rows_per_class(tables: TaskTables, data: Data) -> float:
     """Rows of a class of a training table, the mean; 0 where rows have not one class each, are MOST_COUNTED, or have
     faults, which are told where they are read to be trained on."""
     columns = tables.columns
-    if columns.label is None or columns.writes or tables.table.n_rows >= MOST_COUNTED:
+    if columns.label is None or columns.writes or tables.n_rows >= MOST_COUNTED:
         return 0.0
     try:
-        rows = read_labelled(tables.table, columns, skip_bad_rows=skip_bad_rows)
+        rows = read_labelled(tables.table, columns, skip_bad_rows=data.skip_bad_rows, merged=data.merge_labels)
     except DataError:
         return 0.0
     is_class = rows.labels is not None and rows.labels.kind == "class"
@@ -134,7 +152,7 @@ def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Tabl
 def _named(text: str, key: str, example: str) -> tuple[str, str]:
     name, _, file = text.partition(":")
     if not (name and file):
-        raise UsageError(f"{text!r:.60} is no name:file", where=key, fix=f"write {example}")
+        raise UsageError(f"{text!r:.60} is not NAME:FILE", where=key, fix=f"write {example}")
     return name, file
 
 
@@ -155,6 +173,11 @@ class _Read:
     def valid(self) -> LabelledTexts:
         """The rows that choose the checkpoint: those for training where none are held out."""
         return self.parts.get("validation", self.train)
+
+    @property
+    def merged(self) -> list[str]:
+        """A line for each table some of whose labels were read as others."""
+        return list(dict.fromkeys(part.merged for part in self.parts.values() if part.merged))
 
     @property
     def held(self) -> dict[str, LabelledTexts]:
@@ -183,11 +206,12 @@ class _Read:
             if n_cut := len({row.number for row in rows if row.cut}):
                 n_rows, context = len(self.parts[key]), recipe.model.context
                 warnings.append(f"{n_cut:,} of {n_rows:,} {key} rows are truncated to the context of {context}")
-        held = [f"{key}: {len(texts):,} rows" for key, texts in self.held.items()]
+        held = [f"{key}: {counted(len(texts), 'row')}" for key, texts in self.held.items()]
         if self.valid is self.train:
-            held = [f"validation: the same, none held out ({HELD_OUT} holds some out)", *held]
+            held = [NONE_HELD, *held]
         title = f"task {name}" if name else "table"
         lines = [self.tables.columns.describe(), f"{title}: {self.train.describe()}; {', '.join(held)}"]
+        lines += self.merged
         train = encoded["train"]
         if len(train) > len(self.train):
             lines.append(f"windows: {len(train):,} of {len(self.train):,} training rows, whose contexts are long")
@@ -274,7 +298,8 @@ def with_loss(spec: Embedding, columns: Columns) -> Embedding:
     if spec.loss == "auto" and able:
         return spec.with_values({"loss": able[0]})
     if spec.loss not in able:
-        what = f"loss {spec.loss} is not for rows of {n_texts} texts {'with' if has_label else 'without'} a label"
+        rows = f"rows of {counted(n_texts, 'text')} {'with' if has_label else 'without'} a label"
+        what = f"loss {spec.loss} is not for {rows}"
         fix = f"take {' or '.join(able)}" if able else "name two texts with --text-column, or omit the label"
         raise UsageError(what, where="objective.loss", fix=fix)
     return spec
@@ -312,19 +337,20 @@ def known_kind(spec: AnyObjective, columns: Columns) -> LabelKind | None:
 
 
 def check_tables(
-    recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None
+    recipe: Recipe, tables: Sequence[TaskTables], tokenizer: Tokenizer | None, usual: float | None
 ) -> tuple[list[str], list[Notice]]:
-    """Lines that describe the tables that a recipe names, and all notices of them, once; see `find_in_tables`.
+    """Lines that describe tables, and all notices of them, once; see `find_in_tables`.
 
-    Without a validation table the rows are those that a run would hold out. Raises the errors of tables.
+    Without a validation table the rows are those that a run of the recipe would hold out. Raises the errors of tables.
     """
     lines: list[str] = []
     notices: list[Notice] = []
-    for task in open_tables(recipe.data, kind):
+    for task in tables:
         read = read_task(task, recipe, None, None, None)
         notices += [*read.notices, *find_in_tables(read.train, read.held, tokenizer, usual, brief=False)]
-        sizes = "; ".join(f"{name}: {part.describe()}" for name, part in read.parts.items())
-        lines += [task.table.describe(), task.columns.describe(), sizes]
+        sizes = [f"{name}: {part.describe()}" for name, part in read.parts.items()]
+        sizes += [NONE_HELD] if read.valid is read.train else []
+        lines += [task.table.describe(), task.columns.describe(), "; ".join(sizes), *read.merged]
     return lines, list(dict.fromkeys(notices))
 
 
@@ -336,14 +362,18 @@ def read_task(
     labels: the known ones. split: the rows that are held out, where they are known.
     """
     data, skips, kind = recipe.data, recipe.data.skip_bad_rows, known_kind(recipe.objective, task.columns)
-    texts = read_labelled(task.table, task.columns, kind=kind, labels=labels, skip_bad_rows=skips, chat=chat)
+    read_rows = partial(read_labelled, skip_bad_rows=skips, chat=chat, merged=data.merge_labels)
+    texts = read_rows(task.table, task.columns, kind=kind, labels=labels)
     notices = [*texts.notices, *_skipped(texts.skipped)]
 
     def read_beside(source: str) -> LabelledTexts:
         """Another table with the columns and labels of the training table."""
-        named = Data(encoding=data.encoding, delimiter=data.delimiter, **_columns(texts.columns))
-        table, columns = _open(source, named, texts.columns.kind)
-        others = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=skips, chat=chat)
+        names = _columns(texts.columns)
+        named = Data(encoding=data.encoding, delimiter=data.delimiter, **names)
+        table = open_table(source, named)
+        _refuse_other_names(task.table, table, names)
+        columns = choose_columns(table, named, kind=texts.columns.kind)
+        others = read_rows(table, columns, labels=texts.labels)
         shared = shared_rows(texts, others, Path(source).name)
         notices.extend([*filter(None, [shared]), *_skipped(others.skipped, f" of {Path(source).name}")])
         return others
@@ -357,6 +387,16 @@ def read_task(
     if task.test:
         parts["test"] = read_beside(task.test)
     return _Read(task, parts, notices, kept)
+
+
+def _refuse_other_names(train: Table, other: Table, names: Mapping[str, Any]) -> None:
+    """Raise DataError for a table beside that of training which has not its columns. names: as of `_columns`."""
+    each = chain.from_iterable((value,) if isinstance(value, str) else value or () for value in names.values())
+    if missing := [name for name in each if not matching_column(name, other.names)]:
+        nouns = "column" if len(missing) == 1 else "columns"
+        what = f"no {nouns} {shown_all(missing)}, which {train.path.name} has; found {shown_all(other.names)}"
+        fix = f"give both tables the same header: name the columns as in {train.path.name}"
+        raise DataError(what, where=display(other.path), fix=fix)
 
 
 def _skipped(skipped: Skipped, of: str = "") -> list[Notice]:
@@ -412,7 +452,8 @@ def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ..
         # a class whose rows are all held out has no weight
         return tuple(n / (n_classes * counts[name]) if counts[name] else 0.0 for name in spec.labels)
     if len(weights) != len(spec.labels):
-        what = f"there are {len(weights)} weights for {len(spec.labels)} classes: {', '.join(spec.labels)}"[:200]
+        given, needed = counted(len(weights), "weight"), counted(len(spec.labels), "class", "classes")
+        what = f"{given} for {needed}: {', '.join(spec.labels)}"[:200]
         raise UsageError(what, where=where, fix="give one for each, in this order, or balanced")
     return weights
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.data.column_names import LABELS, plain_name
 from lmtool.data.files import shown, shown_all
-from lmtool.data.rowfile import bare_name, matching_column
+from lmtool.data.rowfile import matching_column
 from lmtool.data.split import document_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Row, Skipped, Table
@@ -24,10 +25,10 @@ from lmtool.inference.evaluation import not_reported
 from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_continuations
-from lmtool.printable import aligned
+from lmtool.printable import aligned, counted
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import LABELS, Columns, choose_columns
+from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.predict import AS_TRAINED, CHUNK_ROWS, Predictions, measure_tables, open_beside
 from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
@@ -48,7 +49,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prompting:
-    """How prompts are made of the rows of a table.
+    """How a prompt needs a table, whose rows fill it.
 
     template: of each prompt, with fields in braces, each the name of a column of a table or `text`.
     answers: as in `read_answers`.
@@ -70,7 +71,7 @@ class Prompting:
         try:
             pieces = list(Formatter().parse(self.template))
         except ValueError as error:
-            raise self._wrong(f"has a brace that is no field: {error}", "write {{ or }} for a brace") from None
+            raise self._wrong(f"has a brace that is not a field: {error}", "write {{ or }} for a brace") from None
         for _, field, format_spec, conversion in pieces:
             if field is not None and (format_spec or conversion or not field):
                 what = "a field of the prompt is not the name of a column"
@@ -91,14 +92,14 @@ class Prompting:
         named = list(dict.fromkeys(name for name in column_of.values() if name))
         unknown = next((field for field, name in column_of.items() if name is None and field != TEXT), None)
         if unknown is not None:
-            raise self._wrong(f"has {{{unknown:.40}}}, which is no column", known)
+            raise self._wrong(f"has {{{unknown:.40}}}, which is not a column", known)
         others = [name for name in table.names if name not in named]
         if not labelled:
             named = named or list(choose_columns(table, reading, labelled=False).texts)
             if TEXT in fields and column_of[TEXT] is None and len(named) > 1:
                 raise self._wrong("has {text}, but a row has several texts", known)
             return Columns(tuple(named))
-        usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
+        usual, beside = (any(plain_name(name) in LABELS for name in names) for names in (named, others))
         label_column = reading.label_column and matching_column(reading.label_column, table.names)
         name_label = f"name the label's column with --label-column; {known}"
         if label_column in named or (label_column is None and usual and not beside):
@@ -187,7 +188,7 @@ class Prompted:
             table.append(["calibrated", *_percents(self.calibrated)])
         beside = [] if self.beside is None else [f"{self.beside[0]}: {100 * self.beside[1]:.1f} %"]
         return [
-            f"{self.source}: {self.rows:,} rows, {len(self.answers)} answers{drawn}",
+            f"{self.source}: {counted(self.rows, 'row')}, {counted(len(self.answers), 'answer')}{drawn}",
             *aligned(table),
             f"majority: {100 * self.majority:.1f} %",
             *beside,
@@ -311,8 +312,9 @@ def _read(
     at = table.names.index(columns.label)
     counted = Skipped() if reading.skip_bad_rows else None
     cells = {as_cell(row.values[at]) for row in table.rows(counted)}
-    labels = LabelMap.of("class", (cell for cell in cells if isinstance(cell, str) and cell))
-    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows)
+    merged = reading.merge_labels
+    labels = LabelMap.of("class", (merged.get(cell, cell) for cell in cells if isinstance(cell, str) and cell))
+    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows, merged=merged)
     if skipped is not None:
         skipped.kinds.update(texts.skipped.kinds)
     return texts, labels.names
@@ -340,7 +342,7 @@ def _examples(examples: LabelledTexts, rows: LabelledTexts, answers: Mapping[str
         by_label.setdefault(str(items[i].label), []).append(items[i])
     drawn = [item for turn in zip_longest(*by_label.values()) for item in turn if item is not None][: prompting.shots]
     if len(drawn) < prompting.shots:
-        what = f"{examples.table.path.name} has {len(items):,} rows that are not measured themselves, for "
+        what = f"{examples.table.path.name} has {counted(len(items), 'row')} besides those measured, too few for "
         fix = "name a larger table with --train, or take fewer shots"
         raise UsageError(f"{what}{prompting.shots} shots", where="--shots", fix=fix)
     texts = []

@@ -1,24 +1,42 @@
 """Rows of a table as texts and labels, with their faults and notices."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
-from lmtool.data.files import display, shown
+from lmtool.data.files import display, shown, shown_all
 from lmtool.data.rowfile import bare_name
-from lmtool.data.table import LARGEST, Row, RowFault, Skipped, Table, as_number, skip
+from lmtool.data.table import LARGEST, Row, RowFault, Skipped, Table, skip
 from lmtool.errors import DataError
+from lmtool.printable import counted
 from lmtool.recipe.grammar import either
 from lmtool.tables import annotations
 from lmtool.tables.annotations import AnswerSpan, CellFault, has_entities
 from lmtool.tables.columns import GOLD_LABEL, SEVERAL, Columns
-from lmtool.tables.labels import COMMA, Label, LabelKind, LabelMap, as_names, decide_kind, have_decimal_commas
-from lmtool.tables.notices import Notice, counted, label_notices, misspelt
+from lmtool.tables.labels import (
+    COMMA,
+    PLAIN,
+    Label,
+    LabelKind,
+    LabelMap,
+    as_cell,
+    as_names,
+    decide_kind,
+    infer_number_format,
+    merge_labels,
+)
+from lmtool.tables.notices import Notice, label_notices, merge_option, misspelt
 from lmtool.tokenization.chat import ChatFormat, Message
 
 SUGGESTED = 10
 """Unknown labels of a table for which the nearest known one is looked for."""
+
+NOTHING: Mapping[str, str] = {}
+
+MOST_MERGED = 8
+"""Merged labels that are named."""
 
 NO_AGREEMENT = "-"
 """The gold label of a row on which its annotators do not agree (SNLI, Bowman et al. 2015)."""
@@ -64,6 +82,8 @@ class LabelledTexts:
     items: tuple[LabelledText, ...]
     skipped: Skipped
     notices: tuple[Notice, ...]
+    merged: str = ""
+    """Which labels were read as others, in one line; empty for none."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -75,7 +95,7 @@ class LabelledTexts:
 
     def describe(self) -> str:
         """Rows, kind and classes in one line."""
-        rows = f"{len(self):,} rows"
+        rows = counted(len(self), "row")
         kind = self.labels.kind if self.labels else None
         if kind == "number":
             values = [float(cast(float, item.label)) for item in self.items]
@@ -86,10 +106,11 @@ class LabelledTexts:
             if of_entities:
                 counts = {name[2:]: count for name, count in counts.items() if name.startswith("B-")}
             n, n_words = len(counts), sum(len(item.texts) for item in self.items)
+            kinds = counted(n, "type of entities", "types of entities") if of_entities else counted(n, "tag")
             what = {
-                "class": f"one class each of {n}",
-                "multi": f"any of the classes each of {n}",
-                "tags": f"{n_words:,} words, {n} {'types of entities' if of_entities else 'tags'}",
+                "class": f"in {counted(n, 'class', 'classes')}",
+                "multi": f"each with any of {counted(n, 'class', 'classes')}",
+                "tags": f"{counted(n_words, 'word')}, {kinds}",
             }[kind]
             some = ", ".join(f"{shown(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
             return f"{rows}, {what}: {some}" + (f", and {len(counts) - 8} more" if len(counts) > 8 else "")
@@ -134,39 +155,52 @@ def read_labelled(
     labels: LabelMap | None = None,
     skip_bad_rows: bool = False,
     chat: ChatFormat | None = None,
+    merged: Mapping[str, str] = NOTHING,
 ) -> LabelledTexts:
     """All rows of a table as texts and labels.
 
     Without `labels` this is a training table: the kind of its labels is inferred (see `labels.decide_kind`) unless
     given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
-    are all blank, and those whose gold label is `-`, are skipped with a notice. Conversations are read up to the
-    assistant's last message. chat: refuses conversations.
+    are all blank, those whose gold label is `-`, and those without a label are left out with a notice. Conversations
+    are read up to the assistant's last message. chat: refuses conversations. merged: labels that are read as others.
     Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learned: no rows remain, or only one class.
     """
     skipped = Skipped(rows={})
     counted_in = skipped if skip_bad_rows else None
     reader = _Reader(table, columns, chat, labels, answered=True)
-    n_blank = n_open = 0
+    n_blank = n_open = n_unlabelled = 0
     is_gold = columns.label is not None and bare_name(columns.label) == GOLD_LABEL
     gold = table.names.index(str(columns.label)) if is_gold else None
+    at = label_index(table, columns)
 
     def filled() -> Iterator[Row]:
-        nonlocal n_blank, n_open
+        nonlocal n_blank, n_open, n_unlabelled
         for row in table.rows(counted_in):
             if all(value is None or (isinstance(value, str) and not value.strip()) for value in row.values):
                 n_blank += 1
             elif gold is not None and row.values[gold] == NO_AGREEMENT:
                 n_open += 1
+            elif at is not None and as_cell(row.values[at]) == "":
+                n_unlabelled += 1
             else:
                 yield row
 
-    rows = list(_sound(filled(), lambda row: (reader.example(row), row.line), counted_in))
+    found = Counter[str]()
+
+    def example_of(row: Row) -> Numbered:
+        example = reader.example(row)
+        if merged and example.label is not None:
+            label = merge_labels(cast(str | tuple[str, ...], example.label), merged, found)
+            example = example._replace(label=label)
+        return example, row.line
+
+    rows = list(_sound(filled(), example_of, counted_in))
     label_map: LabelMap | None = None
     if columns.label is not None and columns.kind != "questions":
         cells = [cast(str | tuple[str, ...], example.label) for example, _ in rows]
         known = labels.kind if labels else "tags" if columns.kind == "words" else kind or decide_kind(cells)
-        reader.read_commas(cells, known, is_inferred=not (labels or kind))
+        reader.read_numbers(cells, known, is_inferred=not (labels or kind))
         if known == "tags":
             reader.entities = has_entities(labels.names if labels else (tag for cell in cells for tag in cell))
         rows = list(_sound(rows, lambda row: (reader.labelled(*row, known), row[1]), counted_in))
@@ -178,27 +212,51 @@ def read_labelled(
     if not items:
         what = "no rows remain" if skipped.count or n_blank or n_open else "the table has no rows"
         fix = str(skipped) if skipped.count else "name a table with rows"
+        if n_unlabelled and not skipped.count:
+            what, fix = "no row has a label", "fill some, or name another column with --label-column"
         raise DataError(what, where=display(table.path), fix=fix)
-    notices = [*_repairs(n_blank, n_open, reader.n_repaired), *reader.commas, *_notices(items, label_map)]
+    repairs = _repairs(n_blank, n_open, n_unlabelled, reader.n_repaired)
+    notices = [*repairs, *reader.numbers, *_notices(items, label_map)]
+    if labels is None and (absent := [name for name in merged if name not in found]):
+        text = f"labels to merge that no row has: {shown_all(absent)}"
+        notices.append(Notice("absent labels", len(absent), text))
     if label_map is not None and labels is None:
         _refuse_one_class(items, label_map, reader.where)
         if label_map.kind in ("class", "multi"):
             lines = ((_names(item.label), f"line {line}" if line else f"row {item.row}") for item, line in rows)
             notices += label_notices(lines)
-    return LabelledTexts(table, columns, label_map, items, skipped, tuple(notices))
+    described = _describe_merged(merged, found)
+    return LabelledTexts(table, columns, label_map, items, skipped, tuple(notices), described)
 
 
-def _repairs(n_blank: int, n_open: int, n_entities: int) -> Iterator[Notice]:
-    """What was left out or changed: blank rows, those without a gold label, and entities that begin with I-."""
+def label_index(table: Table, columns: Columns) -> int | None:
+    """The column of the labels of texts, in which an empty cell is a row without a label; None where there is none."""
+    is_of_texts = columns.label is not None and columns.kind in ("texts", "related")
+    return table.names.index(str(columns.label)) if is_of_texts else None
+
+
+def _repairs(n_blank: int, n_open: int, n_unlabelled: int, n_entities: int) -> Iterator[Notice]:
+    """What was left out or changed: blank rows, those without a label, and entities that begin with I-."""
     if n_blank:
         yield Notice("blank rows", n_blank, f"skipped {counted(n_blank, 'row')} without any text")
     if n_open:
         what = f"skipped {counted(n_open, 'row')} whose gold label is {NO_AGREEMENT}: no agreement"
         yield Notice("rows without agreement", n_open, what)
+    if n_unlabelled:
+        what = f"left out {counted(n_unlabelled, 'row')} without a label"
+        yield Notice("rows without a label", n_unlabelled, what)
     if n_entities:
-        entities = "entity begins" if n_entities == 1 else "entities begin"
-        what = f"{n_entities:,} {entities} with I-, which is read as B- (as by conlleval)"
+        what = (
+            f"{counted(n_entities, 'entity begins', 'entities begin')} with I-, which is read as B- (as by conlleval)"
+        )
         yield Notice("entities that begin with I", n_entities, what)
+
+
+def _describe_merged(merged: Mapping[str, str], found: Counter[str]) -> str:
+    """The labels that were read as others, in one line."""
+    each = (f"{shown(name, 40)} as {shown(merged[name], 40)} ({counted(n, 'row')})" for name, n in found.items())
+    more = f" and {len(found) - MOST_MERGED:,} more" if len(found) > MOST_MERGED else ""
+    return f"merged labels: {', '.join(islice(each, MOST_MERGED))}{more}" if found else ""
 
 
 class _Reader:
@@ -219,8 +277,8 @@ class _Reader:
         self.entities = False
         """Tags are those of entities. Set once all rows are read."""
         self.n_repaired = 0
-        self.commas: list[Notice] = []
-        self._comma = "."
+        self.numbers: list[Notice] = []
+        self._format = PLAIN
         self._n_unknown = 0
 
     def _cell(self, row: Row, column: str | int, parse: Callable[..., R], *arguments: Any) -> R:
@@ -261,15 +319,21 @@ class _Reader:
             return LabelledText(texts, None, self._cell(row, columns.target, annotations.as_target), number)
         return LabelledText(texts, self._cell(row, str(columns.label), annotations.as_label), None, number)
 
-    def read_commas(self, cells: Sequence[str | tuple[str, ...]], kind: LabelKind, *, is_inferred: bool) -> None:
-        """Read labels with a decimal comma as numbers where all are, and note how those with a comma are read."""
-        numbers = [str(cell) for cell in cells if COMMA.fullmatch(str(cell))]
-        self._comma = "," if kind == "number" and have_decimal_commas(cells) else "."
-        is_odd = kind == "class" and is_inferred and len(numbers) >= SEVERAL * len(cells)
-        if numbers and (self._comma == "," or is_odd):
-            what = f"{counted(len(numbers), 'label')} with a comma, such as {shown(numbers[0])}, are read as "
-            what += "decimals" if self._comma == "," else "classes: --labels number reads decimals"
-            self.commas.append(Notice("decimal commas", len(numbers), what))
+    def read_numbers(self, cells: Sequence[str | tuple[str, ...]], kind: LabelKind, *, is_inferred: bool) -> None:
+        """Find how numbers are written, and note what is not written as a number of Python is."""
+        commas = [str(cell) for cell in cells if COMMA.fullmatch(str(cell))]
+        self._format = (infer_number_format(cells) if kind == "number" else None) or PLAIN
+        if self._format.percent or self._format.thousands:
+            odd = [str(cell) for cell in cells if PLAIN.read(str(cell)) is None]
+            what = f"{counted(len(odd), 'label')} such as {shown(odd[0])} are read as numbers: "
+            what += f"that one as {self._format.read(odd[0]):.15g}"
+            self.numbers.append(Notice("formatted numbers", len(odd), what))
+            return
+        is_odd = kind == "class" and is_inferred and len(commas) >= SEVERAL * len(cells)
+        if commas and (self._format.decimal == "," or is_odd):
+            what = f"{counted(len(commas), 'label')} with a comma, such as {shown(commas[0])}, are read as "
+            what += "decimals" if self._format.decimal == "," else "classes: --labels number reads decimals"
+            self.numbers.append(Notice("decimal commas", len(commas), what))
 
     def labelled(self, example: LabelledText, line: int | None, kind: LabelKind) -> LabelledText:
         """The example with its cell parsed as a label of this kind, one of the training table's if there is one."""
@@ -279,7 +343,11 @@ class _Reader:
                 self._n_unknown += 1
                 each = "tag" if kind == "tags" else "label"
                 what = f"the {each} {shown(name, 40)} is not among those of the training data"
-                fix = self._labels.suggestion(name) if self._n_unknown <= SUGGESTED else "correct it"
+                fix = "correct it"
+                if self._n_unknown <= SUGGESTED and (near := self._labels.nearest(name)):
+                    fix = f"did you mean {shown(near)}? {merge_option(name, near)} reads it so"
+                elif self._n_unknown <= SUGGESTED:
+                    fix = f"the {'tags' if kind == 'tags' else 'classes'} are {shown_all(self._labels.names)}"
                 raise CellFault("label unseen in training", what, fix)
         except CellFault as fault:
             column = self._columns.label
@@ -293,10 +361,10 @@ class _Reader:
             return tags
         if kind == "multi":
             return as_names(cell)
-        number = as_number(cell.replace(self._comma, ".")) if kind == "number" and isinstance(cell, str) else None
         if isinstance(cell, str) and kind == "class":
             return cell
-        if number is not None:
+        number = self._format.read(cell) if isinstance(cell, str) else None
+        if number is not None and abs(number) <= LARGEST:
             return number
         wanted = "one class" if kind == "class" else "a number"
         if isinstance(cell, str):
@@ -351,8 +419,8 @@ def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, where: st
         return
     different = {*labels.names} if labels.kind == "tags" else {item.label for item in items}
     if len(different) == 1:
-        what, who = {"tags": ("tag", "words")}.get(labels.kind, (labels.kind, counted(len(items), "row")))
-        what = f"only one {what}: all {who} have {shown(str(different.pop()), 40)}"
+        only = shown(str(different.pop()), 40)
+        what = f"the only tag is {only}" if labels.kind == "tags" else f"all rows have the same {labels.kind}, {only}"
         raise DataError(what, where=where, fix=f"add rows of another one, or {another}")
 
 
@@ -369,7 +437,7 @@ def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
     if bad := contradictions(items):
         count = sum(map(len, bad))
         pair = next([bad[0][0], item] for item in bad[0] if _unordered(item.label) != _unordered(bad[0][0].label))
-        what = f"{counted(count, 'row')} have the text of another row and a different label"
+        what = f"{counted(count, 'row')} with the text of another row and a different label"
         text = f"{what}; first: rows {pair[0].row} and {pair[1].row}"
         yield Notice("duplicate rows with different labels", count, text)
 

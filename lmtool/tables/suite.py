@@ -154,7 +154,7 @@ def _named(table: str, known: Iterable[str], what: str) -> str:
     if key not in keys and key.startswith("mnli") and "mnli" in keys:
         return keys["mnli"]
     if key not in keys:
-        what, fix = f"no {what} is named as the table {table}", "rename one, or move it away"
+        what, fix = f"no {what} has the name of the table {table}", "rename one, or move it away"
         raise UsageError(what, where=", ".join(known)[:200], fix=fix)
     return keys[key]
 

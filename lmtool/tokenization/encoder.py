@@ -16,7 +16,9 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError
+from lmtool.printable import plain
 from lmtool.tokenization.decoder import code_points
+from lmtool.tokenization.inner import LibraryPanic, raising_panics
 
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
@@ -46,9 +48,16 @@ _HOSTILE = (
 
 @contextmanager
 def unknown_refused() -> Iterator[None]:
-    """Raise CheckpointError where a tokenizer cannot encode a text: unknown characters, and no token for them."""
+    """Raise CheckpointError where a tokenizer cannot encode a text.
+
+    It has no token for unknown characters, or a pattern that must try too many ways to divide the text.
+    """
     try:
-        yield
+        with raising_panics():
+            yield
+    except LibraryPanic as error:
+        fix = "divide the text into shorter ones, or take another tokenizer"
+        raise CheckpointError(f"the tokenizer fails on this text: {plain(str(error))[:120]}", fix=fix) from error
     except Exception as error:  # the library raises bare Exception
         fix = "its vocabulary lacks a token for what is unknown: take another tokenizer, or another text"
         raise CheckpointError(f"the tokenizer cannot encode this text: {str(error)[:120]}", fix=fix) from error

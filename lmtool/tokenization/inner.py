@@ -1,11 +1,17 @@
 """What a tokenizer.json says: read by the `tokenizers` library, without what ends the process or panics in it."""
 
+import base64
+import binascii
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Inner
 
@@ -18,6 +24,19 @@ ROLE_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "c
 LARGEST_VOCABULARY = 10_000_000
 """More than any text yields. The trainers allocate memory for all requested entries, and abort when there is too
 little."""
+
+LARGEST_GROWTH = 1000
+"""How many times as long the normalization of a tokenizer may make a text, at most. Published ones have up to 648: two
+compatibility decompositions, each of which may make 18 characters of one, and lower case."""
+
+_GROWTH = {
+    **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18},  # by Unicode 15; the last make 18 of U+FDFA
+    **{"Lowercase": 2, "BertNormalizer": 24, "ByteLevel": 4},
+}
+"""Characters that one character may become; by BERT spaces around ideographs, accents apart, and lower case."""
+
+_CONSUMING = re.compile(r"(?:(?:\\[dswDSW]|\[[^][\\]+\]|[^][\\(){}|?*+.^$])(?:\+|\{[1-9]\d*(?:,\d*)?\})?)+")
+"""Patterns that surely match no empty text: characters and classes, once or more often."""
 
 CHARACTER = r"[\s\S]"
 WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
@@ -60,18 +79,36 @@ class Roles:
     named_bos: int | None = None
 
 
+class LibraryPanic(Exception):
+    """The `tokenizers` library met what it has no error for."""
+
+
+@contextmanager
+def raising_panics() -> Iterator[None]:
+    """Raises LibraryPanic for a panic of the library, which is no Exception and would pass every handler."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise LibraryPanic(str(error)) from error
+
+
 def inner_of(content: str) -> Inner:
     """The tokenizer of a tokenizer.json.
 
-    Raises ValueError for what the library cannot read, and for what it would abort or panic on: BPE whose merges do not
-    go on with the prefix of continuing pieces, and templates with tokens that they do not define.
+    Raises ValueError for what the library cannot read; for what it would abort or panic on: BPE whose merges do not go
+    on with the prefix of continuing pieces, rules of normalization that point outside of themselves, and templates with
+    tokens that they do not define; and for what makes texts too long, see `check_growth`.
     """
     described = json.loads(content)
     if isinstance(described, dict):
+        check_growth(described)
         _check_merges(described.get("model"))
         _check_templates(described.get("post_processor"))
     try:
-        return Inner.from_str(content)
+        with raising_panics():
+            return Inner.from_str(content)
     except Exception as error:  # the library raises bare Exception
         raise ValueError(str(error)) from error
 
@@ -85,9 +122,70 @@ def _check_merges(model: Any) -> None:
             raise ValueError(f"the merge {str(merge)[:40]!r} does not go on with {str(prefix)[:20]!r}")
 
 
+def check_growth(described: dict[str, Any]) -> None:
+    """Raise ValueError when a tokenizer.json may make a text more than LARGEST_GROWTH times as long before it is cut.
+
+    Each step can feed the next, so what each makes of one character at most is multiplied, wherever it stands.
+    """
+    growth, steps = 1.0, [*parts_of(described.get("normalizer")), *parts_of(described.get("pre_tokenizer"))]
+    for step in steps:
+        try:
+            growth *= _growth_of(step)
+        except (binascii.Error, TypeError, AttributeError) as error:
+            raise ValueError(f"normalizer: {error}") from error
+        if growth > LARGEST_GROWTH:
+            kind = str(step.get("type"))[:40]
+            raise ValueError(f"its normalizer may make a text over {LARGEST_GROWTH:,} times as long, by step {kind!r}")
+    if sum(len(str(step.get("prepend", ""))) for step in steps) > LARGEST_GROWTH:
+        raise ValueError(f"its normalizer puts over {LARGEST_GROWTH:,} characters in front of a text")
+
+
+def _growth_of(step: dict[str, Any]) -> float:
+    """Characters that a step may make of one. Raises ValueError, TypeError or AttributeError for other content."""
+    kind = step.get("type")
+    if kind == "Precompiled":
+        charsmap: Any = step.get("precompiled_charsmap")
+        return max(1, *map(len, charsmap_texts(base64.b64decode(charsmap, validate=True))))
+    if kind != "Replace":
+        return _GROWTH.get(str(kind), 1)
+    pattern, content = step.get("pattern"), step.get("content")
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    if text:
+        return max(1.0, math.ceil(len(content or "") / len(text)))
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    return max(1, len(content or "") + (regex is None or not _CONSUMING.fullmatch(regex)))
+
+
+def charsmap_texts(charsmap: bytes) -> list[str]:
+    """The replacements of compiled rules of normalization. Raises ValueError when a walk through them could leave them.
+
+    They are a trie (darts-clone), an array of units: 8 bits of label, whether a value follows, and the offset to the
+    units that follow. Its values are offsets into a blob of strings, each ended by a zero byte.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    if size < 4 or size % 4 or size > len(charsmap) - 4:
+        raise ValueError("the trie of its normalization rules is cut off")
+    units = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
+    blob = np.frombuffer(charsmap, np.uint8, offset=4 + size)
+    texts = blob.tobytes().decode("utf-8").split("\0")
+    follows = np.arange(len(units)) ^ (units >> 10 << ((units & 0x200) >> 6))
+    is_value = units >> 31 == 1
+    if ((follows | 0xFF)[~is_value] >= len(units)).any():
+        raise ValueError("the trie of its normalization rules points outside itself")
+    offsets = units[follows[~is_value & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF
+    # Each string starts the blob or follows the end of another, so that no character is cut.
+    if (offsets >= len(blob)).any() or (blob[offsets[offsets > 0] - 1] != 0).any():
+        raise ValueError("a normalization rule has no replacement")
+    return texts
+
+
 def _check_templates(processor: Any) -> None:
     for template in parts_of(processor, "TemplateProcessing"):
         defined = template.get("special_tokens")
+        for row in (template.get("single"), template.get("pair")):
+            texts = [text.get("id") for part in parts_of(row) if isinstance(text := part.get("Sequence"), dict)]
+            if texts.count("A") > 1 or texts.count("B") > 1:
+                raise ValueError("the template has a text more than once")
         for part in parts_of([template.get("single"), template.get("pair")]):
             named = part.get("SpecialToken")
             name = named.get("id") if isinstance(named, dict) else None

@@ -23,7 +23,15 @@ from lmtool.printable import plain
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile, TokenizerSpec
 from lmtool.tokenization import decoder, encoder
-from lmtool.tokenization.inner import WORD, inner_of, kind_of, names_of, own_roles, published_roles
+from lmtool.tokenization.inner import (
+    WORD,
+    inner_of,
+    kind_of,
+    names_of,
+    own_roles,
+    published_roles,
+    raising_panics,
+)
 from lmtool.tokenization.training import train
 
 LARGEST_FILE = 256 << 20
@@ -85,7 +93,8 @@ class Tokenizer:
         companion = file.with_name(TOKENIZER_CONFIG)
         try:
             inner = inner_of(durable.read(file, LARGEST_FILE).decode())
-            return cls(inner, json.loads(durable.read(companion)) if companion.exists() else None)
+            with raising_panics():
+                return cls(inner, json.loads(durable.read(companion)) if companion.exists() else None)
         except FileNotFoundError:
             fix = "name a tokenizer.json, or a folder or run with one"
             raise CheckpointError("there is no tokenizer", where=str(file), fix=fix) from None
@@ -100,7 +109,8 @@ class Tokenizer:
     def of_json(cls, content: bytes) -> Self:
         """The tokenizer of `to_json`. Raises ValueError when it is none."""
         try:
-            return cls(inner_of(content.decode()))
+            with raising_panics():
+                return cls(inner_of(content.decode()))
         except Exception as error:  # the library raises bare Exception for other JSON
             raise ValueError(f"it is not a tokenizer: {str(error)[:120]!r}") from error
 
@@ -173,7 +183,8 @@ class Tokenizer:
 
     def words(self, text: str) -> list[str]:
         """The parts of `text` that no merge crosses, as byte-level BPE spells them."""
-        return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(without_surrogates(text))]
+        with encoder.unknown_refused():
+            return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(without_surrogates(text))]
 
     def joins(self) -> NDArray[np.bool_] | None:
         """Whether a token goes on with a word, and whether it leaves one open that the next may go on with: (2, V).

@@ -70,7 +70,7 @@ class TrainingState(SavedState, frozen=False):
             "loss": finite(step.loss),  # infinite where plain counts give a token no probability
             "valid_loss": None,
             "lr": step.lr,
-            "grad_norm": finite(step.grad_norm),
+            "grad_norm": None if step.grad_norm is None else finite(step.grad_norm),
             "tokens": self.tokens,
             "tokens_per_second": round(step.computed / step.seconds),
             "seconds": round(self.seconds, 3),

@@ -24,6 +24,7 @@ from lmtool.inference.perplexity import HeldOut, TokenizedText, limit
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.objective import Cut, Loss, Objective, build_objective
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Causal, WeightedCounts
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
@@ -147,7 +148,7 @@ class TextData:
         elif is_stream:
             held_out = f"the last {100 * data.valid_fraction:g} % of the text"
         n_documents = self._train.n_documents
-        text = "one text" if is_stream else f"{n_documents:,} document{'s' * (n_documents != 1)}"
+        text = "one text" if is_stream else counted(n_documents, "document")
         if data.mixture:
             quotas = MixtureOrder(tuple(data.mixture.values()), 0).quotas
             text = ", ".join(
@@ -156,7 +157,7 @@ class TextData:
         if self._prepared.streamed:
             n_files = sum(len(whole.head.files) for whole, _ in self._prepared.streamed)
             n_bytes = sum(whole.n_bytes for whole, _ in self._prepared.streamed)
-            files = f"{n_files:,} files, " if n_files else ""
+            files = f"{counted(n_files, 'file')}, " if n_files else ""
             text = f"streamed, {files}{n_bytes / 1e6:,.3g} MB; at first {text}"
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
@@ -233,7 +234,7 @@ class TextData:
         parts, mixture, seed = self._prepared.parts, self.recipe.data.mixture, self.recipe.seed
         for source, part in zip(mixture, parts, strict=True):
             if len(part) < cut.length:
-                what = f"a text of the mixture has {len(part)} tokens, but an example needs {cut.length}"
+                what = f"a text of the mixture has {counted(len(part), 'token')}, but an example needs {cut.length}"
                 fix = "give more text, leave it out of data.mixture, or set model.context lower"
                 raise DataError(what, where=source, fix=fix)
         apart = self.recipe.data.isolate_documents
@@ -391,7 +392,7 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
     context = recipe.model.context
     for part, store, needed in (("training", data.train, context + 1), ("validation", data.valid, 2)):
         if len(store) < needed:
-            what = f"the {part} text has {len(store)} tokens, but a context of {context} needs {needed}"
+            what = f"the {part} text has {counted(len(store), 'token')}, but a context of {context} needs {needed}"
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
     is_foreign = tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile)

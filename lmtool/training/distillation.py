@@ -34,7 +34,7 @@ def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base 
         # a recipe of a student trains without a teacher too
         if (setting := _asked(resolved.origins, "distillation.")) is not None:
             fix = "name one with --teacher RUN, or omit the settings of distillation"
-            raise UsageError("this is how to learn from a teacher, and none is named", where=setting, fix=fix)
+            raise UsageError("this setting needs a teacher, and none is named", where=setting, fix=fix)
         return resolved, None
     teacher = open_base(recipe.distillation.teacher)
     if base is not None:
@@ -42,7 +42,7 @@ def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base 
         return resolved, teacher
     setting = _asked(resolved.origins, "tokenizer.")
     if setting is not None:
-        what = "a student has the tokenizer of its teacher, whose probabilities are of its tokens"
+        what = "a student uses the tokenizer of its teacher, so none can be chosen"
         raise UsageError(what, where=setting, fix="omit it, or train without the teacher")
     tokenizer = recipe.with_values({"tokenizer": teacher.recipe.tokenizer})
     return replace(resolved, recipe=tokenizer), teacher
@@ -80,7 +80,7 @@ def check_teacher(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
         what = f"the rows of the student have up to {ours.context} positions, but its teacher has {longest}"
         raise UsageError(what, where=WHERE, fix=f"set model.context to {longest} or less, or name another teacher")
     if recipe.distillation.cosine and (_width(ours) is None or _width(ours) != _width(theirs)):
-        what = f"hidden states of a {theirs.title} and a {ours.title} have no cosine: {_wide(theirs)}, {_wide(ours)}"
+        what = f"a {theirs.title} and a {ours.title} have no states to compare: {_wide(theirs)}, {_wide(ours)}"
         raise UsageError(what, where="distillation.cosine", fix="set it to 0, or take a student as wide as its teacher")
 
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from lmtool.checks.check import subject_of
 from lmtool.compute.device import Compute
@@ -27,6 +27,7 @@ from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
 from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.data import TableData
 from lmtool.tables.labels import LabelKind
+from lmtool.tables.language import published_encoder
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
 from lmtool.training.data import TrainingData
 from lmtool.training.distillation import tokenizer_of, with_teacher
@@ -130,7 +131,7 @@ def plan_training(
     if is_table and sources:
         return plan_finetuning(source, recipe, settings, report)
     if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
-        what = f"{unread.flag} is for labelled tables, and a text is trained on"
+        what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
     return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
 
@@ -145,7 +146,7 @@ def _plan_scratch(name: str, settings: Sequence[Setting]) -> FineTuning:
     refuse_adapters_alone(recipe)
     tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
     if name == LINEAR:  # of few rows none are held out
-        resolved = resolve(name, settings, TableShape(tables[0].table.n_rows))
+        resolved = resolve(name, settings, TableShape(tables[0].n_rows))
     return FineTuning(resolved, None, tables)
 
 
@@ -159,8 +160,8 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
         kind = "related"
     tables = tuple(open_tables(data, kind))
     columns = tables[0].columns
-    n_rows = sum(task.table.n_rows for task in tables)
-    per_class = rows_per_class(tables[0], data.skip_bad_rows) if len(tables) == 1 and columns.kind == "texts" else 0.0
+    n_rows = sum(task.n_rows for task in tables)
+    per_class = rows_per_class(tables[0], data) if len(tables) == 1 and columns.kind == "texts" else 0.0
     shape = TableShape(n_rows, bool(tables[0].name) or columns.writes, OF_ROWS[columns.kind], per_class=per_class)
     resolved = resolve(None, settings, shape, base.parent)
     spec, named = resolved.recipe.objective, {setting.key for setting in settings}
@@ -232,9 +233,6 @@ WAYS = (
 )
 """The settings of FEATURES where words recur. Fewer characters tell less than words do."""
 
-SENTENCES = "hf:sentence-transformers/all-MiniLM-L6-v2"
-"""A small published encoder of sentences, which few labelled rows need most."""
-
 
 def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
     """The linear model of a labelled table, for which neither a run nor a recipe is named."""
@@ -247,16 +245,12 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
     data = resolve(LINEAR, [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
     tables = tuple(open_tables(data, named_kind(settings)))
     if tables[0].columns.kind != "texts":
-        what, recipe = {
-            "questions": ("questions", "bert-tiny -s objective.kind=question-answering"),
-            "related": ("related texts", "bert-tiny -s objective.kind=embedding"),
-        }.get(tables[0].columns.kind, ("tagged words", "tagger"))
-        fix = f"{named}; or train one from scratch: --recipe {recipe}"
-        raise UsageError(f"a table of {what} needs a model that reads a text word by word", fix=fix)
+        return _plan_other_rows(tables[0].columns.kind, last, settings)
     if tables[0].name or tables[0].columns.writes:
         fix = f"{named}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
-    shape = TableShape(tables[0].table.n_rows, has_words=has_words(sample_texts(tables[0], data.skip_bad_rows)))
+    texts = sample_texts(tables[0], data.skip_bad_rows)
+    shape = TableShape(tables[0].n_rows, has_words=has_words(texts))
     features: tuple[Setting, ...] = ()
     candidates: tuple[Recipe, ...] = ()
     by = f"of {FEATURES[0 if shape.has_words else 1]}"
@@ -270,11 +264,57 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
         else:
             candidates = ()
         settings = [*features, *settings]
-    published = SENTENCES if tables[0].table.n_rows < FEW else "hf:ORG/NAME"
-    others = f"--from last fine-tunes {last}, and --from {published} a published model"
-    others = others if last else f"--from {published} fine-tunes a published model, and --from RUN one of yours"
-    choice = f"a linear model {by} is trained; {others}"
+    published = published_encoder(texts) if tables[0].n_rows < FEW else "hf:ORG/NAME"
+    choice = f"a linear model {by} is trained; {_other_models(last, published, 'a published model')}"
     return FineTuning(resolve(None, settings, shape), None, tables, choice, features, candidates)
+
+
+def _other_models(last: str, published: str, what: str) -> str:
+    """How the command line names a model to fine-tune instead. last: as `_last_body` describes it."""
+    if last:
+        return f"--from last fine-tunes {last}, and --from {published} {what}"
+    return f"--from {published} fine-tunes {what}, and --from RUN one trained here"
+
+
+class FromScratch(NamedTuple):
+    """The recipe that trains on a table where nothing is to be fine-tuned. settings: over the recipe. rows: what the
+    table holds."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    rows: str
+
+
+FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
+    "texts": FromScratch(LINEAR, (), "labelled texts"),
+    "words": FromScratch("tagger", (), "tagged words"),
+    "questions": FromScratch("bert-tiny", ("objective.kind=question-answering",), "questions"),
+    "related": FromScratch("bert-tiny", ("objective.kind=embedding",), "related texts"),
+}
+
+
+def _plan_other_rows(kind: RowKind, last: str, settings: Sequence[Setting]) -> FineTuning:
+    """The usual model of a table of other rows than labelled texts, for which neither a run nor a recipe is named."""
+    chosen = FROM_SCRATCH[kind]
+    plan = _plan_scratch(chosen.recipe, [*settings_of(chosen.settings), *settings])
+    recipe = " ".join((chosen.recipe, *(f"-s {setting}" for setting in chosen.settings)))
+    choice = f"a table of {chosen.rows}: the recipe {recipe} is trained from scratch; "
+    choice += _other_models(last, "hf:ORG/NAME", "a published encoder of its language")
+    return replace(plan, choice=choice)
+
+
+def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTables, ...]]:
+    """The tables that the command line names, and the recipe that `lmtool finetune` trains on them without --from.
+
+    Of the recipe of labelled texts the features are not chosen, which need not be known to read the rows. Raises as
+    `plan_finetuning`.
+    """
+    of_texts = [setting for setting in settings if setting.key != "objective.kind"]
+    tables = tuple(open_tables(resolve(LINEAR, of_texts).recipe.data, named_kind(settings)))
+    chosen = FROM_SCRATCH[tables[0].columns.kind]
+    if chosen.recipe == LINEAR:
+        return resolve(LINEAR, of_texts, TableShape(tables[0].n_rows)).recipe, tables
+    return resolve(chosen.recipe, [*settings_of(chosen.settings), *settings]).recipe, tables
 
 
 def _choose_features(

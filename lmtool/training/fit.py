@@ -24,6 +24,7 @@ from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
 from lmtool.objective.contrastive import BatchObjective, cached_gradients, from_gradient
 from lmtool.objective.heads import ClassificationObjective, ContrastiveObjective
+from lmtool.printable import counted
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import hash_key, rank_samples
@@ -49,7 +50,8 @@ class Step:
     step: steps done so far.
     loss: mean over the step's targets, before the update.
     lr: peak learning rate x schedule.
-    grad_norm: before clipping; like lr it is 0 for a model that counts. Where it is not finite, no weight was changed.
+    grad_norm: before clipping; where it is not finite, no weight was changed. None, as lr, for a model that is not
+        trained by gradients.
     tokens: targets of the step, over all processes.
     computed: tokens that they computed for it, padding included, which depends on micro-batches; see
         `Objective.count_computed`.
@@ -63,8 +65,8 @@ class Step:
 
     step: int
     loss: float
-    lr: float
-    grad_norm: float
+    lr: float | None
+    grad_norm: float | None
     tokens: int
     computed: int
     seconds: float
@@ -161,7 +163,7 @@ def fit(
             total, count = _count_part(model, examples, recipe, step, compute)
             (stops,) = compute.world.sum((float(stop()),))
             seconds = time.perf_counter() - started
-            yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, count, seconds, rows, stops > 0)
+            yield Step(step + 1, total / max(1, count), None, None, count, count, seconds, rows, stops > 0)
         return
     if isinstance(recipe.optimizer, Lbfgs):
         for step in steps:
@@ -193,7 +195,7 @@ def _fitted(
     fitted, told, computed = _fit_head(trainable, examples, recipe, recipe.optimizer.l2)
     (stops,) = compute.world.sum((float(stop()),))
     seconds = time.perf_counter() - started
-    return Step(step + 1, fitted.loss, 0.0, 0.0, fitted.n_rows, computed, seconds, rows, stops > 0, told=told)
+    return Step(step + 1, fitted.loss, None, None, fitted.n_rows, computed, seconds, rows, stops > 0, told=told)
 
 
 def _fit_head(
@@ -227,7 +229,7 @@ def _count_part(
     begin = int(model.n_read)
     left = examples.n_tokens - begin
     if not left:
-        what = f"all text is counted after {step} steps, and no token may be counted twice"
+        what = f"the whole text was counted in {counted(step, 'step')}, and a token may be counted only once"
         raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
     end = begin + max(1, left // (recipe.training.steps - step))
     at_once = recipe.training.batch_size * recipe.model.context
@@ -319,7 +321,7 @@ class _Loop:
                 else:
                     fewer = f"set training.micro_batch below {self.rows}"
                     fix = "set model.context or model.d_model lower" if self.rows == 1 else fewer
-                    what = f"out of memory with {self.rows} rows of a batch at once"
+                    what = f"out of memory with {counted(self.rows, 'row')} of a batch at once"
                     raise ResourceError(what, fix=fix) from error
             # outside of the handler, because the error keeps the tensors of its micro-batch alive
             self.optimizers.forget_gradients()

@@ -15,6 +15,7 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import base_of, read_tokenizer, recipe_of, teacher_of, written_recipe
 from lmtool.inference.load import Initialization, features_of
 from lmtool.interop.reference import find
+from lmtool.printable import counted
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Setting
@@ -140,7 +141,9 @@ def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:
     sessions = Run.open(folder).info.sessions
     began = list(sessions[0].command) if sessions else [*invocation.command]
     if [*invocation.command] != began:
-        yield Warn(f"the run goes on as it began, not as this command says: {' '.join(began)}")
+        yield Warn(
+            f"the run continues with the options that it began with, not with those of this command: {' '.join(began)}"
+        )
     yield from resume(str(folder), (), invocation)
 
 
@@ -182,6 +185,6 @@ def _refuse(changed: Mapping[str, str], recipe: Recipe, checkpoint: Checkpoint, 
         fix = f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)
     if recipe.training.steps < checkpoint.step:
-        what = f"training.steps is {recipe.training.steps}, and the run has done {checkpoint.step} steps"
+        what = f"training.steps is {recipe.training.steps}, and the run has done {counted(checkpoint.step, 'step')}"
         fix = f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)

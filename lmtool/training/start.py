@@ -19,6 +19,7 @@ from lmtool.inference.load import Initialization, load_run
 from lmtool.inference.pretrained import FeatureSource, open_vectors
 from lmtool.interop.reference import with_runs
 from lmtool.model.size import check_fits, outline, training_bytes
+from lmtool.printable import counted
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.pretraining import NAME
@@ -293,7 +294,7 @@ def checked(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Com
     """
     world = compute.world
     if recipe.training.batch_size % world.size:
-        what = f"a batch of {recipe.training.batch_size} rows cannot be shared by {world.size} processes"
+        what = f"a batch of {counted(recipe.training.batch_size, 'row')} cannot be shared by {world.size} processes"
         raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {world.size}")
     if recipe.training.carry_state and world.size > 1:
         what = f"states are carried in one process only, not in {world.size}"
@@ -330,7 +331,7 @@ def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
         (isinstance(recipe.objective, Embedding), "objective.kind=embedding"),
     ):
         if excluded:
-            what = "the processes shard this model, which one of its settings does not allow"
+            what = "this setting does not allow the processes to shard the model"
             raise UsageError(what, where=where, fix="set it otherwise, or training.shard=none")
     return True
 

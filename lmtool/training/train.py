@@ -369,7 +369,7 @@ class _TrainingSession:
             fix = f"start anew with {lower}, more schedule.warmup_steps, or training.precision=float32"
             raise NumericalError(what, where=self.manager.saved, fix=fix)
         if not math.isfinite(value):
-            yield Warn(f"the validation {metric} of step {step} is {value}, which is never the best")
+            yield Warn(f"the validation {metric} of step {step} is {value}, which cannot be the best")
         if self.data.unit == "token" and before is not None and self.state.stale == RISING and value > TOLD * before:
             yield Warn(
                 f"the validation loss rises, {value:.4f} after {before:.4f} at step {self.state.best_step}; "

@@ -9,7 +9,6 @@ import formulas
 import gallery_cards
 import links
 import notebooks
-import reference
 import tabs
 from mkdocs.structure.files import File, Files
 
@@ -20,11 +19,10 @@ SUMMARIES: dict[str, tuple[str, str]] = {}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The chapters of the course in its place, notebooks as pages, and the drawings of the recipes."""
+    """The chapters of the course in its place, and notebooks as pages."""
     files.remove(files.get_file_from_path("course.md"))
     made = chapters.pages((DOCS / "course.md").read_text(encoding="utf-8"))
     made |= {f"notebooks/{path.stem}.md": notebooks.page(path) for path in sorted((DOCS / "notebooks").glob("*.ipynb"))}
-    made |= reference.drawings()
     for name, content in made.items():
         files.append(File.generated(config, name, content=content))
     return files
@@ -33,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """The page with all that is made at build time in it."""
     source = page.file.src_uri
-    markdown = reference.filled(gallery_cards.filled(markdown, DOCS))
+    markdown = gallery_cards.filled(markdown, DOCS)
     markdown = tabs.tabbed(links.led(markdown, source, config.extra["repository"]))
     title, sentence = summary_of(markdown)
     SUMMARIES[source] = title, page.meta.setdefault("description", sentence)
@@ -41,8 +39,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Formulas as MathML."""
-    return formulas.rendered(html)
+    """Formulas as MathML; a picture is fetched when it comes into sight."""
+    return formulas.rendered(html).replace("<img ", '<img loading="lazy" ')
 
 
 def on_post_build(config: Any) -> None:

@@ -2,10 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lmtool.checks.check import is_there
 from lmtool.checks.leaks import SHARE, find_leaks
+from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from tests.training.tiny import Work
 
@@ -61,7 +64,7 @@ def test_rows_in_the_training_text_are_told(pretrained: Work) -> None:
     assert expected == {4, 9}
     (notice,) = find_leaks(Run.open(pretrained.run()), by_name(rows))
     assert (notice.count, named(notice.text)) == (2, expected)
-    assert "2 of 6 rows (33.3 %) stand in what run was trained on" in notice.text
+    assert "2 of 6 rows (33.3 %) are in the training text of run" in notice.text
     assert "looked through" not in notice.text
     assert list(find_leaks(Run.open(pretrained.run()), by_name({1: FRESH}))) == []
 
@@ -88,7 +91,7 @@ def test_rows_that_were_held_out_were_not_trained_on(pretrained: Work) -> None:
     assert held is not None
     (notice,) = find_leaks(run, by_name({i + 1: f"word{i} short" for i in range(40)}))
     assert notice.count == 40 - len(held.test) == 36
-    assert "trained on, rows.csv: whole, or from 13 words on with at least 80 % of them in 13-grams" in notice.text
+    assert "rows.csv: the whole row, or of 13 words and more 80 % of the words, in 13-grams" in notice.text
 
 
 def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
@@ -103,3 +106,14 @@ def test_a_look_at_a_part_says_so(pretrained: Work) -> None:
 def test_what_is_not_there_is_not_looked_through(pretrained: Work, tmp_path: Path) -> None:
     pretrained.text.unlink()
     assert list(find_leaks(Run.open(pretrained.run()), by_name({1: DOCUMENTS[0]}))) == []
+
+
+@pytest.mark.parametrize("data", [{"train": ("hf:a/b",)}, {"mixture": {"hf:a/b": 1.0}}, {"tasks": ("t:hf:a/b:2",)}])
+def test_a_dataset_that_a_run_names_is_not_fetched(data: dict[str, Any], tmp_path: Path) -> None:
+    assert not is_there(Data(**data))
+    (tmp_path / "a.txt").touch()
+    here = str(tmp_path / "a.txt")
+    assert is_there(Data(train=(here,)))
+    assert is_there(Data(mixture={here: 1.0}))
+    assert is_there(Data(tasks=(f"t:{here}:2",)))
+    assert not is_there(Data(tasks=(f"t:{here}.csv",)))

@@ -167,6 +167,21 @@ def test_what_a_table_is_can_be_named(folder: Path) -> None:
     assert json.loads((folder / "pos" / "metrics.json").read_text())["labels"] == ["N", "V"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "kind", "recipe"), [("conll", "tagging", "tagger"), ("json", "question-answering", "bert-tiny")]
+)
+def test_tags_and_questions_have_a_usual_recipe(rows: str, kind: str, recipe: str, folder: Path) -> None:
+    table = tagged(folder / "a.conll", 30) if rows == "conll" else asked(folder / "a.json", 20)
+    short = ("-s", "training.steps=2", "-s", "training.epochs=null", "-s", "training.device=cpu")
+    result = CliRunner().invoke(app, ["finetune", str(table), *short, "-s", "evaluation.every=2"])
+    assert result.exit_code == 0, result.output
+    assert f"the recipe {recipe}" in result.stderr
+    assert "--from" in result.stderr
+    # the suggestion is not that of labels
+    assert "linear model" not in result.stderr
+    assert load_model(result.stdout.splitlines()[-1]).recipe.objective.kind == kind
+
+
 def test_a_students_mistakes_are_told(folder: Path) -> None:
     recipe = folder / "tagger.yaml"
     recipe.write_text(RECIPE.replace("MODEL", MODELS["encoder"]) + "objective: {kind: tagging}\n")
@@ -179,7 +194,6 @@ def test_a_students_mistakes_are_told(folder: Path) -> None:
     assert "the tag 'B-CITY' is not among those" in told("Otto B-CITY\n")
     assert "b.conll:2, row 1 | give every word" in told("Otto B-PER\nran\n")
     assert "the tag 'PER' is not in the scheme BIO | " in told("Otto PER\n")
-    assert "needs a model that reads a text word by word" in refusal("finetune", train)
     assert "where one of texts is needed" in refusal("finetune", train, "--recipe", "dan")
     told = refusal("finetune", asked(folder / "q.json", 6), "--recipe", "tagger")
     assert "a table of questions, where one of tagged words is needed | " in told

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from lmtool.cli import app
 from lmtool.errors import UsageError
 from lmtool.inference.load import load_run
-from lmtool.recipe.load import load
+from lmtool.recipe.load import load, settings_of
 from lmtool.run.directory import Run
+from lmtool.training.finetuning import plan_finetuning
 from tests.cli.test_finetune import pairs, table
 
 SHORT = ("--epochs", "4", "-s", "model.buckets=5000")
@@ -85,6 +86,16 @@ def test_the_linear_model_of_a_table_is_a_run_like_any_other(folder: Path) -> No
         (folder / "text.txt").write_text("a cat")
         error = CliRunner().invoke(app, [*map(str, command), "--run", str(path)]).exception
         assert isinstance(error, UsageError | SystemExit)
+
+
+def test_the_encoder_that_is_advised_is_of_the_language_of_the_table(folder: Path) -> None:
+    english = ("text,label", "the end of the film is lovely", "all-MiniLM")
+    greek = ("κείμενο,ετικέτα", "Πολύ καλή ταινία και το τέλος υπέροχο", "paraphrase-multilingual-MiniLM")
+    for header, text, encoder in (english, greek):
+        rows = "".join(f"{text} {i},{'ab'[i % 2]}\n" for i in range(20))
+        (folder / "a.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
+        choice = plan_finetuning(None, None, settings_of([f"data.train={folder / 'a.csv'}"])).choice
+        assert f"hf:sentence-transformers/{encoder}" in choice
 
 
 def test_a_resumed_run_is_held_to_the_floor_it_began_with(folder: Path) -> None:

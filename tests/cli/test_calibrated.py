@@ -255,8 +255,12 @@ def test_what_has_no_single_class_has_neither_costs_nor_blanks(folder: Path, lab
 def test_costs_are_for_tables_one_by_one(folder: Path, classifier: Path) -> None:
     costs = ("--costs", folder / "costs.csv")
     for arguments in ((folder / "test.csv", "--prompt", "{text}:"), (folder,), ("--text", "a cat")):
-        assert "costs are for tables of classes" in refusal("eval", classifier, *arguments, *costs)
-    assert "costs are for tables of classes" in refusal("eval", folder, folder / "test.csv", *costs)
+        assert "costs need a table of classes, and a run that predicts them" in refusal(
+            "eval", classifier, *arguments, *costs
+        )
+    assert "costs need a table of classes, and a run that predicts them" in refusal(
+        "eval", folder, folder / "test.csv", *costs
+    )
 
 
 def test_labels_have_thresholds(folder: Path, labeller: Path) -> None:
@@ -293,6 +297,6 @@ def test_thresholds_are_one_for_each_label(folder: Path) -> None:
     ],
 )
 def test_other_kinds_of_labels_have_neither(kind: str, key: str, value: str, folder: Path) -> None:
-    with pytest.raises(UsageError, match="only labels of kind") as error:
+    with pytest.raises(UsageError, match="only for labels of kind") as error:
         trained(folder, "refused", f"objective.{key}={value}", "evaluation.metric=loss", kind=kind)
     assert error.value.where == f"objective.{key}"

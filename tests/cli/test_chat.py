@@ -132,7 +132,13 @@ def test_commands(chat, talker, home):
         ["Be kind.", "Sure?", second],
     ]
     assert all(as_messages(messages) for messages in saved)
-    for words in ("begins anew", "system message is set", "saved: b c.jsonl", "no system message now", "/save FILE"):
+    for words in (
+        "a new conversation begins",
+        "system message is set",
+        "saved: b c.jsonl",
+        "no system message now",
+        "/save FILE",
+    ):
         assert words in outcome.err
 
 
@@ -155,7 +161,7 @@ def test_a_command_ends_it_and_is_in_the_list(chat, talker, line):
         ("/save .", "the file exists", 2),
         ("/save none/x", "cannot be saved", 5),
         ("/save ~nobody-here/x", "cannot be saved", 5),
-        ("/save a\0b", "no file name", 2),
+        ("/save a\0b", "not a file name", 2),
         ("/system refuse me", "no, thanks", 3),
         ("/system \udce9", "not UTF-8", 2),
         ("caf\udce9", "not UTF-8", 2),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -184,10 +185,18 @@ def test_a_class_that_only_the_held_out_rows_have_is_said_once(lmtool, home):
     assert len(set(texts)) == len(texts)
 
 
+def test_a_list_of_objects_is_a_text_or_a_table_as_lines_are(lmtool, home):
+    lines = [{"text": f"one line {n}", "mood": "ab"[n % 2]} for n in range(40)]
+    (home / "a.json").write_text(json.dumps([{"text": line["text"]} for line in lines]))
+    assert record(lmtool, "a.json")["subject"] == "text"
+    (home / "b.json").write_text(json.dumps([{"text": line["text"], "label": line["mood"]} for line in lines]))
+    assert record(lmtool, "b.json")["subject"] == "table"
+
+
 def test_columns_make_a_table_of_a_file_that_may_be_a_text(lmtool, home):
     lines = [{"text": f"one line {n}", "mood": "ab"[n % 2], "title": f"its title {n}"} for n in range(40)]
     (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert record(lmtool, "a.jsonl")["subject"] == "text"
+    assert record(lmtool, "a.jsonl", "--column", "text")["subject"] == "text"
     assert (
         "text 'title', label 'mood'"
         in lmtool.succeeds("check", "a.jsonl", "--label-column", "MOOD", "--text-column", "title").out
@@ -205,7 +214,7 @@ def test_a_column_of_text_that_is_a_setting_means_a_text_too(lmtool, home):
 
 def test_the_kind_of_labels_may_be_named(lmtool, home):
     write(home / "a.csv", [(f"text {n} of it", n % 5) for n in range(40)])
-    assert "one class each of 5" in lmtool.succeeds("check", "a.csv").out
+    assert "in 5 classes" in lmtool.succeeds("check", "a.csv").out
     assert "one number each" in lmtool.succeeds("check", "a.csv", "--labels", "number").out
 
 
@@ -221,7 +230,11 @@ def test_finetune_tells_of_rows_that_are_nearly_shared(lmtool, home):
     ("row", "options", "subject"),
     [
         ({"text": "one line", "id": "a7"}, [], "text"),
-        ({"text": "one line", "title": "a", "url": "b"}, [], "text"),
+        ({"text": "one line", "title": "its title", "url": "http://b"}, [], "text"),
+        ({"text": "one line", "categorie": "a"}, [], "table"),
+        ({"text": "one line", "date": "a"}, [], "table"),
+        ({"text": "one line", "id": "a"}, [], "table"),
+        ({"text": "one line", "id": "a"}, ["--column", "text"], "text"),
         ({"text": "one line", "label": "a"}, [], "table"),
         ({"text": "one line", "label": "a"}, ["--column", "text"], "text"),
         ({"body": "one line", "stars": "a"}, [], "table"),
@@ -233,6 +246,29 @@ def test_rows_are_a_table_or_a_text(lmtool, home, row, options, subject):
     lines = [{key: f"{value} {n}" if len(value) > 1 else "ab"[n % 2] for key, value in row.items()} for n in range(40)]
     (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert record(lmtool, "a.jsonl", *options)["subject"] == subject
+
+
+def test_ids_are_no_labels(lmtool, home):
+    lines = [{"id": n, "text": f"one line {n}"} for n in range(40)]
+    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert record(lmtool, "a.jsonl")["subject"] == "text"
+
+
+@pytest.mark.parametrize("n", [60, 600])
+@pytest.mark.parametrize("label", ["label", "categorie", "xq"])
+def test_a_table_is_read_as_finetune_reads_it(lmtool, home, n, label):
+    """The same columns, the same rows held out or none."""
+    write(home / "a.csv", rows(n))
+    (home / "a.csv").write_text((home / "a.csv").read_text().replace("text,label", f"text,{label}"))
+    words = ("-s", "tokenizer.kind=word")
+    checked = lmtool.succeeds("check", "a.csv", *words).out
+    trained = lmtool.succeeds("finetune", "a.csv", *words, "-s", "evaluation.baseline=false").err
+    columns = next(line for line in trained.splitlines() if "columns: " in line).partition("columns: ")[2]
+    assert columns in checked
+    held = re.findall(r"validation: ([\d,]+) rows", trained)
+    assert held == re.findall(r"validation: ([\d,]+) rows", checked)
+    assert bool(held) == (n == 600)
+    assert ("none held out" in checked) == (n == 60)
 
 
 # Texts

@@ -17,7 +17,7 @@ def test_ways_that_differ_or_fail_are_told(monkeypatch, lmtool):
     monkeypatch.setattr(module, "_ways", lambda device: ways)
     refused = lmtool("check", "--device")
     assert refused.code == 5
-    assert "works here: b, c" in refused.err
+    assert "work here: b, c" in refused.err
     assert "differs by 100 %" in refused.out
     assert "RuntimeError: no such kernel\n" in refused.out
     found = json.loads(lmtool("check", "--device", "--json").out)

@@ -38,7 +38,7 @@ def test_what_is_kept_is_kept_byte_for_byte(lmtool, folder, encoding):
     (folder / "a.csv").write_bytes(raw)
     given = ("--encoding", "cp1252") if encoding == "cp1252" else ()
     done = lmtool.succeeds("check", "a.csv", "--valid", "valid.csv", "--test", "test.csv", "--fix", "b.csv", *given)
-    assert done.out.endswith("fixed    b.csv: without 6 rows, which b.removed.jsonl lists\n")
+    assert done.out.endswith("fixed    b.csv: without 6 rows, listed in b.removed.jsonl\n")
     assert (folder / "b.csv").read_bytes() == KEPT.encode(encoding)
     assert (folder / "a.csv").read_bytes() == raw
     assert [(one["row"], one["reason"], one["part"], one["other"]) for one in listed(folder / "b.removed.jsonl")] == [
@@ -87,10 +87,9 @@ def test_rows_that_cannot_be_read_are_removed_where_they_are_skipped(lmtool, fol
 def test_rows_whose_cells_are_bad_are_removed_as_well(lmtool, folder):
     (folder / "a.csv").write_text("text,label\nab,x\ncd,\n,y\nef,y\nef,y\ngh\nij,x\nkl,z\n")
     done = lmtool.succeeds("check", "a.csv", "--fix", "b.csv", "--skip-bad-rows")
-    assert done.out.endswith("fixed    b.csv: without 5 rows, which b.removed.jsonl lists\n")
-    assert (folder / "b.csv").read_text() == "text,label\nab,x\nef,y\nij,x\n"
+    assert done.out.endswith("fixed    b.csv: without 4 rows, listed in b.removed.jsonl\n")
+    assert (folder / "b.csv").read_text() == "text,label\nab,x\ncd,\nef,y\nij,x\n"
     assert [(one["row"], one["reason"]) for one in listed(folder / "b.removed.jsonl")] == [
-        (2, "empty label"),
         (3, "empty text"),
         (5, "duplicate rows"),
         (6, "ragged row"),

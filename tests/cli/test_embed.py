@@ -84,7 +84,7 @@ def test_tables_are_read_by_the_options_of_others(lmtool, run, home, stdin):
     (home / "rows.csv").write_bytes(f"n|a|b\n1|{TEXT}|\n2|{OTHER}|café\n3|x\n".encode("cp1252"))
     columns = ("--text-column", "a", "--text-column", "B")
     options = ("--encoding", "cp1252", "--delimiter", "|", *columns, "--truncate", "--whole", "-q")
-    lmtool.refuses(2, "embed", run, "--text", TEXT, *options, words=["--text-column", "typed only"])
+    lmtool.refuses(2, "embed", run, "--text", TEXT, *options, words=["--text-column", "only typed texts"])
     lmtool.refuses(3, "embed", run, "rows.csv", *options, "-o", "a.jsonl", words=["rows.csv:4", "--skip-bad-rows"])
     done = lmtool.succeeds("embed", run, "rows.csv", *options, "--skip-bad-rows")
     assert "skipped 1 bad row" in done.err

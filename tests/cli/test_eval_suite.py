@@ -124,7 +124,7 @@ def test_rows_that_were_trained_on_are_told(lmtool, ngram, files, home):
     assert [one["count"] for one in leaks] == [3]
     assert "words, row 1: 'good verdict: yes'" in leaks[0]["text"]
     shown = lmtool.succeeds(*asked)
-    assert "3 of 4 rows (75.0 %) stand in what" in shown.err
+    assert "3 of 4 rows (75.0 %) are in the training text" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()] == ["task", "words", "mean"]
     lmtool.refuses(2, *asked[:-1], "word", words=["no task word", "did you mean words"])
 
@@ -146,7 +146,7 @@ def test_runs_are_compared_on_each_task(lmtool, ngram, files, home):
 def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
     asked = ("eval", ngram, "--suite")
     lmtool.refuses(2, *asked, "bundlde", words=["no suite", "bundled"])
-    lmtool.refuses(2, *asked, "bundled", "text.txt", words=["says itself", "TEXT"])
+    lmtool.refuses(2, *asked, "bundled", "text.txt", words=["sets this itself", "TEXT"])
     lmtool.refuses(2, *asked, "bundled", "--shots", "3", "--stride", "2", words=["--stride, --shots"])
     lmtool.refuses(2, *asked, "bundled", "--encoding", "cp1252", words=["--encoding"])
     lmtool.refuses(2, "eval", ngram, files / "text.txt", "--rows", "rows.jsonl", words=["--suite NAME"])

@@ -60,7 +60,7 @@ def test_a_published_encoder_is_tuned_exported_and_read_back(body: str, folder: 
     tuned = lmtool.succeeds("finetune", table, "--from", base, *SHORT)
     line = next(line for line in tuned.err.splitlines() if line.startswith("export: "))
     assert "with its head in head.safetensors, which no class has: objective." in line
-    assert tuned.err.index(line) < tuned.err.index("step 1/")
+    assert tuned.err.index(line) < tuned.err.index("plan: ")
     exported = lmtool.succeeds("export", "last", folder / "out")
     assert line.removeprefix("export: ") in exported.err.replace("exported as", "as")
     wanted = lmtool.succeeds("predict", "last", table).out
@@ -104,7 +104,7 @@ def test_trained_vectors_are_exported_for_sentence_transformers(
 def test_what_cannot_be_exported_is_told_before_training(folder: Path, lmtool: CommandLine) -> None:
     linear = lmtool.succeeds("finetune", reviews(folder / "reviews.csv"), "--recipe", "linear", *SHORT)
     assert "export: not possible, no published family has averaging models" in linear.err
-    assert linear.err.index("export: ") < linear.err.index("step 1/")
+    assert linear.err.index("export: ") < linear.err.index("plan: ")
     lmtool.refuses(2, "export", "last", folder / "out", words=["no published family has averaging models"])
 
 

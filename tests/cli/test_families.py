@@ -41,7 +41,7 @@ def test_an_n_gram_model_writes_and_cannot_be_trained_on(lmtool, ngram):
     assert json.loads(first)["tokens"]
     again = lmtool("resume", ngram, "-s", "training.steps=+2", "-q")
     assert again.code == 2
-    assert again.err.startswith("all text is counted after 3 steps")
+    assert again.err.startswith("the whole text was counted in 3 steps")
 
 
 def test_an_n_gram_model_has_no_vectors(lmtool, ngram):

@@ -179,6 +179,31 @@ def test_however_a_column_is_named_it_is_the_one_that_is_trained_on(
     assert found.objective.labels == ("p", "q", "r")
 
 
+def test_merged_labels_are_those_of_every_command(folder: Path) -> None:
+    for name in ("train", "test"):
+        path = folder / f"{name}.csv"
+        lines = path.read_text().splitlines()
+        wrong = [f"{line[:-3]}Yes" if line.endswith(",yes") and i % 9 == 1 else line for i, line in enumerate(lines)]
+        path.write_text("\n".join(wrong) + "\n")
+    train, test, merge = folder / "train.csv", folder / "test.csv", ("--merge-labels", "Yes=yes")
+    assert "--merge-labels Yes=yes" in run("check", train)
+    assert "similar labels" not in run("check", train, "--test", test, *merge)
+    made = folder / "made"
+    run("finetune", train, "--recipe", folder / "encoder.yaml", "--test", test, *merge, "-o", made)
+    figures = json.loads((made / "metrics.json").read_text())
+    assert figures["labels"] == ["no", "yes"]
+    assert figures["rows"] == 60
+    evaluated = json.loads(run("eval", made, test, "--json"))
+    assert evaluated["accuracy"] == figures["accuracy"]
+    assert "have changed" not in run("check", made)
+    # a typo that training has not seen
+    test.write_text(test.read_text().replace(",no\n", ",noo\n"))
+    assert "--merge-labels noo=no" in refusal("eval", made, test)
+    (folder / "m.csv").write_text("from,to\nnoo,no\n")
+    again = json.loads(run("eval", made, test, "--json", "--merge-labels", folder / "m.csv"))
+    assert again["accuracy"] == figures["accuracy"]
+
+
 def test_the_table_may_be_a_setting(folder: Path) -> None:
     assert "no table to train on name one: lmtool finetune TABLE" in refusal("finetune")
     run("finetune", "-s", f"data={{train: [{folder / 'train.csv'}]}}", "--epochs", "1", "-q", "-o", folder / "run")
@@ -310,7 +335,7 @@ def test_answers_are_learnt_by_adapters(folder: Path, base: Path) -> None:
 
 
 def test_merging_needs_adapters(folder: Path, base: Path) -> None:
-    assert "for adapters" in refusal("finetune", folder / "train.csv", "--from", base, "--merge")
+    assert "needs adapters" in refusal("finetune", folder / "train.csv", "--from", base, "--merge")
 
 
 def test_several_seeds_are_several_runs_and_their_spread(folder: Path) -> None:
@@ -374,9 +399,9 @@ def test_rows_that_were_trained_on_are_told_before_their_figure(folder: Path) ->
     ):
         result = CliRunner().invoke(app, list(map(str, command)))
         assert result.exit_code == 0
-        assert re.search(r"warning: 180 of 200 rows \(90\.0 %\) stand in what run was trained on", result.stderr)
+        assert re.search(r"warning: 180 of 200 rows \(90\.0 %\) are in the training text of run", result.stderr)
         last = "accuracy" if command[0] == "eval" else "difference"
-        assert result.output.index("stand in what") < result.output.rindex(last)
+        assert result.output.index("are in the training text") < result.output.rindex(last)
 
 
 def test_seeds_begin_with_the_same_run(folder: Path, base: Path) -> None:
@@ -611,8 +636,8 @@ def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     ("arguments", "what"),
     [
         ((), "no table"),
-        (("{train}", "--task", "a:{train}"), "instead of TABLE"),
-        (("--task", "a", "--recipe", "{pairs}"), "no name:file"),
+        (("{train}", "--task", "a:{train}"), "cannot be combined"),
+        (("--task", "a", "--recipe", "{pairs}"), "not NAME:FILE"),
         (("{train}", "--recipe", "tiny"), "not for tables"),
         (("{train}", "--recipe", "{pairs}", "--target-column", "zzz"), "no column"),
     ],

@@ -82,6 +82,34 @@ def test_rows_are_answered_in_a_form(lmtool, ngram, files, tmp_path):  # noqa: F
     assert [row["answer"] for row in csv.DictReader(named.read_text().splitlines())] == ["yes", "no"]
 
 
+def test_a_text_that_is_cut_within_its_form_is_told(lmtool, trained, ngram, files, schema, home, monkeypatch):  # noqa: F811
+    """To people and to programs, also with --quiet: what looks like JSON cannot be read as that."""
+    asked = ("generate", "The sailor", "--run", trained, "--json-schema", schema, "--no-echo", "-q", "--seed", "1")
+    cut = lmtool.succeeds(*asked, "--max-new-tokens", "5")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(cut.out)
+    assert cut.err.startswith("warning: ")
+    assert "--complete" in cut.err
+    assert json.loads(lmtool.succeeds(*asked, "--max-new-tokens", "5", "--json").out)["finish_reason"] == "length"
+    whole = lmtool.succeeds(*asked, "--max-new-tokens", "60", "--complete")
+    json.loads(whole.out)
+    assert whole.err == ""
+    beam = lmtool.succeeds(*asked[:-2], "--num-beams", "2", "--max-new-tokens", "5")
+    assert "warning" in beam.err
+    assert "--complete" not in beam.err, "which beam search refuses"
+    free = lmtool.succeeds("generate", "The sailor", "--run", trained, "-q", "--max-new-tokens", "5")
+    assert free.err == ""
+
+    (home / "long.lark").write_text('start: "yes" " yes" " yes"\n')
+    rows = ("predict", ngram, files / "rows.csv", "--prompt", ASKED, "--grammar", "long.lark", "-q")
+    assert "4 of 4" in lmtool.succeeds(*rows, "--max-new-tokens", "1").err
+    assert "warning" not in lmtool.succeeds(*rows).err
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?\n")))
+    chat = lmtool.succeeds("chat", trained, "--json-schema", schema, "-q", "--max-new-tokens", "5")
+    assert chat.err.startswith("warning: ")
+
+
 def test_a_conversation_has_a_form(lmtool, trained, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?\n")))
     assert lmtool.succeeds("chat", trained, "--choices", "me,you", "-q").out.strip() in ("me", "you")

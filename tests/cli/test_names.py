@@ -70,6 +70,7 @@ OPTIONS = {
     "runs compare runs": "runs compare runs/other MODEL",
     "runs merge run": "runs merge MODEL",
     "resume run": "resume MODEL",
+    "recipes batch name": "recipes batch MODEL",
     "plan source": "plan text.txt --from MODEL",
     "pretrain source": "pretrain text.txt --from MODEL",
     "pretrain teacher": "pretrain text.txt --teacher MODEL",
@@ -184,7 +185,8 @@ def named(metavar: str) -> list[str]:
     def visit(command: Any, path: tuple[str, ...]) -> Any:
         for name, sub in getattr(command, "commands", {}).items():
             yield from visit(sub, (*path, name))
-        yield from (" ".join((*path, param.name)) for param in command.params if metavar in str(param.metavar))
+        params = [param for param in command.params if param.name != "run_by_option"]  # another way to name the run
+        yield from (" ".join((*path, param.name)) for param in params if metavar in str(param.metavar))
 
     return list(visit(typer.main.get_command(app), ()))
 

@@ -73,14 +73,14 @@ def test_a_replay_repeats_the_draw(lmtool, run, tmp_path):
 
 
 def test_refusals(lmtool, run, tmp_path):
-    lmtool.refuses(2, "generate", "--run", run, "--novel", "--greedy", words=["greedy draws nothing", "omit --novel"])
+    lmtool.refuses(2, "generate", "--run", run, "--novel", "--greedy", words=["greedy does not sample", "omit --novel"])
     content = (run / LINES).read_bytes()
     (run / LINES).write_bytes(content[:-1])
     lmtool.refuses(4, "generate", "--run", run, words=["lines.bin is damaged", "delete it"])
     lmtool.succeeds("generate", "--run", run, "--no-novel")
     lmtool.succeeds("generate", "--run", run, "--greedy")
     (run / LINES).unlink()
-    lmtool.refuses(2, "generate", "--run", run, "--novel", words=["keeps no lines"])
+    lmtool.refuses(2, "generate", "--run", run, "--novel", words=["does not keep the lines"])
     lmtool.succeeds("generate", "--run", run)
 
 

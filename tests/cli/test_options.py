@@ -84,6 +84,7 @@ READING = (
     Case("--delimiter", "data.delimiter", ",", CLASSIFIED),
     Case("--delimiter", "data.delimiter", "|", ("bars.csv -r classes.yaml", "bars.csv --from base")),
     Case("--skip-bad-rows", "data.skip_bad_rows", True, CLASSIFIED),
+    Case("--merge-labels", "data.merge_labels", {"nine": "ten"}, CLASSIFIED, "nine=ten"),
     Case(
         "--input-column",
         "data.input_column",
@@ -167,7 +168,7 @@ OTHERS = {
     "finetune": {
         *("--from", "--recipe", "--set", "--merge", "--seeds", "--output", "--start-or-resume", "--until", "--quiet"),
     },
-    "resume": {"RUN", "--set", "--quiet"},
+    "resume": {"RUN", "--run", "--set", "--quiet"},
 }
 """Options that set no key."""
 
@@ -257,7 +258,8 @@ def in_file(recipe: dict[str, Any], key: str, value: object) -> dict[str, Any]:
 def spellings(case: Case) -> Iterator[list[str]]:
     """The overrides that set what an option sets."""
     if isinstance(case.value, dict):
-        yield [word for name, one in case.value.items() for word in ("-s", f"{case.key}.{name}={one}")]
+        if case.key != "data.merge_labels":  # whose labels are no keys
+            yield [word for name, one in case.value.items() for word in ("-s", f"{case.key}.{name}={one}")]
         yield ["-s", f"{case.key}={json.dumps(case.value)}"]
         return
     yield ["-s", f"{case.key}={case.value if isinstance(case.value, str) else json.dumps(case.value)}"]

@@ -133,6 +133,16 @@ def test_lines_where_there_is_no_terminal(stderr):
     assert lines[11:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
 
 
+def test_a_model_that_is_fitted_at_once_has_no_steps_and_no_rate(stderr):
+    stream, fitted = stderr(), stepped(1, valid_loss=2.25, is_best=True)
+    fitted = replace(fitted, step=replace(fitted.step, lr=None, grad_norm=None))
+    tell([started(), plan(steps=1), fitted, Ended("finished", 1, 1, 2.25, "loss")])
+    *_, planned, step, finished = stream.getvalue().splitlines()
+    assert planned.startswith("plan: one step of 4,096 tokens")
+    assert step == "loss 2.5000  valid loss 2.2500 (best)  8,192 tokens/s"
+    assert finished == "finished after 0:00; valid loss 2.2500"
+
+
 def test_how_much_of_a_model_learns_is_said(stderr):
     stream = stderr()
     tell([started(), replace(plan(), learning=123)])

@@ -74,7 +74,7 @@ def test_shots_are_of_all_labels_and_none_is_measured(lmtool, ngram, files, home
     found = json.loads(lmtool.succeeds(*asked, "--shots", "8", "--calibrate").out)
     assert (found["shots"], found["shots_from"]) == (8, str(train))
     assert found["calibrated"].keys() == found["scores"].keys()
-    lmtool.refuses(2, *asked, "--shots", "9", words=["8 rows that are not measured themselves, for 9 shots", "--train"])
+    lmtool.refuses(2, *asked, "--shots", "9", words=["8 rows besides those measured, too few for 9 shots", "--train"])
     lmtool.refuses(2, *asked[:5], "--shots", "2", words=["no table to draw the shots from", "--train TABLE"])
 
 
@@ -97,9 +97,9 @@ def test_calibration_undoes_a_preference(lmtool, ngram, files):
     ("prompt", "words"),
     [
         ("Sentiment:", ["does not say where the text", "write {text}"]),
-        ("{txt} is", ["{txt}", "no column", "'text', 'label'"]),
+        ("{txt} is", ["{txt}", "not a column", "'text', 'label'"]),
         ("{text} is {label}", ["the prompt holds the label"]),
-        ("{text is", ["a brace that is no field", "{{"]),
+        ("{text is", ["a brace that is not a field", "{{"]),
         ("{text!r} is", ["not the name of a column"]),
         ("{} is", ["not the name of a column"]),
     ],
@@ -113,7 +113,7 @@ def test_answers_that_fit_no_labels(lmtool, ngram, files):
     lmtool.refuses(2, *asked, "--answers", "yes,nope", words=["the label 'no', which has no answer", "no,yes"])
     lmtool.refuses(2, *asked, "--answers", "yes=a,no=a", words=["two different texts"])
     lmtool.refuses(2, *asked, "--answers", "yes=,no=a", words=["two different texts"])
-    lmtool.refuses(2, *asked[:3], "--answers", "yes,no", words=["are of prompts", "--prompt"])
+    lmtool.refuses(2, *asked[:3], "--answers", "yes,no", words=["need a prompt", "--prompt"])
     assert read_answers(["a=b", "c"], ["a=b", "c"]) == {"a=b": "a=b", "c": "c"}
 
 

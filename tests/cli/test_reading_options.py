@@ -24,6 +24,7 @@ OPTIONS = {
     "--encoding",
     "--delimiter",
     "--skip-bad-rows",
+    "--merge-labels",
 }
 ROWS = [("très bien, café", "oui"), ("pas mal; «été»", "oui"), ("mauvais\nnaïf", "non"), ('un "déjà" vu', "non")] * 6
 BYTES = {"UTF-8": "utf-8", "UTF-8 with a mark": "utf-8-sig", "cp1252": "cp1252", "UTF-16": "utf-16"}
@@ -117,10 +118,10 @@ def test_columns_and_delimiters_may_be_named(lmtool, home, learned):
     table = write(home / "rows.csv", "utf-8", ("avis", "note"), "#")
     run = learned["utf-8"]
     named = ("--text-column", "Avis", "--delimiter", "#")
-    said = lmtool.refuses(
-        3, "predict", run, table, "--delimiter", "#", words=["no column 'text'; found 'avis', 'note'"]
-    )
+    said = lmtool.refuses(3, "eval", run, table, "--delimiter", "#", "-q", words=["'text'", "found 'avis', 'note'"])
     assert "--text-column" in said[-1]
+    # a text by its name is predicted, and told
+    assert "text 'avis'" in lmtool.succeeds("predict", run, table, "--delimiter", "#").err
     assert "avis,note,predicted" in lmtool.succeeds("predict", run, table, *named).out
     found = json.loads(lmtool.succeeds("eval", run, table, *named, "--label-column", "NOTE", "--json").out)
     assert found["rows"] == len(ROWS)

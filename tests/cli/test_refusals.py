@@ -65,7 +65,7 @@ def test_a_missing_file(lmtool, run, home, arguments):
     lmtool.refuses(
         DATA, *arguments, "storeis.txt", words=["does not exist", "storeis.txt", "did you mean stories.txt?"]
     )
-    lmtool.refuses(DATA, *arguments, "no/where.txt", words=["does not exist", "no/where.txt", "there is no no"])
+    lmtool.refuses(DATA, *arguments, "no/where.txt", words=["does not exist", "no/where.txt", "no folder no"])
     lmtool.refuses(DATA, *arguments, "*.text", words=["no file matches", "'*.text'"])
 
 
@@ -196,7 +196,7 @@ def test_an_unknown_run(lmtool, run, corpus, command):
 
 @pytest.mark.parametrize("command", READERS)
 def test_no_run_at_all(lmtool, home, corpus, command):
-    words = ["no last run", "no runs in runs", "lmtool pretrain TEXT"]
+    words = ["no last run", "there are no runs yet in the folder runs", "lmtool pretrain TEXT"]
     lmtool.refuses(CHECKPOINT, *reading(command, "last", corpus), words=words)
     lmtool.refuses(CHECKPOINT, *reading(command, "mine", corpus), words=["no run called 'mine'", "lmtool pretrain"])
 
@@ -508,7 +508,7 @@ def test_processes_that_cannot_meet(lmtool, home, corpus, monkeypatch):
 
 @pytest.mark.parametrize(
     ("penalty", "what"),
-    [("1e300", "too large"), ("-1e300", "too large"), ("nan", "no finite number"), ("101", "between -100 and 100")],
+    [("1e300", "too large"), ("-1e300", "too large"), ("nan", "not a finite number"), ("101", "between -100 and 100")],
 )
 def test_a_length_penalty_that_overflows(lmtool, run, penalty, what):
     words = [what, "length"]

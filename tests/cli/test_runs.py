@@ -123,7 +123,7 @@ def test_damaged_runs_are_listed(run: Run) -> None:
 def test_no_runs(runs: Path) -> None:
     result = CliRunner().invoke(app, ["ls"])
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no runs in" in result.stderr
+    assert "there are no runs yet" in result.stderr
     assert json.loads(call("ls", "--json")) == []
 
 
@@ -152,11 +152,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return answer
 
 
-def removing(*arguments: str) -> tuple[str, str]:
-    """Both outputs of `runs rm`, in this process, so that standard input is that of the test."""
+def removing(*arguments: str, command: str = "rm") -> tuple[str, str]:
+    """Both outputs of `runs rm`, or of `runs cache`, in this process, so that standard input is that of the test."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        app(["rm", *arguments], standalone_mode=False)
+        app([command, *arguments], standalone_mode=False)
     return out.getvalue(), err.getvalue()
 
 
@@ -173,7 +173,7 @@ def test_a_removal_is_asked_for(run: Run, asked: Callable[[str], None], answer: 
 def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for stdin in (io.StringIO("y\n"), None):
         monkeypatch.setattr(sys, "stdin", stdin)
-        with pytest.raises(UsageError, match="nobody is there"):
+        with pytest.raises(UsageError, match="nobody is there to be asked"):
             removing("first")
     assert run.path.exists()
     removing("first", "--yes")
@@ -206,6 +206,55 @@ def test_files_that_stay_are_told(run: Run, tmp_path: Path) -> None:
     (tmp_path / "far" / "notes.txt").write_text("mine")
     _, err = removing(str(tmp_path / "far"), "--yes")
     assert err == f"kept in {tmp_path / 'far'}: files that are not the run's\n"
+
+
+@pytest.fixture
+def cached(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A dataset and a survey in the cache."""
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    for folder, ending in (("datasets", "jsonl"), ("surveys", "entry")):
+        (tmp_path / "cache" / folder).mkdir(parents=True)
+        (tmp_path / "cache" / folder / f"{'0' * 64}.{ending}").write_bytes(bytes(2000))
+    return tmp_path / "cache"
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(file.parent.name for file in folder.rglob("*") if file.is_file() and file.stat().st_size)
+
+
+def test_the_cache_is_shown(cached: Path) -> None:
+    datasets, surveys, total = call("cache").splitlines()
+    assert datasets.split("\t")[::2] == ["datasets", "1", datasets.split("\t")[-1]]
+    assert "2.0 kB" in surveys
+    assert total == f"4.0 kB in {cached}"
+    name, size, used = call("cache", "surveys").splitlines()[0].split("\t")
+    assert (name, size, len(used)) == (f"{'0' * 64}.entry", "2.0 kB", len("2026-11-20 22:40"))
+    told = json.loads(call("cache", "--json"))
+    assert told["cache"] == str(cached)
+    assert {(entry["kind"], entry["bytes"]) for entry in told["entries"]} == {("datasets", 2000), ("surveys", 2000)}
+    assert {Path(entry["path"]).exists() for entry in told["entries"]} == {True}
+    assert call("cache", "--older-than", "1h") == f"0 bytes in {cached}\n"
+
+
+def test_the_cache_is_cleared_after_asking(
+    cached: Path, asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked("n\n")
+    assert "nothing is removed" in removing("--clear", command="cache")[1]
+    assert files_in(cached) == ["datasets", "surveys"]
+    asked("y\n")
+    out, err = removing("surveys", "--clear", command="cache")
+    assert (out, files_in(cached)) == ("2.0 kB freed\n", ["datasets"])
+    assert f"{'0' * 64}.entry" in err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(UsageError, match="nobody is there"):
+        removing("--clear", command="cache")
+    told = json.loads(removing("--clear", "--yes", "--json", command="cache")[0])
+    assert [(entry["kind"], entry["removed"]) for entry in told["entries"]] == [("datasets", True)]
+    assert files_in(cached) == []
+    assert removing("--clear", command="cache") == ("0 bytes freed\n", "")
+    with pytest.raises(UsageError, match="no 'survey'"):
+        removing("survey", command="cache")
 
 
 def test_results_have_the_name_of_what_counts(run: Run) -> None:

@@ -191,7 +191,7 @@ def test_a_model_of_pairs_ranks_the_nearest_anew(lmtool, pairs, run):
 
 def test_what_is_refused(lmtool, folder, index):
     lmtool.refuses(3, "search", "index", "a.txt", "-o", "new", words=["there is no index", "--run"])
-    lmtool.refuses(2, "search", "index", "-o", "new", words=["nothing to index"])
+    lmtool.refuses(2, "search", "index", "-o", "new", words=["either texts to index, or --remove"])
     lmtool.refuses(2, "search", "index", "a.txt", "-o", index, "--remove", "a.txt", words=["--remove"])
     lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", words=["-o"])
     lmtool.refuses(2, "search", "index", "a.txt", "--run", "last", "-o", ".", "-q", words=["not empty"])

@@ -38,7 +38,7 @@ def test_begins_goes_on_and_ends(work: Work, lmtool: CommandLine) -> None:
     begun = Run.open(work.run()).info.created
     assert is_begun(work.run())
     told = lmtool.succeeds(*command(work, "optimizer.lr=0.5"))
-    assert "goes on as it began" in told.err
+    assert "continues with the options that it began with" in told.err
     assert told.out == f"{work.run()}\n"
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
     assert Run.open(work.run()).info.created == begun

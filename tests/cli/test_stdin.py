@@ -90,6 +90,86 @@ def test_predictions_of_texts(lmtool, classifier, table, stdin):
     lmtool.refuses(2, "predict", classifier, table, "--text", "a", words=["not both"])
 
 
+def test_predictions_as_json(lmtool, classifier, table, home):
+    """By the ending of the file, or --json: the names of the CSV, and numbers that are numbers."""
+    rows = read(lmtool.succeeds("predict", classifier, table))
+    printed = lmtool.succeeds("predict", classifier, table, "--json").out
+    records = [json.loads(line) for line in printed.splitlines()]
+    for name in ("out.jsonl", "out.json", "out.csv"):
+        lmtool.succeeds("predict", classifier, table, "-o", name)
+    assert (home / "out.jsonl").read_text() == printed
+    assert json.loads((home / "out.json").read_text()) == records
+    assert list(csv.DictReader((home / "out.csv").read_text().splitlines())) == rows
+    for row, record in zip(rows, records, strict=True):
+        assert list(record) == list(row) == ["review", "label", "predicted", "p_no", "p_yes"]
+        assert {name: record[name] for name in ("review", "label", "predicted")}.items() <= row.items()
+        for name in ("p_no", "p_yes"):
+            assert record[name] == pytest.approx(float(row[name]), abs=1e-6)
+    blank = json.loads(lmtool.succeeds("predict", classifier, "--text", "a", "--min-probability", "1", "--json").out)
+    assert blank["predicted"] is None
+    lmtool.refuses(2, "predict", classifier, table, "-o", "other.parquet", words=["other.parquet"])
+    lmtool.refuses(2, "predict", classifier, table, "--json", "-o", "other.csv", words=["--json"])
+    lmtool.refuses(2, "predict", classifier, table, "--json", "--guard-formulas", words=["--guard-formulas"])
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        # a header, whose names are not those of training
+        ('text,id\n"good, film",7\n', ["good, film"]),
+        ('kommentar;nr\n"good; film";7\n"bad, film";8\n', ["good; film", "bad, film"]),
+        ('id,text\n7,"good\nfilm"\n', ["good\nfilm"]),
+        ('nr,xq\n7,"good, film"\n8,"a bad, film"\n', ["good, film", "a bad, film"]),
+        ("id\ttext\n7\tgood film\n", ["good film"]),
+        ("text\ngood film\nbad film\n", ["good film", "bad film"]),
+        # without one, as in a file
+        ('"a good, long film",x\n"a bad, long film",x\n', ["a good, long film", "a bad, long film"]),
+        # texts
+        ("good, film\nbad, film\n", ["good, film", "bad, film"]),
+        ("good film\nbad; film, all in all\n", ["good film", "bad; film, all in all"]),
+        ('"good film"\n"Bad," he said, "indeed."\nso-so\n', ['"good film"', '"Bad," he said, "indeed."', "so-so"]),
+        ('a film\n"Smart, funny", says one\nanother\n', ["a film", '"Smart, funny", says one', "another"]),
+        ("Question, can you say why?\nNo, I can not\n", ["Question, can you say why?", "No, I can not"]),
+        ("title\nreview\nfilm\n", ["title", "review", "film"]),
+        ("good film", ["good film"]),
+    ],
+)
+def test_standard_input_is_read_as_a_file_or_as_texts(lmtool, classifier, stdin, content, texts):
+    stdin(content)
+    rows = list(csv.reader(io.StringIO(lmtool.succeeds("predict", classifier, "-").out)))
+    cells = [cell for row in rows for cell in row]
+    assert len(rows) == len(texts) + 1
+    assert all(text in cells for text in texts)
+    assert "predicted" in rows[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '"good, film",7\n"bad, film",8\n',
+        '"good, film",7\n',
+        "7\tgood film\n8\tbad film\n",
+        '7,"good, film"\n8,9,"bad, film"\n',
+    ],
+)
+def test_what_is_neither_a_table_nor_texts_is_refused(lmtool, classifier, stdin, content):
+    stdin(content)
+    lmtool.refuses(3, "predict", classifier, "-", "-q")
+
+
+def test_a_ragged_table_is_refused_as_a_file_is(lmtool, classifier, stdin):
+    stdin('text,id\n"good, film",7\na,b,c\nd,e\n')
+    assert lmtool("predict", classifier, "-", "-q").code == 3
+
+
+def test_columns_that_are_not_called_as_in_training_are_told(lmtool, classifier, home):
+    (home / "other.csv").write_text("text,id\ngood film,7\nbad film,8\n")
+    told = lmtool.succeeds("predict", classifier, "other.csv").err
+    assert "text 'text'" in told
+    (home / "other.csv").write_text("title,body,id\nfilm,good film,7\nwork,bad film,8\n")
+    lmtool.refuses(2, "predict", classifier, "other.csv", words=["reads 1 text", "--text-column"])
+
+
 def test_a_table_on_standard_input_is_evaluated(lmtool, classifier, table, stdin):
     expected = lmtool.succeeds("eval", classifier, table, "--json").out
     stdin(table.read_text())

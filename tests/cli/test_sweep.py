@@ -227,7 +227,7 @@ def test_a_process_that_ends_is_a_failure_unless_it_was_told_to_stop(tmp_path, m
         (["--minutes", "3", "--seeds", "2"], ["one seed"]),
         (["-r", "nosuch", "-s", "seed=1,2"], ["no recipe 'nosuch'"]),
         (["-s", "seed=1,2", "nosuch.txt"], ["does not exist", "nosuch.txt"]),
-        (["--from", "nosuch", "-s", "seed=1,2"], ["no runs in runs"]),
+        (["--from", "nosuch", "-s", "seed=1,2"], ["there are no runs yet in the folder runs"]),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_first_run(lmtool, home, corpus, words, said):

@@ -38,6 +38,7 @@ COMMANDS = {
     "label": ("missing.csv",),
     "tokenize": ("tales.txt", "-o", "out", "-q"),
     "runs ls": (),
+    "runs cache": (),
     "runs show": ("last",),
     "runs compare": ("last", "last"),
     "runs merge": ("last",),
@@ -104,3 +105,30 @@ def test_no_argument_is_an_unexpected_error(lmtool, folder, monkeypatch, name):
                 monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
                 outcome = lmtool(*name.split(), *words[:i], value, *words[i + 1 :])
                 assert outcome.code != 1, (value, outcome)
+
+
+FILES = {("attention", "--npz"), ("check", "--fix"), ("eval", "--rows"), ("generate", "--html"), ("tokenize", "--html")}
+FOLDERS = {"data get", "finetune", "import", "pretrain", "runs merge", "search index", "sweep", "tokenize"}
+FILES |= {(name, "--output") for name, options in OPTIONS.items() if "--output" in options and name not in FOLDERS}
+
+
+@pytest.mark.parametrize(("name", "option"), sorted(FILES))
+def test_a_file_to_write_is_refused_before_anything_is_read(lmtool, folder, name, option):
+    """Where its name is none, that of a folder, or in a folder that is not there."""
+    for code, value in ((2, ""), (2, "."), (2, ".."), (2, "/"), (2, "runs"), (2, "runs/"), (5, "none/x.html")):
+        lmtool.refuses(code, *name.split(), *COMMANDS[name], f"{option}={value}")
+        lmtool.refuses(code, *name.split(), *COMMANDS[name], option, value)
+
+
+@pytest.mark.parametrize(
+    "words", [*((*name.split(), *COMMANDS[name], "-o") for name in sorted(FOLDERS)), ("export", "last")]
+)
+def test_a_folder_to_write_has_a_name(lmtool, folder, words):
+    before = sorted(folder.iterdir())
+    lmtool.refuses(2, *words, "")
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("value", ["", ".", "..", "/", "runs"])
+def test_a_gguf_file_is_no_folder(lmtool, folder, value):
+    lmtool.refuses(2, "export", "last", value, "--gguf", "f16")

@@ -88,7 +88,7 @@ def test_what_is_there_stays(links: Path, tmp_path: Path) -> None:
     assert ours.get("films", tmp_path) == paths
     assert [path.stat().st_mtime_ns for path in paths] == before
     paths[1].write_text("mine")
-    with pytest.raises(UsageError, match="there is another file") as refused:
+    with pytest.raises(UsageError, match="another file is in its place") as refused:
         ours.get("films", tmp_path)
     assert refused.value.where == str(paths[1])
     assert paths[1].read_text() == "mine"
@@ -105,7 +105,7 @@ def test_another_package_is_refused(links: Path, tmp_path: Path) -> None:
 
 def test_another_file_is_refused(links: Path, tmp_path: Path) -> None:
     ours = catalogue(wheel(links), **{"films.test.csv": digest(b"other")})
-    with pytest.raises(DataError, match="not what the catalogue says"):
+    with pytest.raises(DataError, match="other data than the catalogue lists"):
         ours.get("films", tmp_path / "films")
     assert not (tmp_path / "films").exists()
 

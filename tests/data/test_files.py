@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from lmtool.data.files import find_files
+from lmtool.data.table import open_table
 from lmtool.errors import DataError
+from lmtool.recipe.spec.text import Data
 
 FILES = ("book.txt", "Letters.txt", "poems.jsonl.gz", "reviews.csv", "tags.conll", "book.pdf", "book.yaml", ".book.txt")
 
@@ -48,9 +50,9 @@ def test_texts_nearby_are_suggested(folder: Path, typed: str, meant: str) -> Non
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
-        ("xyz.txt", "look for its name in ."),
-        ("diary.txt", "look for its name in ."),
-        ("nowhere/xyz.txt", "there is no nowhere either"),
+        ("xyz.txt", "check its name: `ls` lists what is here"),
+        ("diary.txt", "check its name: `ls` lists what is here"),
+        ("nowhere/xyz.txt", "there is no folder nowhere either"),
     ],
 )
 def test_nothing_unlike_is_suggested(folder: Path, typed: str, fix: str) -> None:
@@ -63,3 +65,9 @@ def test_absolute_paths_stay_absolute(folder: Path) -> None:
     with pytest.raises(DataError) as refused:
         find_files(str(folder / "txts" / "novl.txt"))
     assert refused.value.fix == f"did you mean {folder / 'texts' / 'novel.txt'}?"
+
+
+@pytest.mark.parametrize("read", [find_files, lambda name: open_table(name, Data())])
+def test_of_a_user_who_does_not_exist_there_is_no_home(read, folder: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        read("~nobody-of-this-name/text.csv")

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from lmtool.data.hub import fetch, parse
+from lmtool.data.hub import fetch, import_hub, parse
 from lmtool.data.prepare import prepare
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import CharTokenizer, Data
@@ -85,3 +87,13 @@ def test_what_a_dataset_does_not_have(suffix: str, column: str, message: str, fo
 def test_no_name() -> None:
     with pytest.raises(DataError, match="no dataset"):
         parse("hf:@train")
+
+
+def test_the_files_of_the_hub_go_to_no_folder_named_like_a_missing_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", "")
+    for is_home, expected in ((True, None), (False, str(tmp_path / "huggingface"))):
+        monkeypatch.delenv("HF_HOME", raising=False)
+        monkeypatch.setattr(os.path, "expanduser", lambda path, is_home=is_home: "/home/me" if is_home else path)
+        assert import_hub() is sys.modules["huggingface_hub"]
+        assert os.environ.get("HF_HOME") == expected

@@ -20,7 +20,7 @@ from lmtool.data.delimited import FIELD_LIMIT, DialectHints
 from lmtool.data.files import BLOCK
 from lmtool.data.hub import fetch
 from lmtool.data.rowfile import open_rows
-from lmtool.data.table import open_table
+from lmtool.data.table import Skipped, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import choose_columns
@@ -57,6 +57,10 @@ def json_lines(cells: list[str]) -> bytes:
     return b"".join(json.dumps({"id": i, "text": cell}).encode() + b"\n" for i, cell in enumerate(cells))
 
 
+def json_list(cells: list[str], indent: int | None = None) -> bytes:
+    return json.dumps([{"id": i, "text": cell} for i, cell in enumerate(cells)], indent=indent).encode()
+
+
 def parquet(cells: list[str]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.table({"id": range(len(cells)), "text": cells}), buffer)
@@ -77,6 +81,12 @@ FILES = {
     "surrogate.jsonl": b'{"text": "a\\ud83d"}\n{"text": "\\ud83d\\ude00"}\n',
     "a.jsonl": json_lines(CELLS),
     "bom.jsonl": b"\xef\xbb\xbf" + json_lines(CELLS),
+    "a.json": json_list(CELLS),
+    "indented.json": b"\xef\xbb\xbf \n" + json_list(CELLS, 2) + b"\n",
+    "null.json": b'[{"text": "a"},\r\n{"text": null},{"text": "b", "more": {"x": [1, 2]}}]',
+    "surrogate.json": b'[{"text": "a\\ud83d"}, {"text": "\\ud83d\\ude00"}]',
+    "blocks.json": json_list([prose(BLOCK // 60, seed) for seed in range(5)]),
+    "many.json": json_list([f"{i} {cell}" for i in range(3000) for cell in CELLS], 1),
     "a.parquet": parquet(CELLS),
     "blocks.csv": delimited([prose(BLOCK // 60, seed) for seed in range(5)]),
     "blocks.jsonl": json_lines([prose(BLOCK // 60, seed) for seed in range(5)]),
@@ -110,6 +120,14 @@ UNREADABLE = {
     "broken.jsonl": b'{"text": "a"}\n\n{"text": }\n',
     "deep.jsonl": b'{"text": "a"}\n' + b"[" * 100_000 + b"\n",
     "list.jsonl": b'{"text": "a"}\n["a"]\n',
+    "broken.json": b'[{"text": "a"},\n{"text": }\n]',
+    "deep.json": b'[{"text": "a"}, {"text": ' + b"[" * 100_000,
+    "cut.json": json_list(CELLS)[:-2],
+    "open.json": json_list(CELLS)[:-1],
+    "followed.json": json_list(CELLS) + b"\n[]",
+    "apart.json": b'[{"text": "a"}\n{"text": "b"}]',
+    "mixed.json": b'[{"text": "a"},\n"b"]',
+    "comma.json": b'[{"text": "a"},\n]',
     "damaged.parquet": parquet(CELLS)[:-50],
     "text.parquet": b"id,text\n",
 }
@@ -143,6 +161,69 @@ def outcome(read: Callable[[Path], list[Any]], path: Path) -> list[Any]:
         return read(path)
     except DataError as error:
         return [error.what, error.where]
+
+
+def test_a_list_of_objects_is_read_as_its_lines_are(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Add {i} and {i}.", "input": "", "output": str(2 * i)} for i in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=2))
+    lines, listed = open_table(str(tmp_path / "a.jsonl")), open_table(str(tmp_path / "a.json"))
+    assert listed.names == lines.names
+    assert [(row.number, row.values) for row in listed.rows()] == [(row.number, row.values) for row in lines.rows()]
+    assert choose_columns(listed, Data()) == choose_columns(lines, Data())
+    assert [row.line for row in listed.rows()] == [2 + 5 * i for i in range(9)]
+
+
+def test_faults_of_a_list_are_at_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[\n{"text": "a"},\n\n{"text": "b",\n"text": "c"},\n{"text": "d"}]')
+    with pytest.raises(DataError, match="twice") as caught:
+        table_cells(path)
+    assert caught.value.where.startswith(f"{path}:4, row 2")
+    skipped = Skipped()
+    assert [row.values for row in open_table(str(path)).rows(skipped)] == [("a",), ("d",)]
+    assert skipped.kinds == {"duplicate key": 1}
+    path.write_text('[{"text": "a"},\n{"text":\n"b" "c"}]')
+    with pytest.raises(DataError) as caught:
+        table_cells(path)
+    assert caught.value.where == f"{path}:3"
+
+
+def test_a_list_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with path.open("w") as file:
+        file.write("[" + ",".join(json.dumps({"text": text}) for text in [prose(100)] * 3000))
+    rows = open_rows(path, ".json", FIELD_LIMIT).records()
+    assert len([*islice(rows, 1500)]) == 1500  # the end, which is missing, has not been read
+    with pytest.raises(DataError, match="missing"):
+        list(rows)
+    path.write_text('[{"text": "' + "a" * 100_000)
+    with pytest.raises(DataError, match="not JSON"):
+        list(open_rows(path, ".json", 1000).records())
+
+
+@settings(max_examples=examples(100, 300), deadline=None)
+@given(text=st.text(alphabet='[]{}",: a1\n', max_size=20))
+def test_what_follows_in_a_list_is_read_as_json_does(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("json") / "a.json"
+    path.write_text('[{"text": "b"}' + text)
+    try:
+        rows = json.loads(path.read_text())
+        expected = [row["text"] for row in rows] if all(isinstance(row.get("text"), str) for row in rows) else None
+    except (ValueError, AttributeError):
+        expected = None
+    if expected is not None:
+        assert table_cells(path) == expected
+    else:
+        with pytest.raises(DataError):
+            corpus_cells(path)
+
+
+def test_json_that_is_no_list_of_objects_is_text_of_a_corpus(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for content in '{"text": "a"}', "[1, 2]", '["text"]', "3":
+        path.write_text(content)
+        assert corpus_cells(path) == [content]
 
 
 def test_a_cell_that_is_not_text(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_an_error_inside_is_not_one_of_the_temporary_folder() -> None:
         (b"text,label\na,b\n", ".csv"),
         (b'\xef\xbb\xbf{"text": "a"}\n', ".jsonl"),
         (b'\n {"text": "a"}\n', ".jsonl"),
+        (b'\n [\n{"text": "a"}]\n', ".json"),
+        (b"[laughs] text,label\na,b\n", ".csv"),
         (b"PAR1\0\0", ".parquet"),
     ],
 )

@@ -298,7 +298,7 @@ def test_blanks_around_names_and_columns_without_one(tmp_path: Path) -> None:
         ("a.csv", b"PK\x03\x04rest", ["a workbook or archive", "save the sheet as CSV"]),
         ("a.csv", gzip.compress(b"a,b\n1,2\n", mtime=0), ["gzip, not text", ".gz"]),
         ("a.xlsx", b"PK\x03\x04rest", ["not a table by its name", "save the sheet as CSV"]),
-        ("a.json", b"[]", ["not the JSON of SQuAD", "JSON lines are named .jsonl"]),
+        ("a.json", b"[]", ["nor the JSON of SQuAD", "JSON lines are named .jsonl"]),
         ("a.txt", b"text\n", ["not a table by its name", ".csv, .tsv, .jsonl, .parquet"]),
         ("a.parquet", b"text,label\n", ["not a Parquet file"]),
         ("a.csv.gz", b"text,label\n", ["gzip file is damaged"]),

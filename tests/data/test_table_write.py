@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.data.table import Row, Table, open_table, table_lines, write_table
+from lmtool.data.table import Row, Table, json_lines, json_list, open_table, table_lines, write_table
 from lmtool.errors import ResourceError, UsageError
 from lmtool.recipe.spec.text import Data
 from tests.examples import examples
@@ -53,6 +54,23 @@ def test_values_of_every_format(tmp_path: Path) -> None:
     source = table(tmp_path, json.dumps(row) + "\n", "in.jsonl")
     write(tmp_path / "out.csv", source, [], ((r, []) for r in source.rows()))
     assert read(tmp_path / "out.csv") == [list(row), ["a\nb", "3", "0.5", "true", "", '["é", 1]', '{"a": 1}']]
+
+
+def test_json_lines_have_the_columns_and_their_values(tmp_path: Path) -> None:
+    row = {"text": "a\nb \u2028", "n": 3, "f": 0.5, "yes": True, "none": None, "many": ["é", 1], "in": {"a": 1}}
+    source = table(tmp_path, json.dumps(row) + "\n" + json.dumps({"text": "c"}) + "\n", "in.jsonl")
+    values = [(0.25, math.nan), (1, None)]
+    lines = list(json_lines(source, ["p", "n"], zip(source.rows(), values, strict=True)))
+    out = tmp_path / "out.jsonl"
+    write_table(out, source, lines)
+    assert [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] == [
+        row | {"p": 0.25, "n_2": None},
+        dict.fromkeys(row) | {"text": "c", "p": 1, "n_2": None},
+    ]
+    again = open_table(str(out))
+    assert again.names == (*row, "p", "n_2")
+    assert json.loads("".join(json_list(lines))) == [json.loads(line) for line in lines]
+    assert json.loads("".join(json_list([]))) == []
 
 
 FORMULAS = ["=1+2", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "-", "--5", "-1,5"]

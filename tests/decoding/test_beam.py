@@ -168,6 +168,8 @@ def test_filters_hold_in_every_beam():
         max_new_tokens=9,
         min_new_tokens=4,
         repetition_penalty=1.4,
+        frequency_penalty=0.3,
+        presence_penalty=-0.4,
         no_repeat_ngram=2,
         logit_bias=(((3,), 1.0), ((3, 4), -2.0)),
     )
@@ -176,6 +178,7 @@ def test_filters_hold_in_every_beam():
         scores = [-math.inf if token == 10 else s for token, s in enumerate(scores)]
         scores = reference.logit_bias(scores, settings.logit_bias, text)
         scores = reference.repetition_penalty(scores, 1.4, text)
+        scores = reference.count_penalties(scores, 0.3, -0.4, list(text[len(text) - n_written :]))
         scores = reference.no_repeat_ngram(scores, 2, text)
         return [-math.inf if token == 0 and n_written < 4 else s for token, s in enumerate(scores)]
 

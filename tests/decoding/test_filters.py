@@ -166,6 +166,12 @@ def test_repetition_penalty_equals_transformers(penalty):
     assert torch.equal(filters.repetition_penalty(logits_BV, penalty, texts_BT.tolist()), expected)
 
 
+def test_penalties_count_the_new_text_alone():
+    settings = Sample(frequency_penalty=0.5, presence_penalty=0.25)
+    logits_BV = filters.steer(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
+    assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 40])
 def test_no_repeat_ngram_equals_transformers(n):
     logits_BV, texts_BT = random_logits(), texts()
@@ -225,6 +231,7 @@ def test_further_filters_equal_the_plain_reference(scores, text, p, n):
     pairs = [
         (filters.min_p(logits_BV, p), reference.min_p(scores, p)),
         (filters.repetition_penalty(logits_BV, 1.7, [text]), reference.repetition_penalty(scores, 1.7, text)),
+        (filters.count_penalties(logits_BV, p, -n, [text]), reference.count_penalties(scores, p, -n, text)),
         (filters.no_repeat_ngram(logits_BV, n, [text]), reference.no_repeat_ngram(scores, n, text)),
         (filters.logit_bias(logits_BV, biases, [text]), reference.logit_bias(scores, biases, text)),
     ]

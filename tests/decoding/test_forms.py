@@ -385,7 +385,7 @@ def test_words_of_a_schema_that_restrict_nothing_are_no_mistakes():
     )
     assert TextForm.of() is None
     assert TextForm.of(json_schema={"type": "null"}) == TextForm("json-schema", '{"type": "null"}')
-    with pytest.raises(UsageError, match="contradict"):
+    with pytest.raises(UsageError, match="only one form"):
         TextForm.of(regex="a", choices=["a"])
     with pytest.raises(UsageError, match="no form to complete"):
         TextForm.of(complete=True)

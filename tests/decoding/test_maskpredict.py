@@ -106,7 +106,7 @@ def test_texts_that_cannot_be_filled_are_refused(texts, words):
 def test_models_and_strategies_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="bidirectional"):
         fill(HistoryModel(), [[MASK]], MASK, MaskPredict())
-    with pytest.raises(UsageError, match="no next token"):
+    with pytest.raises(UsageError, match="does not predict the next token"):
         generate(SidesModel(), [[1]], Greedy())
 
 

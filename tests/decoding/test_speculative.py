@@ -146,6 +146,7 @@ def test_a_prefix_that_is_continued_slides_as_without_a_draft():
     "settings",
     [
         Greedy(max_new_tokens=30, repetition_penalty=1.4, no_repeat_ngram=3),
+        Greedy(max_new_tokens=30, frequency_penalty=0.1, presence_penalty=-0.5),
         Greedy(max_new_tokens=30, min_new_tokens=28, logit_bias=(((4, 5), 3.0), ((7,), -2.0))),
         Sample(max_new_tokens=30, temperature=1.0, seed=4),
         Sample(max_new_tokens=30, temperature=1.4, top_k=6, top_p=0.9, repetition_penalty=1.2, no_repeat_ngram=3),

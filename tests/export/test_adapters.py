@@ -243,7 +243,7 @@ def test_a_base_of_another_family(tmp_path: Path) -> None:
 
 def test_a_head_that_no_class_has(tmp_path: Path) -> None:
     _, run = adapted_run(tmp_path, BERT, MASKED, classes("a", "b", pool="mean"), ["query"])
-    with pytest.raises(UsageError, match="none has this head") as refusal:
+    with pytest.raises(UsageError, match="no class of Transformers has this head") as refusal:
         export_adapters(str(run), tmp_path / "out")
     assert "objective.pool" in str(refusal.value.where)
 
@@ -259,7 +259,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         return int(end.value.code or 0)
 
     assert command("--adapters", "--gguf", "f16") == 2
-    assert "GGUF files hold whole models" in capsys.readouterr().err
+    assert "a GGUF file has a whole model, not adapters alone" in capsys.readouterr().err
     assert command("--adapters", "--dtype", "bfloat16") == 0
     shown = capsys.readouterr()
     assert shown.out == f"{tmp_path / 'out'}\n"

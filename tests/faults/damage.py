@@ -1,8 +1,9 @@
-"""Files that are damaged: bits flipped, cut off, exchanged, deleted; and every command that reads them."""
+"""Files that are damaged: bits flipped, cut off, exchanged, deleted, or no files; and commands that read them."""
 
 import hashlib
 import os
 import random
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,11 @@ TARGETS: dict[str, tuple[Reader, ...]] = {
         Reader(("import", "published.gguf", "-o", NEW, "-q")),
         Reader(("generate", "the", "--run", "published.gguf", *GENERATE)),
     ),
+    "index": (
+        Reader(("search", "query", "index", "the cat", "-k", "3")),
+        Reader(("search", "index", "other.txt", "-o", "index", "-q")),
+        Reader(("search", "index", "-o", "index", "--remove", "text.txt:1")),
+    ),
     "text.txt": (Reader(PRETRAIN), Reader(("resume", "runs/half", "-q")), Reader(("eval", "runs/base", "text.txt"))),
     "table.csv": (Reader(FINETUNE), Reader(("predict", "runs/tuned", "table.csv")), TUNED[-2]),
     "tiny.yaml": (Reader(PRETRAIN), Reader(("recipes", "show", "tiny.yaml", "--resolved"))),
@@ -154,6 +160,7 @@ WEIGHTS = {
     "runs/imported": 3,
     "cache": 5,
     "published": 3,
+    "index": 3,
 }
 CHECKED = ("runs/base", "runs/half", "runs/tuned", "runs/shared", "runs/imported", "cache")
 """Where damage must be found, since checksums are kept. Of a published model, a text or a table there are none."""
@@ -162,13 +169,28 @@ UNCHECKED = ("report.html", "baseline.json")
 """Files that no result depends on."""
 
 
+DAMAGE = ("flip", "flip", "flip", "truncate", "delete", "swap", "zeros", "grow", "empty", "folder", "link", "noise")
+NO_FILES = ("pipe", "socket", "endless", "folder", "itself", "parent")
+"""What is in the place of a file: a pipe without a writer, a socket, a device, a folder, links to itself and to the
+folder that it is in."""
+
+
 def case(home: Path, rng: random.Random, number: int) -> Told:
     """Damage a file or two, then run commands that read them."""
+    return _case(home, rng, DAMAGE)
+
+
+def special(home: Path, rng: random.Random, number: int) -> Told:
+    """Put what is no file in the place of one or two, then run commands that read them."""
+    return _case(home, rng, NO_FILES)
+
+
+def _case(home: Path, rng: random.Random, ways: Sequence[str]) -> Told:
     target = rng.choices(list(TARGETS), [WEIGHTS.get(name, 1) for name in TARGETS])[0]
     files = files_of(home / target)
     did = [target]
     for _ in range(rng.choice([1, 1, 1, 2])):
-        did.append(damage(rng.choice(files), files, rng))
+        did.append(damage(rng.choice(files), files, rng, ways))
     readers = [reader for reader in TARGETS[target] if not reader.shows] if rng.random() < 0.7 else TARGETS[target]
     outcome, problems = rng.choice(readers).judge(home, checked=target in CHECKED)
     return [*did, f"code {outcome.code}"], [f"{' '.join(did)}: {problem}" for problem in problems]
@@ -181,11 +203,9 @@ def files_of(target: Path) -> list[Path]:
     return [path for path in found if path.suffix != ".lock" and path.name not in (".lock", *UNCHECKED)]
 
 
-def damage(file: Path, others: Sequence[Path], rng: random.Random) -> str:
-    """Damage a file; returns how."""
-    how = rng.choice(
-        ["flip", "flip", "flip", "truncate", "delete", "swap", "zeros", "grow", "empty", "folder", "link", "noise"]
-    )
+def damage(file: Path, others: Sequence[Path], rng: random.Random, ways: Sequence[str]) -> str:
+    """Damage a file in one of these ways; returns how."""
+    how = rng.choice(ways)
     if not file.is_file() or not file.stat().st_size:  # by damage before this
         return "nothing left"
     content = bytearray(file.read_bytes())
@@ -216,6 +236,15 @@ def damage(file: Path, others: Sequence[Path], rng: random.Random) -> str:
             file.mkdir()
         case "link":
             os.symlink(rng.choice(["nowhere", file.name, "/dev/null", "/etc/hostname"]), file)
+        case "pipe":
+            os.mkfifo(file)
+        case "socket":
+            folder = os.open(file.parent, os.O_RDONLY)
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(f"/proc/self/fd/{folder}/{file.name}")  # names of sockets are short
+            os.close(folder)
+        case "endless" | "itself" | "parent":
+            os.symlink({"endless": "/dev/zero", "itself": file.name, "parent": "."}[how], file)
         case "delete":
             pass
         case _:

@@ -303,6 +303,7 @@ def build(folder: Path) -> Path:
         ("import", "published", "-o", "runs/imported", "-q"),
         ("generate", "the", "--run", "published.gguf", "--max-new-tokens", "1", "-q"),
         ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q"),
+        ("search", "index", "text.txt", "--run", "runs/base", "-o", "index", "-q"),
     ):
         made(lmtool(home, *command, modules=folder / "modules"))
         import_all((folder / "modules").read_text().splitlines())

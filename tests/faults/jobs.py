@@ -13,9 +13,9 @@ from lmtool.run.checkpoint import listed
 from lmtool.run.listing import summarise
 from lmtool.run.lock import is_held
 from tests.faults import places
-from tests.faults.commands import Outcome, lmtool
+from tests.faults.commands import Hook, Outcome, lmtool
 from tests.faults.home import JOBS, NEW, Job
-from tests.faults.watching import FREEING, Fail, Jump, Kill, Send
+from tests.faults.watching import FREEING, Fail, Homeless, Jump, Kill, Lack, Send
 
 Told = tuple[list[str], list[str]]
 
@@ -94,6 +94,7 @@ READERS = (
     ("generate", "the", "--run", "runs/base", "--greedy", "--max-new-tokens", "4"),
     ("eval", "runs/base", "text.txt"),
     ("predict", "runs/tuned", "table.csv"),
+    ("check", "tokens"),
     ("runs", "ls"),
 )
 
@@ -174,7 +175,76 @@ def read_only(home: Path, rng: random.Random, number: int) -> Told:
     else:
         outcomes = job.run(home, Fail(1, rng.choice([errno.EROFS, errno.EACCES, errno.EPERM]), 1 << 30, below))
         did = "refused"
-    return [did, job.name, f"code {outcomes[0].code}"], refused(home, outcomes) or finish(home, job, outcomes)
+    problems = [outcome.err for outcome in outcomes if "free some" in outcome.err]  # space is of no use
+    return [did, job.name, f"code {outcomes[0].code}"], (
+        problems or refused(home, outcomes) or finish(home, job, outcomes)
+    )
+
+
+def no_locks(home: Path, rng: random.Random, number: int) -> Told:
+    """A file system without locks: what needs one is refused before anything is written, and runs can be read."""
+    error = rng.choice([errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+    if number % 3 == 2:
+        return _read_without(home, Lack("locks", error, "runs/"), rng)
+    job = chosen(rng)
+    outcomes = job.run(home, Lack("locks", error, rng.choice(["cache/", "runs/", ""])))
+    problems = [
+        outcome.err for outcome in outcomes if outcome.code == 5 and job.ranks == 1 and "locks" not in outcome.err
+    ]
+    if outcomes[0].code and (home / NEW).exists():
+        problems.append("a run was begun that cannot be locked")
+    return [job.name, f"code {outcomes[0].code}"], problems or refused(home, outcomes) or finish(home, job, outcomes)
+
+
+def no_maps(home: Path, rng: random.Random, number: int) -> Told:
+    """A file system that maps no files into memory: all is as elsewhere."""
+    return _without(home, rng, number, Lack("maps", errno.ENODEV))
+
+
+def no_syncs(home: Path, rng: random.Random, number: int) -> Told:
+    """A file system that syncs no folders: all is as elsewhere."""
+    return _without(home, rng, number, Lack("syncs", rng.choice([errno.EINVAL, errno.ENOTSUP, errno.EBADF])))
+
+
+def no_home(home: Path, rng: random.Random, number: int) -> Told:
+    """A user without a home: the cache is in a temporary folder, which is refused where others could write to it."""
+    temporary = home / "temporary"
+    temporary.mkdir()
+    cache = temporary / f"lmtool-{os.geteuid()}"
+    shutil.copytree(home / "cache", cache)
+    cache.chmod(0o700)
+    hook = Homeless(temporary)
+    if number % 4 != 3:
+        did, problems = _without(home, rng, number, hook, alone=True)
+        return did, problems or ["a folder is named ~"] * os.path.lexists(home / "~")
+    mode = rng.choice([0o770, 0o707, 0o777])
+    cache.chmod(mode)
+    outcome = lmtool(home, *_job("pretrain").words, hook=hook)
+    problems = outcome.problems(codes=(5,)) or [outcome.err] * ("LMTOOL_CACHE" not in outcome.err)
+    return [f"mode {mode:o}", f"code {outcome.code}"], problems
+
+
+def _job(name: str) -> Job:
+    return next(job for job in JOBS if job.name == name)
+
+
+def _without(home: Path, rng: random.Random, number: int, hook: Hook, alone: bool = False) -> Told:
+    """A job or a reader that has to do without something, and loses nothing by it. alone: only jobs of one process."""
+    if number % 3 == 2:
+        return _read_without(home, hook, rng)
+    job = next(job for job in iter(lambda: chosen(rng), None) if job.ranks == 1 or not alone)
+    outcomes = job.run(home, hook)
+    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    return [job.name, f"code {outcomes[0].code}"], problems or job.compare(home)
+
+
+def _read_without(home: Path, hook: Hook, rng: random.Random) -> Told:
+    words = rng.choice(READERS)
+    outcome, plain = lmtool(home, *words, hook=hook), lmtool(home, *words)
+    problems = [problem for one in (outcome, plain) for problem in one.problems(codes=(0,))]
+    if not problems and outcome.out != plain.out:
+        problems.append(f"{words[0]} prints {outcome.out!r}, and elsewhere {plain.out!r}")
+    return [f"a reader: {words[0]}", f"code {outcome.code}"], problems
 
 
 def clock(home: Path, rng: random.Random, number: int) -> Told:

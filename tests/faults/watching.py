@@ -6,7 +6,9 @@ are opened for writing are those of `_pyio`, whose writes go through os.write on
 
 import _pyio
 import builtins
+import fcntl
 import io
+import mmap
 import os
 import shutil
 import signal
@@ -251,6 +253,69 @@ class Fail:
                     raise OSError(self.error, os.strerror(self.error), str(watch.folder / event.path))
 
         return act
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A file system that lacks something: "locks", "maps" into memory, or "syncs" of folders.
+
+    error: of the operating system. below: only in this part of the folder. The library of safetensors maps files by
+    itself; it tells the number of an error in its text only.
+    """
+
+    what: str
+    error: int
+    below: str = ""
+
+    def __call__(self, watch: Watch) -> Act:
+        place = os.path.join(watch.folder, self.below)
+
+        def lacking(handle: int) -> bool:
+            return handle >= 0 and f"{os.readlink(f'/proc/self/fd/{handle}')}/".startswith(place)
+
+        def wrap(module: Any, name: str, lacks: Callable[..., bool], number: int | None = self.error) -> None:
+            genuine = getattr(module, name)
+
+            def wrapped(*given: Any, **named: Any) -> Any:
+                if not lacks(*given):
+                    return genuine(*given, **named)
+                told = os.strerror(self.error)
+                raise OSError(f"{told} (os error {self.error})") if number is None else OSError(number, told)
+
+            setattr(module, name, wrapped)
+
+        match self.what:
+            case "locks":
+                wrap(fcntl, "flock", lambda handle, _: lacking(handle))
+            case "maps":
+                from lmtool.run import tensors
+
+                wrap(mmap, "mmap", lambda handle, *_: lacking(handle))
+                wrap(tensors, "safe_open", lambda path, *_: os.path.abspath(path).startswith(place), None)
+            case "syncs":
+                wrap(os, "fsync", lambda handle: os.path.isdir(f"/proc/self/fd/{handle}") and lacking(handle))
+        return lambda event: None
+
+
+@dataclass(frozen=True)
+class Homeless:
+    """A user without a home, whom the system does not know. temporary: the folder for temporary files."""
+
+    temporary: Path
+
+    def __call__(self, watch: Watch) -> Act:
+        import pwd
+        import tempfile
+
+        for name in ("HOME", "USER", "LOGNAME", "LMTOOL_CACHE", "XDG_CACHE_HOME"):
+            os.environ.pop(name, None)
+
+        def unknown(number: int) -> Any:
+            raise KeyError(f"getpwuid(): uid not found: {number}")
+
+        pwd.getpwuid = unknown
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self.temporary)
+        return lambda event: None
 
 
 @dataclass(frozen=True)

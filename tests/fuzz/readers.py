@@ -1,20 +1,26 @@
 """Every runner of files from outside: valid files to begin with, and what reads them."""
 
+import base64
 import hashlib
 import json
+import random
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 from safetensors.torch import save
 
 from lmtool.checks.runs import verify_run
+from lmtool.checksum import xxh3
 from lmtool.data.corpus import open_corpus
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
@@ -36,8 +42,10 @@ from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo, Validated, saved_state
 from lmtool.run.saving import Snapshot
+from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled
+from lmtool.tokenization import template as sandbox
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.tokenizer import Tokenizer
 from tests.tokenization import chat_templates
@@ -147,6 +155,11 @@ def _jsonl(_: Path) -> list[bytes]:
     rows = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
     turns = [{"messages": list(MESSAGES)} for _ in range(3)]
     return ["\n".join(map(json.dumps, lines)).encode() for lines in (rows, turns)]
+
+
+def _json(_: Path) -> list[bytes]:
+    rows = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
+    return [json.dumps(rows, indent=indent).encode() for indent in (None, 2)]
 
 
 def _parquet(folder: Path) -> list[bytes]:
@@ -343,6 +356,146 @@ def _read_template(folder: Path, content: bytes) -> None:
     chat.conversation(MESSAGES)
 
 
+PLAIN = b"nothing is drawn"
+
+
+def _drawn(_: Path) -> list[bytes]:
+    """Content from which programs or steps are drawn, as from any other bytes, but from these the usual ones."""
+    return [PLAIN]
+
+
+class _Program:
+    """A template that is drawn from bytes: whatever a template may do, on values that grow."""
+
+    def __init__(self, content: bytes, number: int) -> None:
+        self._draw = random.Random(hashlib.sha256(content + bytes([number])).digest())
+
+    def source(self) -> str:
+        blocks = "".join(f"{{% block b{n} %}}{self._body(0)}{{% endblock %}}" for n in range(2))
+        macros = "".join(f"{{% macro m{n}(x) %}}{self._body(0)}{{{{ caller() }}}}{{% endmacro %}}" for n in range(2))
+        start = "{% set ns = namespace(a='ab', b='a ' * 9, c=[1], d=(1,), e={'k': 'v'}, n=3) %}"
+        return start + macros + blocks + self._body(1) + "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+    def _body(self, depth: int) -> str:
+        return "".join(self._statement(depth) for _ in range(self._draw.choice((1, 1, 2))))
+
+    def _statement(self, depth: int) -> str:
+        name = f"ns.{self._draw.choice('abcden')}"
+        inner = self._body(depth - 1) if depth else "x"
+        value = self._value(2)
+        return self._draw.choice(
+            (
+                *(f"{{% set {name} = {value} %}}" for _ in range(4)),
+                *(f"{{% for i in {self._loops()} %}}{inner}{{% endfor %}}" for _ in range(2)),
+                f"{{{{ {value} }}}}",
+                f"{{% if {value} %}}{inner}{{% else %}}y{{% endif %}}",
+                f"{{% set {name} %}}{inner}{{% endset %}}",
+                f"{{% call m{self._draw.choice('01')}({value}) %}}{inner}{{% endcall %}}",
+                f"{{% filter {self._draw.choice(sorted(sandbox._WRITING))} %}}{inner}{{% endfilter %}}",
+                f"{{{{ self.b{self._draw.choice('01')}() }}}}",
+                f"{{% generation %}}{inner}{{% endgeneration %}}",
+                f"{{% with y = {value} %}}{inner}{{% endwith %}}",
+            )
+        )
+
+    def _loops(self) -> str:
+        return f"range({self._draw.choice((3, 60, 5000))})" if self._draw.random() < 0.7 else self._value(2)
+
+    def _value(self, depth: int) -> str:
+        draw = self._draw
+        if not depth or draw.random() < 0.2:
+            return draw.choice(
+                (*(f"ns.{name}" for name in "abcden"), *("'a'", "'\\n'", "7", "2.5", "'%9999999d'", "messages", "loop"))
+            )
+        a, b = self._value(depth - 1), self._value(depth - 1)
+        number = draw.choice(("2", "-1", "1000", "999999999", "ns.n", "2305843009213693951"))
+        names = sorted(sandbox._WRITING | sandbox._ORDERING | sandbox._PICKING | sandbox._GLANCING)
+        tests = sorted({*sandbox._TYPE_TESTS, *sandbox._NUMBER_TESTS, *sandbox._TEXT_TESTS, *sandbox._COMPARING_TESTS})
+        methods = sorted({method for _, several in sandbox._METHODS for method in several})
+        filtering, method, given = draw.choice(names), draw.choice(methods), draw.choice(("", a, number, f"{a}, {b}"))
+        return draw.choice(
+            (
+                *(f"({a} {draw.choice(('+', '*', '~', '-', '%', '/', '//', '**'))} {b})" for _ in range(2)),
+                *(f"({a} {draw.choice(('==', '<', '>=', '!=', 'in', 'not in', 'and', 'or'))} {b})" for _ in range(2)),
+                *(f"[{a}, {a}]", f"({b}, {b})", f"{{'k': {a}, {draw.choice(('0', b))}: {b}}}", f"({a} * {number})"),
+                *(f"({b} | {filtering}{f'({given})' if given else ''})" for _ in range(3)),
+                *(f"({a}).{method}({given})" for _ in range(2)),
+                f"({a} | map('{draw.choice(names)}') | list)",
+                f"({a} | select('{draw.choice(tests)}'{draw.choice(('', f', {b}'))}) | list)",
+                f"({a} is {draw.choice([name for name in tests if name.isidentifier()])})",
+                f"({a})[{draw.choice((':', '1:', '::-1', '0', b))}]",
+                f"dict([[{a}, {b}]])",
+                f"({a} if {b} else {a})",
+            )
+        )
+
+
+def _run_programs(_: Path, content: bytes) -> None:
+    """Several short programs, since most end at an error of types, which is lmtool's where a model has the template.
+
+    With a tenth of the work that templates may do, so that ten seconds are a hang.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "WORK", 2_000_000)
+        for number in range(8):
+            source = chat_templates.CHATML if content == PLAIN else _Program(content, number).source()
+            try:
+                sandbox.SandboxedTemplate(source).render(messages=MESSAGES, add_generation_prompt=True)
+            except MemoryError:
+                raise
+            except Exception:
+                assert content != PLAIN
+
+
+def _drawn_steps(draw: random.Random, kind: str, depth: int = 2) -> dict[str, Any]:
+    """A step, or a sequence of steps, of a normalizer or a pre-tokenizer."""
+    if depth and draw.random() < 0.6:
+        key = "normalizers" if kind == "normalizer" else "pretokenizers"
+        several = [_drawn_steps(draw, kind, depth - 1) for _ in range(draw.choice((1, 2, 4, 30)))]
+        return {"type": "Sequence", key: several * draw.choice((1, 1, 3))}
+    texts, patterns = (
+        ("", "a", "e", "aa", "\u2581", " ", "\ufdfa", "e" * 400),
+        ("(a+)+$", " {2,}", "(?=e)", r"\s+", "e*", "["),
+    )
+    pattern = {"String": draw.choice(texts)} if draw.random() < 0.5 else {"Regex": draw.choice((*patterns, r"\w"))}
+    flags = {"behavior": draw.choice(("Isolated", "Removed", "MergedWithNext")), "invert": draw.random() < 0.3}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": draw.random() < 0.5, "trim_offsets": True, "use_regex": True}
+    if kind == "pre_tokenizer":
+        spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+        cut = {"type": "Split", "pattern": pattern, **flags}
+        fixed = {"type": "FixedLength", "length": draw.choice((0, 1, 5))}
+        return draw.choice((cut, cut, byte_level, spaces, fixed, {"type": "Digits", "individual_digits": True}))
+    bert = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": True}
+    rules = base64.b64encode(draw.randbytes(draw.choice((3, 40, 1028)))).decode()
+    steps: tuple[dict[str, Any], ...] = (
+        *[{"type": "Replace", "pattern": pattern, "content": draw.choice(texts)}] * 4,
+        *({"type": name} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel")),
+        {"type": "Prepend", "prepend": draw.choice(texts)},
+        {"type": "Strip", "strip_left": True, "strip_right": draw.random() < 0.5},
+        {"type": "Precompiled", "precompiled_charsmap": rules},
+        bert | {"lowercase": True},
+    )
+    return draw.choice(steps)
+
+
+def _read_steps(folder: Path, content: bytes) -> None:
+    """A published tokenizer with other steps of normalization and division, which are drawn from the content."""
+    draw = random.Random(hashlib.sha256(content).digest())
+    model = folder / "model"
+    if not model.exists():
+        published(model, "smollm2")
+        (model / "tokenizer.json").rename(model / "whole.json")
+    described = json.loads((model / "whole.json").read_bytes())
+    kinds = draw.choice((("normalizer",), ("pre_tokenizer",), ("normalizer", "pre_tokenizer")))
+    for kind in () if content == PLAIN else kinds:
+        described[kind] = _drawn_steps(draw, kind)
+    (model / "tokenizer.json").write_text(json.dumps(described))
+    read_tokenizer(model, "llama")
+    tokenizer = Tokenizer.load(model)
+    _use(tokenizer)
+    tokenizer.encode("aaaa " * 2000 + "b")
+
+
 # Runs and caches
 
 
@@ -444,6 +597,75 @@ def _read_store(folder: Path, content: bytes) -> None:
         store.document(number)
 
 
+WIDTH = 8
+
+
+def _index_file(folder: Path, page_size: int, n_texts: int) -> Path:
+    """The texts of an index, of pages so small that trees have several levels, and its vectors beside them."""
+    vectors_ND = np.eye(n_texts, WIDTH, dtype="<f4")
+    (folder / VECTORS).write_bytes(vectors_ND.tobytes())
+    with closing(sqlite3.connect(folder / TEXTS)) as db, db:
+        db.execute(f"PRAGMA page_size = {page_size}")
+        db.executescript(SCHEMA)
+        db.execute("INSERT INTO model VALUES (?, ?, ?)", ("runs/a@2", "c0", WIDTH))
+        rows = [(n, f"a.txt:{n}", "a.txt", TEXT[: 9 * n], xxh3(vectors_ND[n].tobytes())) for n in range(n_texts)]
+        db.executemany("INSERT INTO texts VALUES (?, ?, ?, ?, ?)", rows)
+    return folder / TEXTS
+
+
+def _indexes(folder: Path) -> list[bytes]:
+    found = []
+    for page_size, n_texts in ((512, 60), (1024, 3), (4096, 20)):
+        (folder / str(page_size)).mkdir()
+        found.append(_index_file(folder / str(page_size), page_size, n_texts).read_bytes())
+    return found
+
+
+def _journals(folder: Path) -> list[bytes]:
+    """What is left beside the texts by a process that is killed while it removes some."""
+    file = _index_file(folder, 512, 60)
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("DELETE FROM texts WHERE vector > 20")
+        return [file.with_name(f"{TEXTS}-journal").read_bytes()]
+
+
+def _use_index(folder: Path) -> None:
+    """Search an index, then remove a text of it."""
+    for entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
+        assert all(isinstance(entry.text, str) for entry in entries)
+    remove(folder, ["a.txt:1"])
+
+
+def _read_index(folder: Path, content: bytes) -> None:
+    for left in folder.iterdir():
+        left.unlink()
+    _index_file(folder, 512, 60)
+    _written(folder, TEXTS, content)
+    _use_index(folder)
+
+
+def _read_journal(folder: Path, content: bytes) -> None:
+    for left in folder.iterdir():
+        left.unlink()
+    _index_file(folder, 512, 60)
+    _written(folder, f"{TEXTS}-journal", content)
+    _use_index(folder)
+
+
+def _index_vectors(folder: Path) -> list[bytes]:
+    _index_file(folder, 512, 60)
+    return [(folder / VECTORS).read_bytes()]
+
+
+def _read_index_vectors(folder: Path, content: bytes) -> None:
+    if not (folder / TEXTS).exists():
+        _index_file(folder, 512, 60)
+    _written(folder, VECTORS, content)
+    for _entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
+        pass
+
+
 READERS = {
     "recipe": ModelRunner(_recipes, _read_recipe),
     "setting": ModelRunner(_settings, _read_setting),
@@ -452,6 +674,7 @@ READERS = {
     "jsonl table": ModelRunner(_jsonl, _as_table("a.jsonl")),
     "parquet table": ModelRunner(_parquet, _as_table("a.parquet")),
     "conll": ModelRunner(lambda _: [b"The O\nbaker B-PER\n\nParis B-LOC\nrained O\n\n" * 3], _as_table("a.conll")),
+    "json table": ModelRunner(_json, _as_table("a.json")),
     "squad": ModelRunner(lambda _: [json.dumps(QUESTIONS).encode()], _as_table("a.json")),
     "txt corpus": ModelRunner(lambda _: [TEXT.encode(), TEXT.replace("\n", "\r\n\r\n").encode()], _as_corpus("a.txt")),
     "csv corpus": ModelRunner(lambda _: [TABLE.encode()], _as_corpus("a.csv")),
@@ -473,6 +696,8 @@ READERS = {
         )
     },
     "chat template": ModelRunner(_templates, _read_template),
+    "program of a chat template": ModelRunner(_drawn, _run_programs),
+    "steps of a tokenizer": ModelRunner(_drawn, _read_steps),
     "run.json": _file_of_a_run("run.json"),
     "validated.json": _file_of_a_run("validated.json"),
     "metrics.jsonl": _file_of_a_run("metrics.jsonl"),
@@ -480,4 +705,7 @@ READERS = {
     "state.json": ModelRunner(_states, _read_state),
     "MANIFEST.json": ModelRunner(_manifests, _read_manifest),
     "store.json": ModelRunner(_stores, _read_store),
+    "search index": ModelRunner(_indexes, _read_index),
+    "journal of an index": ModelRunner(_journals, _read_journal),
+    "vectors of an index": ModelRunner(_index_vectors, _read_index_vectors),
 }

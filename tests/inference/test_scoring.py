@@ -109,7 +109,7 @@ def test_what_cannot_be_scored_is_refused(runs: dict[str, Path]) -> None:
         score(pairs, ["a"])
     with pytest.raises(UsageError, match="has no sources"):
         score(decoder, ["a"], ["a"])
-    with pytest.raises(UsageError, match="2 texts, but 1 sources"):
+    with pytest.raises(UsageError, match="not as many: 2 and 1"):
         score(pairs, ["a", "a"], ["a"])
     with pytest.raises(UsageError, match="tokens, but the model reads"):
         score(decoder, ["a cat " * 100])

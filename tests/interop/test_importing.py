@@ -1,7 +1,10 @@
 """Published models become runs: the same ids, the same logits, the same texts; and what is damaged is refused."""
 
 import json
+import os
+import shutil
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.decoding.settings import Greedy
-from lmtool.errors import CheckpointError, UsageError
+from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.export.exporting import export
 from lmtool.inference.embedding import embed
 from lmtool.inference.generator import TextGenerator
@@ -29,6 +32,10 @@ from lmtool.model.heads import Classifier
 from lmtool.run.directory import Run
 from lmtool.tokenization.encoder import is_plain
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
+from tests.faults.places import make_read_only
+from tests.run.killing import in_child
+
+CANNOT_MOUNT = 77
 
 TEXTS = ["Tom and Anna went to the old harbour.", "It rained; the boats stayed!  Why?", "a", "¿Qué? 漢字 🙂 <s> [MASK]"]
 CORPUS = [*TEXTS, "They waited for the rain to end, and then they walked home along the sea wall."] * 20
@@ -315,6 +322,33 @@ def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert imported(str(tmp_path / "model")) != first
 
 
+@pytest.mark.parametrize("forgets", [(), ("digests",), ("digests", "hub")])
+def test_a_model_that_was_imported_is_used_from_a_read_only_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: Sequence[str]
+) -> None:
+    """Also where the checksums of its files, and the name of the Hub, were not noted."""
+    peer_in(tmp_path / "model", "gpt2")
+    monkeypatch.setattr("lmtool.interop.importing.download", lambda reference: (tmp_path / "model", "c0ffee"))
+    runs = [imported(str(tmp_path / "model")), imported("hf:some/model")]
+    for name in forgets:
+        shutil.rmtree(tmp_path / "cache" / "imports" / name)
+
+    peer_in(tmp_path / "other", "llama")
+
+    def work() -> None:
+        if not make_read_only(tmp_path / "cache"):
+            os._exit(CANNOT_MOUNT)
+        assert [imported(str(tmp_path / "model")), imported("hf:some/model")] == runs
+        rows_of(load_run(str(tmp_path / "model"), CPU))
+        with pytest.raises(ResourceError):
+            imported(str(tmp_path / "other"))
+
+    code = os.waitstatus_to_exitcode(os.waitpid(in_child(work), 0)[1])
+    if code == CANNOT_MOUNT:
+        pytest.skip("this user cannot mount a folder")
+    assert code == 0
+
+
 def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
     peer_in(tmp_path / "model", "t5")
     run = Run.open(import_run(str(tmp_path / "model"), tmp_path / "mine", lambda *_: None))
@@ -355,7 +389,7 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
         wanted_D = {"cls_token": hidden_TD[0], "mean_tokens": hidden_TD.mean(0), "max_tokens": hidden_TD.amax(0)}[mode]
         wanted_D = wanted_D / wanted_D.norm() if len(modules) == 3 else wanted_D
         np.testing.assert_allclose(vector_D, wanted_D.numpy(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="predicts no tokens"):
+    with pytest.raises(UsageError, match="does not predict tokens"):
         TextGenerator(loaded).completions("It [MASK].", mask="[MASK]")
     export(str(loaded.run_path), tmp_path / "exported")
     again = brought(tmp_path / "exported")
@@ -411,7 +445,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "a missing tensor": (lambda f: rewrite(f, transformer__ln_f__weight=None), "ln_f.weight is missing"),
     "a tensor too many": (lambda f: rewrite(f, transformer__extra__weight=torch.ones(3)), "has no place"),
     "another copy of a tied tensor": (lambda f: rewrite(f, lm_head__weight=torch.ones(333, 32)), "lm_head"),
-    "NaN": (lambda f: rewrite(f, transformer__ln_f__weight=torch.full((32,), torch.nan)), "no finite numbers"),
+    "NaN": (lambda f: rewrite(f, transformer__ln_f__weight=torch.full((32,), torch.nan)), "not finite numbers"),
     "integers": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(32, dtype=torch.int8)), "quantization"),
     "more layers than there are": (lambda f: change(f, "config.json", n_layer=10**9), "layer"),
     "one layer too many": (lambda f: change(f, "config.json", n_layer=3), "missing"),
@@ -460,7 +494,7 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
 def test_wrong_names_of_the_hub(reference: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         run_of(reference)
-    assert "no model is named" in caught.value.what
+    assert "does not name a model" in caught.value.what
 
 
 def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

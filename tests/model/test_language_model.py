@@ -27,8 +27,8 @@ AVERAGING = {"kind": "averaging", "d_model": 6, "n_layers": 2}
         ({**tiny.RECURRENT, "shape": "bidirectional"}, "lstm bidirectional, 2 x 8"),
         ({"kind": "ngram", "order": 3}, "3-gram"),
         ({"kind": "skipgram", "d_model": 6}, "skipgram, 6 wide"),
-        (AVERAGING, "mean of words, 2 x 6"),
-        ({"kind": "averaging", "one_hot": True, "n_layers": 0}, "linear in words"),
+        (AVERAGING, "mean of tokens, 2 x 6"),
+        ({"kind": "averaging", "one_hot": True, "n_layers": 0}, "linear in tokens"),
     ],
 )
 def test_each_family_has_its_line(of: dict[str, Any], line: str) -> None:

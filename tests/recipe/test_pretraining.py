@@ -59,7 +59,15 @@ def test_a_text_of_a_page_has_several_windows() -> None:
 
 def test_a_closed_vocabulary_takes_the_recipe_for_it() -> None:
     recipe, told = settled(STORIES)
-    assert recipe.model == load("tiny").recipe.model
+    tiny = load("tiny").recipe
+    changed = {"n_heads": 4, "ngram_embedding": recipe.model.ngram_embedding}
+    assert recipe.model == tiny.model.model_copy(update=changed)
+    assert recipe.optimizer == tiny.optimizer
+    assert recipe.training.minutes == 2
+    assert recipe.data.isolate_documents
+    steps = settled(STORIES, "training.steps=90", "model.d_model=66", "model.ngram_embedding=null")[0]
+    assert (steps.training.steps, steps.training.minutes, steps.model.n_heads) == (90, None, 2)
+    assert steps.model.ngram_embedding is None
     assert recipe.evaluation.baseline
     assert not settled(STORIES, "evaluation.baseline=false")[0].evaluation.baseline
     assert "tiny" in told

@@ -3,11 +3,12 @@
 import math
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark
+from lmtool.report.charts import SIZES, HeatMap, Level, Line, LineChart, Mark
 from lmtool.report.numbers import short, ticks
 
 NAME = '<b title="x">&'
@@ -81,6 +82,62 @@ def test_whole_numbers_have_whole_ticks():
     below = [text.text for text in ET.fromstring(svg).iter("text") if text.get("text-anchor") == "middle"]
     assert below[:2] == ["21", "22"]
     assert below[2] == "x"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("last", [3, 3_000, 9_999, 123_456, 2_345_678, 1e300])
+@pytest.mark.parametrize("low", [-1e-5, -12_345.0, 0.25])
+@pytest.mark.parametrize("log", [False, True])
+def test_numbers_on_axes_fit_and_do_not_touch(size, last, low, log):
+    points = [(x * last, low * (1 + x)) for x in (0.001, 0.002, 0.003, 0.5, 0.9, 0.95, 1)]
+    svg = ET.fromstring(LineChart([Line("a", points)], x="steps", y="loss", label="l", log=log).svg(size))
+    width, wide = float(svg.get("width")), 6.6  # pixels of a character at 11 pixels
+    below, left = [], []
+    for text in svg.iter("text"):
+        if text.get("class") == "tick":
+            (left if text.get("text-anchor") == "end" else below).append((float(text.get("x")), wide * len(text.text)))
+    assert len(below) > 1 < len(left)
+    assert all(end - size >= 20 for end, size in left)  # the name of the axis is written upwards beside them
+    assert min(middle - size / 2 for middle, size in below) >= 0
+    assert max(middle + size / 2 for middle, size in below) <= width
+    assert all(a + first / 2 < b - second / 2 for (a, first), (b, second) in pairwise(below))
+
+
+def falling(start: float) -> list[tuple[float, float]]:
+    """A loss that falls from `start` within 20 of 1,000 steps, then slowly from 1.2 to 1."""
+    return [(step, 1.2 - step / 5000 + (start - 1.2) * math.exp(-step / 5)) for step in range(1001)]
+
+
+def test_the_first_steps_of_a_loss_leave_room_for_the_rest():
+    chart = LineChart([Line("a", falling(9.0))], x="x", y="y", label="l", cut_start=True)
+    assert chart.cut == pytest.approx(1.18, abs=0.01)
+    drawn = [y for part in points_of(chart.svg()) for _, y in part]
+    whole = [y for part in points_of(replace(chart, cut_start=False).svg()) for _, y in part]
+    middle = (max(drawn) + min(drawn)) / 2
+    assert sum(y < middle for y in drawn) > 400  # half of the steps in the upper half
+    assert sum(y < middle for y in whole) < 20
+    assert all(12 <= y <= 300 - 40 for y in drawn)  # within the axes
+
+
+def test_a_line_that_is_cut_leaves_the_picture_at_its_top():
+    line = Line("a", [(0, 10.0), (2, 6.0), (4, 2.0), (6, 6.0), (8, 1.0), (9, math.nan), (10, 9.0)])
+    assert line.parts(4.0) == [[(3.0, 4.0), (4, 2.0), (5.0, 4.0)], [(6.8, 4.0), (8, 1.0)]]
+    assert [len(part) for part in line.parts()] == [5, 2]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"lines": [Line("a", [(step, 5 - step / 250) for step in range(1001)])]},  # falls evenly
+        {"lines": [Line("a", falling(9.0)), Line("late", [(step, 2 + step / 200) for step in range(1001)])]},
+        {"lines": [Line("a", falling(9.0))], "levels": [Level("at the start", 9.0)]},
+        {"lines": [Line("a", falling(9.0))], "marks": [Mark("best", (0, 9.0))]},
+        {"lines": [Line("a", [(1, 4.0)])]},
+        {"lines": [Line("a", [(1, math.nan)])]},
+    ],
+)
+def test_lines_stay_whole_where_the_rest_has_its_room(shown):
+    assert LineChart(x="x", y="y", label="l", cut_start=True, **shown).cut is None
 
 
 def test_shades_follow_the_numbers():

@@ -194,9 +194,13 @@ def test_several_runs_are_beside_each_other(tmp_path):
     assert {row[0] for row in rows_of(html, "Loss")[1:]} == {"one", "two"}
 
 
-def test_a_run_without_steps_has_a_page(tmp_path):
-    html = training_page([History.of(make(tmp_path, steps=0))])
-    assert "No step has been logged" in html
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_of_one_step_or_none_has_a_page_without_charts(tmp_path, steps):
+    html = training_page([History.of(make(tmp_path, steps=steps))])
+    assert 'data-chart="lines"' not in html
+    assert "<h2>Recipe</h2>" in html
+    beside = training_page([History.of(make(tmp_path, name=name, steps=n)) for name, n in (("short", 1), ("long", 9))])
+    assert 'data-chart="lines"' in beside
 
 
 def test_a_page_that_is_watched_is_read_again(tmp_path):

@@ -5,6 +5,7 @@ import math
 import os
 import resource
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.run import checkpoint, saving
+from lmtool.run import tensors as saved_tensors
 from lmtool.run.checkpoint import FILES, Checkpoint
 from lmtool.run.saving import Snapshot
 
@@ -409,3 +411,23 @@ def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pyt
         ("fsync", tmp_path.name),
         ("rename", "step-000001"),
     ]
+
+
+def test_where_files_cannot_be_mapped_a_copy_of_them_is(tmp_path, monkeypatch):
+    """The library has the number of an error in its text only."""
+    saved = save(tmp_path, 1)
+    genuine, opened = saved_tensors.safe_open, []
+
+    def safe_open(path: Any, **named: Any) -> Any:
+        opened.append(Path(path))
+        if opened[-1].is_relative_to(tmp_path):
+            raise OSError(f"{os.strerror(errno.ENODEV)} (os error {errno.ENODEV})")
+        return genuine(path, **named)
+
+    monkeypatch.setattr(saved_tensors, "safe_open", safe_open)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path.parent))
+    assert equal(saved_tensors.SavedTensors([saved.path / "model.safetensors"]), tensors(1))
+    assert len(opened) == 2
+    assert not opened[1].exists()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        saved_tensors.SavedTensors([tmp_path / "none"])

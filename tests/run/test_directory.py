@@ -48,6 +48,24 @@ def test_a_run_is_named_after_day_and_recipe(runs: Path) -> None:
         assert "-run-" in other.name
 
 
+@pytest.mark.parametrize(
+    ("recipe", "shown"),
+    [
+        ("tiny", "tiny"),
+        ("finetune-default", "finetune-default"),
+        ("HuggingFaceTB--SmolLM2-135M-Instruct", "SmolLM2-135M"),
+        ("finetune-sentence-transformers--all-MiniLM-L6-v2", "finetune-all"),
+        ("finetune-finetune-tiny-merged", "finetune-tiny"),
+        ("my.recipe.with.a.name.that.is.long", "my.recipe.with.a"),
+        ("--", "run"),
+    ],
+)
+def test_a_name_that_is_made_is_short(runs: Path, recipe: str, shown: str) -> None:
+    with create_run(None, info(recipe), FILES) as run:
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{re.escape(shown)}-[0-9a-f]{{4}}", run.name)
+        assert len(run.name) <= 32
+
+
 def test_names_do_not_collide(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(["7f3a", "7f3a", "7f3a", "01bc"])
     monkeypatch.setattr("secrets.token_hex", lambda n: next(tokens))

@@ -154,7 +154,7 @@ def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
     assert caught.value.exit_code == 4
     assert caught.value.what == "no run called 'gpt-tyni'"
     assert caught.value.where == "similar: gpt-tiny"
-    with pytest.raises(CheckpointError, match="none with a similar name in") as caught:
+    with pytest.raises(CheckpointError, match="has a similar name") as caught:
         find("zzzzzzzz")
     assert not any(name in str(caught.value.lines()) for name in ("gpt-tiny", "gpt-small", "lstm"))
     for reference in ("runs/small", "small@500"):
@@ -173,7 +173,7 @@ def test_dates_make_no_names_similar(runs: Path) -> None:
             ),
             {"recipe.yaml": b"", "tokenizer.json": b""},
         ).release()
-    with pytest.raises(CheckpointError, match="none with a similar name"):
+    with pytest.raises(CheckpointError, match="has a similar name"):
         find("2026-11-20-names-7f3b")
     with pytest.raises(CheckpointError, match="similar: 2026-11-21-tiny-01bc"):
         find("2026-11-20-tinny-7f3b")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
+from lmtool.printable import counted
 from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute, rank_samples
 from tests.examples import examples
 from tests.reference import order as reference
@@ -149,7 +150,7 @@ def test_phases_are_uniform_over_what_fits(n_tokens: int, n_phases: int) -> None
 def test_a_text_shorter_than_a_window_is_refused(n_tokens: int) -> None:
     with pytest.raises(DataError) as caught:
         StreamWindows(n_tokens, 16, seed=0)
-    assert f"{n_tokens} tokens" in caught.value.what
+    assert counted(n_tokens, "token") in caught.value.what
     assert "needs 17" in caught.value.what
 
 
@@ -157,7 +158,7 @@ def test_a_text_shorter_than_a_window_is_refused(n_tokens: int) -> None:
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 3))
 def test_lanes_go_on_from_step_to_step_and_cover_what_they_can(n: int, n_lanes: int, seed: int) -> None:
     if n < n_lanes:
-        with pytest.raises(DataError, match=f"{n} windows"):
+        with pytest.raises(DataError, match=counted(n, "window")):
             LaneOrder(n, n_lanes, seed)
         return
     order = LaneOrder(n, n_lanes, seed)

@@ -196,7 +196,9 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
         ({"prompt": [10**9]}, "prompt"),
         ({"prompt": "a" * 5000}, "prompt"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"extra_body": {"web_search_options": {}}}, "web_search_options"),
         ({"extra_body": {"run": "/etc/passwd"}}, "run"),
     ],
 )
@@ -205,3 +207,53 @@ def test_wrong_requests_are_told_what_is_wrong(client: openai.OpenAI, asked: Any
         client.completions.create(**{"model": None, "prompt": "a", **asked})
     assert refused.value.param == param
     assert refused.value.type == "invalid_request_error"
+
+
+def test_penalties_are_those_of_generate(client: openai.OpenAI, server: Served) -> None:
+    settings = Sample(seed=3, temperature=1.0, max_new_tokens=40, frequency_penalty=1.5, presence_penalty=-0.5)
+    (expected,) = alone(server, PROMPT, settings)
+    asked: Any = {"model": None, "prompt": PROMPT, "seed": 3, "max_tokens": 40}
+    answer = client.completions.create(**asked, frequency_penalty=1.5, presence_penalty=-0.5)
+    assert answer.choices[0].text == expected
+    assert client.completions.create(**asked).choices[0].text != expected
+
+
+def test_fields_on_which_no_answer_depends_change_none(client: openai.OpenAI) -> None:
+    asked: Any = {"model": None, "seed": 3, "max_tokens": 9, "messages": [{"role": "user", "content": "the cat"}]}
+    plain = client.chat.completions.create(**asked)
+    more = client.chat.completions.create(
+        **asked,
+        user="u",
+        safety_identifier="s",
+        service_tier="flex",
+        prompt_cache_key="k",
+        metadata={"a": "b"},
+        store=True,
+        parallel_tool_calls=True,
+        modalities=["text"],
+        verbosity="medium",
+        prediction={"type": "content", "content": "the dog"},
+        frequency_penalty=0,
+        extra_body={"functions": None, "web_search_options": None},
+    )
+    assert more.choices[0].message == plain.choices[0].message
+    told = {"role": "assistant", "content": "a cat", "refusal": None, "audio": None, "function_call": None}
+    messages = [*asked["messages"], told, {"role": "user", "content": "why?"}]
+    assert client.chat.completions.create(**asked | {"messages": messages}).choices
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("modalities", ["audio"]),
+        ("verbosity", "low"),
+        ("reasoning_effort", "high"),
+        ("web_search_options", {}),
+        ("functions", []),
+    ],
+)
+def test_fields_that_would_change_an_answer_are_refused_by_name(client: openai.OpenAI, name: str, value: Any) -> None:
+    asked: Any = {"model": None, "messages": [{"role": "user", "content": "the cat"}], "extra_body": {name: value}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**asked)
+    assert refused.value.param == name

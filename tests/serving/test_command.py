@@ -143,7 +143,7 @@ def test_a_draft_is_for_models_that_go_back(lmtool: CommandLine, talker: str, fo
     folder.pretrain("model={kind: recurrent, n_layers: 1, d_model: 16, context: 16, cell: lstm}", name="recurrent")
     folder.pretrain(*MASKED, name="masked")
     for run, options, words in (
-        (talker, ("--draft-tokens", "3"), "draft_tokens is 3, without a draft"),
+        (talker, ("--draft-tokens", "3"), "--draft-tokens needs a draft"),
         (str(folder.run("recurrent")), ("--draft", "ngram"), "a draft needs a model that can go back"),
         (talker, ("--draft", str(folder.run("recurrent"))), "the draft has another tokenizer"),
         (str(folder.run("masked")), ("--draft", "ngram"), "no next token"),

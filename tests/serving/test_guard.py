@@ -143,6 +143,59 @@ def test_silent_and_too_many_connections_are_closed(talker: str, monkeypatch: py
             assert client.get("/health").status_code == 200
 
 
+HALF = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+def half_heads(found: Served, number: int, address: str) -> list[socket.socket]:
+    """Connections of one address that have each sent half a request."""
+    host, port = found.address.removeprefix("http://").split(":")
+    every = [
+        socket.create_connection((host, int(port)), timeout=60, source_address=(address, 0)) for _ in range(number)
+    ]
+    for connection in every:
+        with suppress(ConnectionError):
+            connection.sendall(HALF)
+    return every
+
+
+@pytest.mark.parametrize("asking", ["127.0.0.1", "127.0.0.2"])
+def test_half_requests_of_one_client_shut_nobody_out(asking: str, talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(server, "MAX_OF_CLIENT", 4)
+    with served(talker) as found, ExitStack() as stack:
+        for address in ("127.0.0.1", "127.0.0.3"):
+            for connection in half_heads(found, 10, address):
+                stack.enter_context(connection)
+        [connection] = half_heads(found, 1, asking)
+        assert status_of(stack.enter_context(connection), b"\r\n") == 200
+
+
+def test_requests_that_run_are_not_closed_for_others(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_OF_CLIENT", 1)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    body = json.dumps(ASKED).encode()
+    with served(talker) as found, connected(found) as first:
+        first.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+        time.sleep(0.2)
+        with connected(found) as second:
+            assert second.recv(1) == b""
+        assert status_of(first, body) == 200
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::2:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+    ],
+)
+def test_a_network_of_ipv6_is_one_client(one: str, other: str, alike: bool) -> None:
+    assert (server._network_of((one, 1)) == server._network_of((other, 2))) is alike
+
+
 def connected(found: Served) -> socket.socket:
     """A connection without requests so far."""
     host, port = found.address.removeprefix("http://").split(":")

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from tests.serving.harness import Served, served
 from tests.serving.test_guard import samples
@@ -53,6 +54,8 @@ NEARLY = st.fixed_dictionaries(
         "echo": st.booleans(),
         "stream": st.booleans(),
         "repetition_penalty": st.floats(0, 11),
+        "frequency_penalty": st.floats(-3, 3),
+        "presence_penalty": st.floats(-3, 3),
     },
 )
 PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])
@@ -112,6 +115,16 @@ def test_random_bytes_are_no_requests(server: Served) -> None:
             assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
     with server.http() as client:
         assert client.get("/health").status_code == 200
+
+
+def test_a_text_that_a_tokenizer_panics_on_is_the_clients_fault(talker: str) -> None:
+    with served(talker) as found, found.http() as client:
+        tokenizer = found.generator.loaded.tokenizer
+        tokenizer._inner.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+        answer = client.post("/v1/completions", json={"prompt": "a" * 40 + "b", "max_tokens": 2})
+        assert answer.status_code == 400
+        assert "fails on this text" in answer.json()["error"]["message"]
+        assert client.post("/v1/completions", json={"prompt": "Who", "max_tokens": 2}).status_code == 200
 
 
 HOST = "Host: 127.0.0.1\r\n"

@@ -45,6 +45,7 @@ SETTINGS = (
     Sample(seed=2, temperature=0.0, max_new_tokens=5),
     Sample(seed=3, temperature=1.5, max_new_tokens=12, top_k=7),
     Sample(seed=4, temperature=0.8, max_new_tokens=40, top_p=0.9, repetition_penalty=1.3),
+    Sample(seed=5, max_new_tokens=40, frequency_penalty=0.5, presence_penalty=0.5),
 )
 
 

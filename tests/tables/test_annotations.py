@@ -117,7 +117,7 @@ def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
         ([{"text": "Otto", "answer_start": -34}], "not at answer_start -34", "begins at 0"),
         ([{"text": "Ida"}], "no answer_start", "number"),
         ([{"text": " ", "answer_start": 4}], "without text", "text"),
-        ({"text": ["Ida"], "answer_start": []}, "as many", "each"),
+        ({"text": ["Ida"], "answer_start": []}, "differ in the number", "each"),
     ],
 )
 def test_wrong_answers_are_faults(cell: Any, what: str, fix: str) -> None:

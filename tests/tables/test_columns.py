@@ -107,9 +107,23 @@ def test_what_is_read_is_said(tmp_path: Path) -> None:
         ("text,LABEL,Label", {"label_column": "label"}, ["no column 'label'", "did you mean --label-column Label?"]),
         ("a b,c", {"source_column": "a_bb"}, ["did you mean --source-column 'a b'?"]),
         ("text,label", {"target_column": "zzz"}, ["no column 'zzz'", "name one of these with --target-column"]),
+        (
+            "text,label",
+            {"text_columns": ["txt"], "label_column": "labl"},
+            ["no columns 'txt', 'labl'", "--text-column text --label-column label?"],
+        ),
+        (
+            "text,label",
+            {"text_columns": ["txt"], "label_column": "zzz"},
+            ["no columns 'txt', 'zzz'", "name one of these with --text-column and --label-column"],
+        ),
         ("text,a,b", {}, ["cannot infer which column is the label; found 'text', 'a', 'b'", "--label-column"]),
         ("a,b,label", {}, ["cannot infer which column is the text", "--text-column"]),
-        ("good film,1", {}, ["cannot infer which column is the text", "the first row of a table names its columns"]),
+        (
+            "good film,1",
+            {},
+            ["which columns are the text and the label", "--text-column and --label-column", "first row"],
+        ),
         (",".join(f"c{i}" for i in range(40)), {}, ["found 'c0', 'c1',", "'c7' and 32 more"]),
         ("text", {}, ["cannot infer which column is the label"]),
         ("a,b,c", {"source_column": "a"}, ["cannot infer which column is the target", "--target-column"]),
@@ -184,7 +198,94 @@ def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> No
 
 
 def test_conversations_are_read_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="hold source and target"):
+    with pytest.raises(UsageError, match="have a source and a target"):
         choose_columns(table(tmp_path, "a,b"), Data(messages_column="a", source_column="b"))
     with pytest.raises(DataError, match="no column 'c'"):
         choose_columns(table(tmp_path, "a,b"), Data(messages_column="c"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("kommentar,kategorie", "Nachricht,Stimmung", "commentaire,catégorie", "COMMENTAIRE,CATEGORIE"),
+        *("reseña,sentimiento", "comentário,rótulo", "testo,etichetta", "bericht,klasse", "opinia,ocena"),
+        *("отзыв,тональность", "评论,类别", "評論,標籤", "レビュー,ラベル", "댓글,감정", "التعليق,الفئة", "نص,تصنيف"),
+        *("κείμενο,κατηγορία", "Κείμενο,Ετικέτα", "yorum,duygu", "टिप्पणी,श्रेणी", "ulasan,sentimen"),
+    ],
+)
+def test_names_in_other_languages(header: str, tmp_path: Path) -> None:
+    text, label = header.split(",")
+    # beside another column, so that it is the name that tells
+    found = choose_columns(table(tmp_path, f"nr,{header},x"))
+    assert (found.texts, found.label, found.by_cells) == ((text,), label, False)
+
+
+@pytest.mark.parametrize(
+    ("header", "texts", "label", "target"),
+    [
+        ("satz1,satz2,klasse", ("satz1", "satz2"), "klasse", None),
+        ("前提,假设,标签", ("前提", "假设"), "标签", None),
+        ("frage,antwort", ("frage",), None, "antwort"),
+        ("问题,答案", ("问题",), None, "答案"),
+        ("Deutsch,Englisch", ("Deutsch",), None, "Englisch"),
+        ("frage,antwort,klasse", ("frage", "antwort"), "klasse", None),
+    ],
+)
+def test_pairs_in_other_languages(
+    header: str, texts: tuple[str, ...], label: str | None, target: str | None, tmp_path: Path
+) -> None:
+    found = choose_columns(table(tmp_path, header))
+    assert (found.texts, found.label, found.target) == (texts, label, target)
+
+
+def written(path: Path, header: str, rows: list[list[str]]) -> Table:
+    (path / "a.csv").write_text("\n".join([header, *map(",".join, rows)]) + "\n", encoding="utf-8")
+    return open_table(str(path / "a.csv"))
+
+
+SENTENCES = {
+    "latin": "the quiet film of number {}",
+    "chinese": "这家酒店的房间非常干净第{}次",
+    "thai": "โรงแรมนี้สะอาดมากครั้งที่{}",
+}
+
+
+@pytest.mark.parametrize("script", SENTENCES)
+@pytest.mark.parametrize("header", ["xq,zq,wq", ",,", "wann,äußerungen der gäste,art"])
+def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path: Path) -> None:
+    sentence = SENTENCES[script]
+    rows = [[str(i), sentence.format(i), "ab"[i % 2]] for i in range(30)]
+    if header == ",,":  # as without a header
+        table = written(tmp_path, ",".join(["0", "a longer first " + sentence.format(99), "a"]), rows)
+    else:
+        table = written(tmp_path, header, rows)
+    found = choose_columns(table)
+    assert (found.texts, found.label, found.by_cells) == ((table.names[1],), table.names[2], True)
+    assert "--text-column" in found.describe()
+    assert "--label-column" in found.describe()
+
+
+def test_a_known_name_is_joined_by_what_cells_tell(tmp_path: Path) -> None:
+    rows = [[str(i), f"the quiet film of number {i}", "ab"[i % 2], f"remark {i}"] for i in range(30)]
+    known_text = choose_columns(written(tmp_path, "n,text,zq,extra", rows))
+    assert (known_text.texts, known_text.label, known_text.by_cells) == (("text",), "zq", True)
+    rows = [row[:3] for row in rows]
+    known_label = choose_columns(written(tmp_path, "n,zq,label", rows))
+    assert (known_label.texts, known_label.label, known_label.by_cells) == (("zq",), "label", True)
+    named = choose_columns(written(tmp_path, "n,zq,wq", rows), Data(text_columns=["zq"]))
+    assert (named.texts, named.label) == (("zq",), "wq")
+
+
+def test_single_words_are_texts_beside_the_classes(tmp_path: Path) -> None:
+    rows = [[f"Anna{first}{second}", "pq"[second == "a"]] for first in "bcdefghi" for second in "aeiou"]
+    found = choose_columns(written(tmp_path, "vorname,herkunft", rows))
+    assert (found.texts, found.label) == (("vorname",), "herkunft")
+
+
+def test_numbers_of_rows_are_no_label(tmp_path: Path) -> None:
+    rows = [[f"the quiet film of number {i}", str(100 - i)] for i in range(50)]
+    with pytest.raises(DataError, match="which column is the label"):
+        choose_columns(written(tmp_path, "text,id", rows))
+    # other numbers are
+    rows = [[f"the quiet film of number {i}", str(i * i)] for i in range(50)]
+    assert choose_columns(written(tmp_path, "text,preis", rows)).label == "preis"

@@ -34,8 +34,8 @@ SAMPLES = {
     "one value": ["the same for all"] * 60,
     "nothing": [""] * 60,
 }
-PROSE = {"title", "description"}
-NO_CODE = {*PROSE, "chinese", "word"}
+PROSE = {"title", "description", "chinese"}
+NO_CODE = {*PROSE, "word"}
 
 
 @pytest.mark.parametrize("name", SAMPLES)

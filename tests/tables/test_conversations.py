@@ -71,7 +71,11 @@ FAULTS = [
     ([{"content": "a"}, ANSWER], "wrong role", "message 1 has no role"),
     ([{"value": "a"}, ANSWER], "wrong role", "message 1 has no from"),
     ([{"role": 3, "content": "a"}, ANSWER], "wrong role", "message 1 has int as its role"),
-    ([ANSWER, {"role": "wizard\x1b[31m", "content": "a"}], "wrong role", r"message 2 is by 'wizard\x1b[31m'"),
+    (
+        [ANSWER, {"role": "wizard\x1b[31m", "content": "a"}],
+        "wrong role",
+        r"message 2 has the unknown role 'wizard\x1b[31m'",
+    ),
     ([{"role": "user"}, ANSWER], "wrong type", "message 1 has no content"),
     ([{"role": "user", "content": 3}, ANSWER], "wrong type", "message 1 has int, not text, as its content"),
     ([{"role": "user", "content": "a\0"}, ANSWER], "NUL byte", "message 1: a NUL byte"),
@@ -106,7 +110,7 @@ def test_what_a_template_refuses_is_a_fault_of_its_row(tmp_path: Path) -> None:
 
 def test_nothing_to_answer_is_a_fault(tmp_path: Path) -> None:
     own = table(tmp_path, [ANSWER])
-    with pytest.raises(RowFault, match="no message that is to be answered"):
+    with pytest.raises(RowFault, match="there is no message to answer"):
         list(stream_texts(own, choose_columns(own)))
 
 

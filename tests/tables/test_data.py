@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.errors import CheckpointError, RecipeError, UsageError
+from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load
@@ -159,12 +159,33 @@ def test_a_table_of_its_own_is_validated_on(work: Work) -> None:
 
 
 def test_skipped_rows_are_told_with_the_table_they_are_of(work: Work) -> None:
-    table = write(work.folder / "table.csv", ["x", "y", ""] * 20)
-    valid = write(work.folder / "valid.csv", ["x", "y", "", ""])
+    table = write(work.folder / "table.csv", ["x", "y", "a,b"] * 20)
+    valid = write(work.folder / "valid.csv", ["x", "y", "a,b", "a,b"])
     told = [warning for warning in read(work, table, f"data.valid={valid}", "data.skip_bad_rows=true").warnings]
     (own,), (other,) = ([line for line in told if f"skipped {n} bad rows" in line] for n in (20, 2))
     assert "valid.csv" not in own
     assert other.startswith("skipped 2 bad rows of valid.csv: ")
+
+
+@pytest.mark.parametrize("key", ["valid", "test"])
+def test_a_table_beside_it_with_other_names_is_told_with_the_names_of_both(work: Work, key: str) -> None:
+    table = write(work.folder / "table.csv", ["x", "y"] * 30)
+    other = work.folder / "other.csv"
+    other.write_text("review,sentiment\na,x\nb,y\n")
+    with pytest.raises(DataError) as caught:
+        read(work, table, f"data.{key}={other}")
+    assert len(caught.value.lines()) == 3
+    for part in ("'text', 'label'", "table.csv", "'review', 'sentiment'", str(other)):
+        assert part in str(caught.value)
+    # an option names a column of both tables, so that none helps here
+    assert "--text-column" not in str(caught.value)
+
+
+def test_rows_without_a_label_do_not_count_as_rows(work: Work) -> None:
+    table = write(work.folder / "table.csv", ["x", "y", "", "", ""] * 20)
+    recipe = load(work.recipe, [*CLASSES, Setting("data.train", [str(table)], "TABLE")]).recipe
+    (opened,) = open_tables(recipe.data)
+    assert (opened.n_rows, opened.table.n_rows) == (40, 100)
 
 
 def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmtool.recipe.load import Setting, load
 from lmtool.tables import findings
 from lmtool.tables.findings import _near
-from lmtool.tables.prepare import check_tables
+from lmtool.tables.prepare import check_tables, open_tables
 from lmtool.tables.reading import LabelledText
 from tests.examples import examples
 
@@ -49,12 +49,8 @@ def write(path: Path, lines: list[str]) -> str:
 
 
 def kinds(train: str, test: str) -> dict[str, int]:
-    _, notices = check_tables(
-        load("linear", [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe,
-        None,
-        None,
-        None,
-    )
+    recipe = load("linear", [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe
+    _, notices = check_tables(recipe, open_tables(recipe.data, None), None, None)
     return {notice.kind: notice.count for notice in notices}
 
 

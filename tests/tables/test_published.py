@@ -138,7 +138,8 @@ def cola(path: Path, n: int = 8) -> Path:
 def test_cola_has_no_header(tmp_path: Path) -> None:
     found = opened(cola(tmp_path / "train.tsv"))
     assert found.table.names == ("column 1", "column 2", "column 3", "column 4")
-    assert found.columns.describe() == "columns: text 'column 4', label 'column 2' (inferred from their cells)"
+    described = "columns: text 'column 4', label 'column 2' (inferred from their cells)"
+    assert found.columns.describe().startswith(described)
     assert found.table.describe().endswith("8 rows, 4 columns, delimiter tab, no quoting, no header, UTF-8")
     assert found.items[0].texts == ('The "sailors rode breeze number 0.',)
     assert [item.label for item in found.items] == ["1", "1", "0", "1", "1", "0", "1", "1"]

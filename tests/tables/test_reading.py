@@ -27,7 +27,7 @@ def test_examples_are_texts_labels_and_row_numbers(tmp_path: Path) -> None:
     ]
     assert found.labels == LabelMap("class", ("no", "yes"))
     assert found.counts() == {"no": 2, "yes": 2}
-    assert found.describe() == "4 rows, one class each of 2: 'no' 2, 'yes' 2"
+    assert found.describe() == "4 rows, in 2 classes: 'no' 2, 'yes' 2"
     assert found.notices == ()
 
 
@@ -92,12 +92,6 @@ def test_where_each_class_has_one_row_more_rows_are_asked_for(skips: bool, tmp_p
 FAULTS = [
     # content, kind, what and where, remaining rows
     (
-        "text,label\na,x\nb,\nc,y\nd,x\ne,y\n",
-        "empty label",
-        ["the label is empty", ":3, row 2, column 'label'"],
-        [1, 3, 4, 5],
-    ),
-    (
         "text,label\na,x\n , y\nc,y\nd,x\ne,y\n",
         "empty text",
         ["the text is empty", ":3, row 2, column 'text'"],
@@ -144,7 +138,6 @@ def test_bad_rows_are_named_or_left_out(
         ({"text": 3, "label": "x"}, "the column holds int, not text"),
         ({"text": "a", "label": {"x": 1}}, "the label is dict, not text or a number"),
         ({"text": None, "label": "x"}, "the text is empty"),
-        ({"text": "a"}, "the label is empty"),
     ],
 )
 def test_values_that_are_no_texts_or_labels(row: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -179,6 +172,44 @@ def test_decimal_commas_are_numbers_and_told(tmp_path: Path) -> None:
     assert labelled(tmp_path, *['"1,8"', '"2,3"'] * 2, kind="class").notices == ()
 
 
+@pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        (['"26.675,79"', '"1.200,00"', '"950,5"'], [26675.79, 1200.0, 950.5]),
+        (['"26,675.79"', '"1,200"', "950"], [26675.79, 1200.0, 950.0]),
+        (["1.200.000", "2.500.000", "900.000"], [1.2e6, 2.5e6, 9e5]),
+        (["26\u00a0675.5", "1 200", "3"], [26675.5, 1200.0, 3.0]),
+        (["26\u202f675", "1\u202f200", "3"], [26675.0, 1200.0, 3.0]),
+        (["26'675.5", "1\u2019200", "3"], [26675.5, 1200.0, 3.0]),
+        (["5 %", "17 %", "8%"], [5.0, 17.0, 8.0]),
+        (['"5,5 %"', "17 %", "-8%"], [5.5, 17.0, -8.0]),
+    ],
+)
+def test_amounts_and_percentages_are_numbers_and_told(labels: list[str], numbers: list[float], tmp_path: Path) -> None:
+    found = labelled(tmp_path, *labels)
+    assert found.labels == LabelMap("number")
+    assert [item.label for item in found.items] == numbers
+    (notice,) = [notice for notice in found.notices if notice.kind == "formatted numbers"]
+    assert f"{numbers[0]:.15g}" in str(notice)
+    assert [item.label for item in labelled(tmp_path, *labels, labels=LabelMap("number")).items] == numbers
+
+
+@pytest.mark.parametrize("blank", ["", " ", '""'])
+def test_rows_without_a_label_are_left_out_and_counted(blank: str, tmp_path: Path) -> None:
+    labels = ["x", blank, "y", "x", blank, "y"]
+    for known in (None, LabelMap("class", ("x", "y"))):
+        found = labelled(tmp_path, *labels, labels=known)
+        assert [item.row for item in found.items] == [1, 3, 4, 6]
+        (notice,) = [notice for notice in found.notices if notice.kind == "rows without a label"]
+        assert notice.count == 2
+        assert "2 rows" in str(notice)
+        assert found.skipped.count == 0
+    content = "".join(json.dumps({"text": f"t{i}", "label": i % 2 if i < 8 else None}) + "\n" for i in range(20))
+    assert len(read(tmp_path / "a.jsonl", content)) == 8
+    # of several labels none is a label
+    assert [item.label for item in labelled(tmp_path, "a;b", ";", blank, "a").items] == [("a", "b"), (), ("a",)]
+
+
 def test_labels_with_commas_that_stay_classes_are_told(tmp_path: Path) -> None:
     mixed = ['"1,8"', '"2,3"', "x"] * 2
     (notice,) = labelled(tmp_path, *mixed).notices
@@ -211,11 +242,11 @@ def test_a_list_is_no_single_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        (["x", "x", "x"], {}, "only one class: all 3 rows have 'x'"),
-        (["x", "x", "y"], {"skip_bad_rows": True}, "only one class: all 2 rows have 'x'"),
-        (["0.5", "0.5"], {}, "only one number: all 2 rows have '0.5'"),
+        (["x", "x", "x"], {}, "all rows have the same class, 'x'"),
+        (["x", "x", "y"], {"skip_bad_rows": True}, "all rows have the same class, 'x'"),
+        (["0.5", "0.5"], {}, "all rows have the same number, '0.5'"),
         ([";", ";"], {}, "no row has any label"),
-        (["", ""], {"skip_bad_rows": True}, "no rows remain"),
+        (["", ""], {}, "no row has a label"),
     ],
 )
 def test_nothing_can_be_learnt(labels: list[str], options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -271,7 +302,7 @@ def test_rows_with_the_same_text_and_different_labels(tmp_path: Path) -> None:
     content = "text,label\na,x\nb,y\na,x\na,y\nc,x\nb,y\n"
     found = read(tmp_path / "a.csv", content)
     assert kinds(found) == {"duplicate rows with different labels": 3}
-    assert str(found.notices[0]) == "3 rows have the text of another row and a different label; first: rows 1 and 4"
+    assert str(found.notices[0]) == "3 rows with the text of another row and a different label; first: rows 1 and 4"
     assert kinds(read(tmp_path / "a.csv", "text,label\na,x;y\na,y;x\nb,x\nc,y\n")) == {}
     assert kinds(read(tmp_path / "a.tsv", "source\ttarget\na\tb\na\tc\n")) == {}
 

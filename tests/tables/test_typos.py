@@ -1,5 +1,6 @@
 """Labels that seem to be misspelt: which are told, and that long or many labels cost no more than reading them."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 
 from lmtool.data.table import RowFault
+from lmtool.errors import DataError, RecipeError, UsageError
+from lmtool.recipe.load import Setting, load
 from lmtool.tables import reading
 from lmtool.tables.labels import LONGEST_LABEL, LabelMap
+from lmtool.tables.merges import read_merges
 from lmtool.tables.notices import misspelt
 from lmtool.tables.reading import LabelledTexts
 from lmtool.tables.tasks import metrics
@@ -102,6 +106,7 @@ def test_misspelt_labels_are_told_with_counts_and_lines(tmp_path: Path) -> None:
         "3 rows with labels that differ in a letter or in case from commoner ones: "
         "'postive' (2 rows: line 11, line 22), did you mean 'positive' (9 rows)? "
         "'Negative' (1 row: line 21), did you mean 'negative' (9 rows)?"
+        "; to read them so: --merge-labels postive=positive --merge-labels Negative=negative"
     )
     assert found.counts()["Negative"] == 1
     assert found.skipped.count == 0
@@ -115,7 +120,8 @@ def test_many_misspelt_labels_are_counted(tmp_path: Path) -> None:
     text = str(notices(found)["similar labels"])
     assert text.startswith("35 rows with labels")
     assert "line 11, line 12, line 13, …" in text
-    assert text.endswith("; and 4 more labels")
+    assert "; and 4 more labels; " in text
+    assert text.count("--merge-labels") == 3
 
 
 def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
@@ -200,3 +206,86 @@ def test_an_unknown_label_is_compared_with_the_known_ones_for_the_first_rows_onl
     found = labelled(tmp_path, *(f"unknown {i}" for i in range(500)), "class 1", labels=known, skip_bad_rows=True)
     assert found.skipped.count == 500
     assert len(asked) <= 20
+
+
+# Mended
+
+
+def test_labels_are_read_as_others_and_told(tmp_path: Path) -> None:
+    labels = [*["positive"] * 9, "postive", *["negative"] * 9, "Negative", "postive"]
+    merged = {"postive": "positive", "Negative": "negative"}
+    found = labelled(tmp_path, *labels, merged=merged)
+    assert found.labels is not None
+    assert found.counts() == {"negative": 10, "positive": 11}
+    assert found.notices == ()
+    assert found.merged == "merged labels: 'postive' as 'positive' (2 rows), 'Negative' as 'negative' (1 row)"
+    known = LabelMap("class", ("negative", "positive"))
+    assert [item.label for item in labelled(tmp_path, "postive", labels=known, merged=merged).items] == ["positive"]
+
+
+def test_the_words_that_a_notice_says_mend_what_it_is_about(tmp_path: Path) -> None:
+    labels = [*["very good"] * 9, "very goood", *["it's bad"] * 9, "It's bad"]
+    (notice,) = labelled(tmp_path, *labels).notices
+    words = shlex.split(str(notice).partition("to read them so: ")[2])
+    merged = read_merges(words[1::2])
+    assert set(words[::2]) == {"--merge-labels"}
+    assert labelled(tmp_path, *labels, merged=merged).counts() == {"it's bad": 10, "very good": 10}
+    with pytest.raises(reading.RowFault) as caught:
+        labelled(tmp_path, "very good", "very goood", labels=LabelMap("class", ("it's bad", "very good")))
+    assert "--merge-labels 'very goood=very good'" in caught.value.fix
+
+
+def test_several_labels_a_row_are_merged_each(tmp_path: Path) -> None:
+    merged = {"b": "a"}
+    found = labelled(tmp_path, "b;c", "a;b", "c", ";", "a", merged=merged)
+    assert [item.label for item in found.items] == [("a", "c"), ("a",), ("c",), (), ("a",)]
+    content = '{"text": "a", "label": ["b", "c"]}\n{"text": "b", "label": ["a"]}\n'
+    assert [item.label for item in read(tmp_path / "a.jsonl", content, merged=merged).items] == [("a", "c"), ("a",)]
+
+
+def test_a_label_to_merge_that_no_row_has_is_told(tmp_path: Path) -> None:
+    (notice,) = labelled(tmp_path, *"xyxy", merged={"z": "x"}).notices
+    assert (notice.kind, notice.count) == ("absent labels", 1)
+    assert "'z'" in str(notice)
+
+
+FILES = {
+    "a.yaml": "Positv: positiv\nyes: 'no'\n1: 2\n",
+    "a.json": '{"Positv": "positiv", "yes": "no", "1": 2}',
+    "a.csv": "from,to\nPositv,positiv\nyes,no\n1,2\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_labels_to_merge_are_read_from_files(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    expected = {"Positv": "positiv", "yes": "no", "1": "2", "a": "b=c"}
+    assert read_merges([str(tmp_path / name), "a=b=c", "d=d"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("a.yaml", content) for content in ("", "[a, b]", "a: [b]", "a: {b: c}", "{", "a: ''")),
+        *(("a.json", content) for content in ("", "[1]", '{"a": null}', "{", '{"": "a"}', "[" * 100_000)),
+        *(("a.csv", content) for content in ("", "a,b\n", "from,to\na\n", 'from,to\na,"b\n', "from;to\na;b\n")),
+        ("a.csv", b"from,to\na,\xff\n"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(name: str, content: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError) as caught:
+        read_merges([str(path)])
+    assert len(caught.value.lines()) == 3
+
+
+@pytest.mark.parametrize("value", ["Positv", "=a", "a=", "", "nothing.txt"])
+def test_a_text_that_merges_nothing_is_refused(value: str) -> None:
+    with pytest.raises(UsageError):
+        read_merges([value])
+
+
+def test_a_chain_of_labels_is_refused() -> None:
+    with pytest.raises(RecipeError, match="merge_labels"):
+        load("linear", [Setting("data.merge_labels", {"a": "b", "b": "c"}, "--merge-labels")])

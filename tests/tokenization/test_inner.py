@@ -8,6 +8,7 @@ import pytest
 
 from lmtool.errors import CheckpointError
 from lmtool.recipe.spec.text import BpeTokenizer, WordTokenizer
+from lmtool.tokenization import inner
 from lmtool.tokenization.inner import inner_of
 from lmtool.tokenization.tokenizer import Tokenizer
 
@@ -57,6 +58,102 @@ def test_a_vocabulary_without_its_unknown_token(tmp_path: Path) -> None:
     for encode in (tokenizer.encode, tokenizer.encode_with_places, lambda text: tokenizer.encode_many([text])):
         with pytest.raises(CheckpointError, match="cannot encode this text"):
             encode("an unheard word")
+
+
+def steps(*parts: dict[str, Any], kind: str = "normalizers") -> dict[str, Any]:
+    return {"type": "Sequence", kind: list(parts)}
+
+
+def replace(old: str, new: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
+
+
+BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None} | {
+    "lowercase": True
+}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+GROWING = {
+    "replacements": {"normalizer": steps(*[replace("a", "aa")] * 40)},
+    "one long replacement": {"normalizer": replace("a", "a" * 1001)},
+    "nested": {"normalizer": steps(steps(*[replace("a", "aa")] * 6), steps(*[replace("a", "aa")] * 6))},
+    "patterns": {"normalizer": steps(*[replace("a", "aa", "Regex")] * 40)},
+    "patterns that match nothing": {"normalizer": steps(*[replace("(?=a)", "a", "Regex")] * 40)},
+    "an empty text": {"normalizer": steps(*[replace("", "a")] * 40)},
+    "ligatures": {"normalizer": steps(*[replace("\u0644", "\ufdfa"), {"type": "NFKD"}] * 20)},
+    "prefixes": {"normalizer": steps(*[{"type": "Prepend", "prepend": "a" * 100}] * 40)},
+    "bytes of bytes": {"pre_tokenizer": steps(*[BYTES] * 40, kind="pretokenizers")},
+    "both": {"normalizer": replace("a", "a" * 500), "pre_tokenizer": BYTES},
+}
+
+
+@pytest.mark.parametrize("parts", GROWING.values(), ids=GROWING)
+def test_texts_that_would_grow_without_bound_are_refused(parts: dict[str, Any], bpe: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="its normalizer"):
+        inner_of(json.dumps(bpe | parts))
+
+
+SPACES = replace(" {2,}", " ", "Regex")
+PUBLISHED = {
+    "BERT": steps(BERT),
+    "BERT for Japanese": steps({"type": "NFKC"}, BERT),
+    "CLIP": steps({"type": "NFC"}, replace(r"\s+", " ", "Regex"), {"type": "Lowercase"}),
+    "Llama": steps({"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")),
+    "Unigram": steps({"type": "Nmt"}, {"type": "NFKC"}, SPACES, {"type": "Lowercase"}),
+    "ALBERT": steps(
+        *(replace("``", '"'), replace("''", '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}),
+        *({"type": "NFKC"}, SPACES),  # for its rules, which are those
+    ),
+}
+
+
+@pytest.mark.parametrize("normalizer", PUBLISHED.values(), ids=PUBLISHED)
+def test_normalizers_of_published_models_are_read(normalizer: dict[str, Any], bpe: dict[str, Any]) -> None:
+    assert inner_of(json.dumps(bpe | {"normalizer": normalizer, "pre_tokenizer": None})).encode("cat").ids
+
+
+@pytest.mark.parametrize("name", inner._GROWTH)
+def test_a_step_makes_no_more_of_a_character_than_it_is_held_to(name: str, bpe: dict[str, Any]) -> None:
+    step = BERT if name == "BertNormalizer" else {"type": name}
+    normalize = inner_of(json.dumps(bpe | {"normalizer": step})).normalizer.normalize_str
+    rare = (0x130, 0x390, 0x1F82, 0x2057, 0x3300, 0xFDFA, 0x1D160, 0x2F800)
+    sizes = [len(normalize(chr(c))) for c in (*rare, *range(1, 0xD800, 5), *range(0xF900, 0x30000, 11))]
+    assert max(sizes) <= inner._GROWTH[name]
+
+
+def test_a_text_is_in_a_template_once(bpe: dict[str, Any]) -> None:
+    texts = [{"Sequence": {"id": "A", "type_id": n}} for n in range(2)]
+    bpe["post_processor"] = {"type": "TemplateProcessing", "single": texts, "pair": texts, "special_tokens": {}}
+    with pytest.raises(ValueError, match="more than once"):
+        inner_of(json.dumps(bpe))
+
+
+SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+"""It tries all ways to divide a run of "a" before anything else, until the library panics."""
+
+
+def test_a_panic_on_a_text_is_an_error_of_that_text(bpe: dict[str, Any], tmp_path: Path) -> None:
+    bpe["pre_tokenizer"] = SLOW
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    text, long = "a" * 40 + "b", "a" * 5000 + "b"
+    for encode in (tokenizer.encode, tokenizer.encode_with_places, tokenizer.words):
+        for one in (text, long):
+            with pytest.raises(CheckpointError, match="fails on this text"):
+                encode(one)
+    for texts in ([text], ["cat", text, "dog"]):
+        with pytest.raises(CheckpointError, match="fails on this text"):
+            tokenizer.encode_many(texts)
+    assert tokenizer.encode("cat") == tokenizer.encode_many(["cat"])[0].tolist() != []
+
+
+def test_a_panic_while_reading_is_an_error_of_the_file(bpe: dict[str, Any], tmp_path: Path) -> None:
+    bpe["pre_tokenizer"] = {"type": "FixedLength", "length": 0}
+    content = json.dumps(bpe)
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    with pytest.raises(CheckpointError, match="not a tokenizer that lmtool can use"):
+        Tokenizer.load(tmp_path)
 
 
 def test_byte_pairs_without_a_pre_tokenizer_are_encoded_as_by_the_library(bpe: dict[str, Any], tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_stopped_and_resumed_it_has_the_same_counts(work: Work) -> None:
 
 def test_nothing_is_counted_twice(work: Work) -> None:
     work.pretrain(*NGRAM)
-    with pytest.raises(UsageError, match="counted after 5 steps"):
+    with pytest.raises(UsageError, match="counted in 5 steps"):
         work.resume("training.steps=+5")
 
 

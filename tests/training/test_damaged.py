@@ -335,7 +335,7 @@ def test_a_later_validation_that_is_not_finite_is_told(work: Work, monkeypatch: 
     untimed(monkeypatch)
     monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(losses)))
     told = work.pretrain()
-    assert warnings_in(told) == ["the validation loss of step 8 is nan, which is never the best"]
+    assert warnings_in(told) == ["the validation loss of step 8 is nan, which cannot be the best"]
     assert ended(told).best_step == 12
 
 

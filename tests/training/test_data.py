@@ -88,7 +88,7 @@ def test_skip_gram_is_told_how_often_each_word_comes(work: Work) -> None:
     ("overrides", "valid", "what"),
     [
         (("data.split=slice", "model.context=400"), None, "training text has 3.. tokens, but a context of 400"),
-        ((), "x", "validation text has 1 tokens"),
+        ((), "x", "validation text has 1 token,"),
     ],
 )
 def test_a_text_that_is_too_short_is_refused(

@@ -381,7 +381,7 @@ def test_one_row_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(a_recipe())
     limit_memory(monkeypatch, trainer, 0, ERRORS[0])
     before = trainer.everything()
-    with pytest.raises(ResourceError, match="out of memory with 1 rows") as caught:
+    with pytest.raises(ResourceError, match="out of memory with 1 row ") as caught:
         trainer.train()
     assert "model.context" in caught.value.fix
     assert_same(before, trainer.everything())

@@ -46,6 +46,7 @@ ANEW = {
     "data.encoding": "latin-1",
     "data.delimiter": ";",
     "data.skip_bad_rows": "true",
+    "data.merge_labels": "{one: other}",
     "data.documents": "line",
     "data.split": "slice",
     "data.valid_fraction": "0.3",

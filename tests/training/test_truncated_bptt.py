@@ -157,7 +157,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(work: Work) -> None:
 
 
 def test_a_text_with_fewer_windows_than_rows_is_refused(work: Work) -> None:
-    with pytest.raises(DataError, match="rows of a batch need one each"):
+    with pytest.raises(DataError, match="rows of a batch needs one"):
         work.pretrain(RNN, "training.carry_state=true", "training.batch_size=2000")
 
 

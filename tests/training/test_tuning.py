@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +14,13 @@ from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
 from lmtool.inference.base import open_base
 from lmtool.inference.load import load_run, trained_model, weights_of
+from lmtool.interop import reference
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
 from lmtool.recipe.finetuning import PART_RATE, RATE
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.training import AdamW
+from lmtool.records import sealed
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.training.events import Plan, Started
@@ -206,6 +209,24 @@ def test_adapters_without_their_base_are_refused(work: Work, base: Path, tuned: 
     refused(tuned, "holds adapters only, to step-000004 of base: no run called 'base'")
     with pytest.raises(CheckpointError, match="no run called"):
         work.resume("training.steps=+1", name="tuned")
+
+
+def test_adapters_open_no_connection_to_find_their_base(
+    work: Work, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object, **__: object) -> None:
+        pytest.fail("a connection is opened")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", connect)
+    content = json.loads((tuned / "run.json").read_bytes())
+    del content["checksum"]
+    content["base"] |= {"run": "hf:some/model", "path": "nowhere"}
+    (tuned / "run.json").write_bytes(sealed(content))
+    refused(tuned, "a file names a model of the Hub")
+    with pytest.raises(CheckpointError, match="a file names"):
+        work.resume("training.steps=+1", name="tuned")
+    monkeypatch.setattr(reference, "known_run", lambda name: base if name == "hf:some/model" else None)
+    assert load_run(str(tuned)).run_path == tuned, "it was imported before"
 
 
 @pytest.mark.slow

@@ -4,24 +4,26 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
-from lmtool.cli.help import argument, option
-from lmtool.cli.output import check_new, describe, put, put_json, warn_of_files
+from lmtool.cli.help import argument, file_to_write, option
+from lmtool.cli.output import check_new, describe, put_data, put_json, warn_of_files
 
 
 def attention(
     run: RunName,
     text: list[str] | None = argument(
-        "TEXT", "The text itself; one for each text of a row, for a classifier of several."
+        "SENTENCE", "A text itself, or -; one for each text of a row, for a classifier of several."
     ),
-    source: str | None = option("TEXT", "For a model that answers sources, in place of TEXT: the source."),
+    source: str | None = option("TEXT", "For a model that answers sources, in place of SENTENCE: the source."),
     target: str | None = option("TEXT", "Its target; the model's own by default, decoded greedily."),
     kind: Literal["self", "encoder", "decoder", "cross", "memory", "pooling"] | None = option(
         "", "Which attention to show, where there are several; of a target to its source first."
     ),
     layer: int = option("K", "Layer to show, counted from 0; -1 is the last.", default=-1),
     head: int | None = option("K", "Head to show, counted from 0; the mean of all by default."),
-    output: Path | None = option("FILE", "A new .html page with all layers and heads.", "--output", "-o"),
-    npz: Path | None = option("FILE", "A new .npz file: layers, heads, queries, keys."),
+    output: Path | None = option(
+        "FILE", "A new .html page with all layers and heads.", "--output", "-o", parser=file_to_write
+    ),
+    npz: Path | None = option("FILE", "A new .npz file: layers, heads, queries, keys.", parser=file_to_write),
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -42,6 +44,7 @@ def attention(
     from lmtool.analysis.attention import attention as attend
     from lmtool.analysis.attribution import attribution
     from lmtool.compute.device import choose_compute
+    from lmtool.decoding.prompts import text_or_stdin
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
     from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
@@ -52,7 +55,7 @@ def attention(
     warn_of_files(filter(None, [*(text or ()), source, target]))
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
-    texts = text or []
+    texts = [text_or_stdin(one) for one in text or ()]
     attended = attend(loaded, texts, source=source, target=target)
     decided = attribution(loaded, texts, attended) if isinstance(loaded.model, Classifier) else None
     shown = attended.part(kind)
@@ -64,7 +67,8 @@ def attention(
     if as_json:
         put_json(attended.to_json() | ({} if decided is None else {"attribution": decided.to_json()}))
     elif output is not None or npz is not None:
-        put(*filter(None, (output, npz)))
+        for path in filter(None, (output, npz)):
+            put_data(path)
     else:
         console = Console(highlight=False)
         words = () if decided is None else attribution_lines(decided)

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,12 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import flag, option
-from lmtool.cli.output import describe, put_json, tell
+from lmtool.cli.output import describe, put_data, put_json, tell, warn_of_cut_forms
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.cli.signals import interrupt_once, on_ctrl_c
 from lmtool.decoding.settings import Common, Greedy, Sample
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,7 +125,7 @@ def _obey(line: str, conversation: "Conversation") -> bool:
             tell(*HELP.splitlines())
         case "/reset":
             conversation.reset()
-            tell("the conversation begins anew")
+            tell("a new conversation begins")
         case "/system":
             conversation.system = rest
             tell("the system message is set" if rest else "there is no system message now")
@@ -154,22 +155,22 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
     if calls[1:]:
         conversation.add(message)
         return
-    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     answer: Reply | None = None
     try:
         with stoppable():
             answer = conversation.answer([message])
             if answer.n_left:
-                tell(f"the context is full: the model no longer reads the first {conversation.n_left} messages")
+                left = counted(conversation.n_left, "message")
+                tell(f"the context is full: the model no longer reads the first {left}")
             for piece in answer:
                 if not as_json:
-                    print(shown(piece), end="", flush=True)
+                    put_data(piece, end="")
     except KeyboardInterrupt:
         pass
     finally:
         if answer is not None and not as_json:
             behind = [""] if answer.text else []
-            print(shown("\n".join([*behind, *map(str, answer.calls)])), flush=True)
+            put_data("\n".join([*behind, *map(str, answer.calls)]))
     completion = None if answer is None else answer.completion
     if as_json and answer is not None:
         tokens, reason = (None, "interrupt") if completion is None else (completion.tokens, completion.finish_reason)
@@ -179,8 +180,10 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
         tell("stopped")
     elif not quiet and answer is not None and not (answer.text or answer.calls):
         tell("the answer has no text; the conversation goes on without this message")
+    elif conversation.settings.form is not None:
+        warn_of_cut_forms(conversation.settings, Counter([completion.finish_reason]))
     elif not quiet and completion.finish_reason in ("length", "time"):
-        tell(f"the answer was cut after {len(completion.tokens)} tokens")
+        tell(f"the answer was cut after {counted(len(completion.tokens), 'token')}")
 
 
 def _terminal() -> "TextIO | None":

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import Json, Quiet
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels
+from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels, with_stdin
 from lmtool.errors import ResourceError, UsageError
-from lmtool.printable import aligned
+from lmtool.printable import aligned, counted
 
 if TYPE_CHECKING:
     from lmtool.checks.check import Checked
@@ -31,8 +31,12 @@ def check(
     test: str | None = option("TABLE", "Test table."),
     tokenizer: str | None = option("RUN", "Is the text in the language of this run's or file's tokenizer?"),
     column: Column = None,
-    fix: Path | None = option("FILE", "Write the table without duplicates, contradictions and leaks to a new file."),
-    run: str | None = option("RUN", "With --fix: without rows, too, whose vectors by this model are nearly equal."),
+    fix: Path | None = option(
+        "FILE", "Write the table without duplicates, contradictions and leaks to a new file.", parser=file_to_write
+    ),
+    run: str | None = option(
+        "RUN", "Another way to name the run. With --fix: without rows, too, whose vectors by it are nearly equal."
+    ),
     near: float | None = option("X", "From which cosine similarity on.", shown=str(NEAR), min=0.0, max=1.0),
     *,
     overrides: Overrides = None,
@@ -57,6 +61,9 @@ def check(
     from lmtool.interop.names import HUB
     from lmtool.interop.reference import run_of
 
+    if run is not None and fix is None and not names:
+        names, run = [run], None
+    names, valid, test = with_stdin("text or table", names, valid, test)
     if with_device:
         _check_device(as_json)
     if not names and (fix is not None or not (with_cache or with_device)):
@@ -64,16 +71,17 @@ def check(
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [run_of(names[0])]
     if run is not None and fix is None:
-        raise UsageError("--run is for rows that --fix leaves out", fix="name a new file: --fix FILE")
+        raise UsageError(
+            "--run needs --fix, which then leaves out nearly equal rows", fix="name a new file: --fix FILE"
+        )
     if near is not None and run is None:
-        raise UsageError("--near is for the vectors of a model", fix="name one: --run RUN")
+        raise UsageError("--near needs --run, whose vectors are compared", fix="name one: --run RUN")
     if fix is not None and names and Path(names[0]).is_dir():
-        raise UsageError("--fix is for a table, and this is a folder", where=names[0], fix="name a table")
+        raise UsageError("--fix needs a table, not a folder", where=names[0], fix="name a table")
     check_new(fix)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
-    whole = [] if fix is None else ["data.valid_fraction=0"]  # no rows are held out of the table that is fixed
-    settings = settings_in(options, READING, *others, overrides=[*(overrides or []), *whole])
+    settings = settings_in(options, READING, *others, overrides=overrides)
     reports = [_look(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
         from lmtool.checks.check import check_cache
@@ -84,8 +92,11 @@ def check(
     if fix is not None:
         from lmtool.checks.fixing import write_fixed
         from lmtool.data.files import unpacked_name
+        from lmtool.recipe.load import settings_of
 
-        recipe, log = _recipe(settings), fix.with_suffix(".removed.jsonl")
+        # no rows are held out of the table that is fixed
+        recipe = _recipe([*settings, *settings_of(["data.valid_fraction=0"])])
+        log = fix.with_suffix(".removed.jsonl")
         check_new(fix, Path(unpacked_name(Path(recipe.data.train[0]))).suffix)
         check_new(log)
         model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
@@ -93,7 +104,7 @@ def check(
         if as_json:
             put_json({"fixed": str(fix), "log": str(log), "removed": n_gone})
         else:
-            put(f"fixed    {fix}: without {n_gone:,} rows, which {log} lists")
+            put(f"fixed    {fix}: without {counted(n_gone, 'row')}, listed in {log}")
     for checked in reports:
         checked.refuse(strict=strict)
 
@@ -112,26 +123,26 @@ def _check_device(as_json: bool) -> None:
         rows = [(way.name, *of_way, way.verdict) for way, of_way in zip(compared, times, strict=True)]
         put(*aligned([("way", "fast", "plain", "result"), *rows], 4))
     if faults := [way.name for way in compared if way.verdict != "same"]:
-        what = f"not every fast way of computing works here: {', '.join(faults)}"
-        fix = "take --precision float32 for matrices; steps and compiled models that differ are not taken anyway"
+        what = f"some fast ways of computing do not work here: {', '.join(faults)}"
+        fix = "use --precision float32 if matrices are among them; the others are then not used by themselves"
         raise ResourceError(what, fix=fix)
 
 
 def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from lmtool.checks import check as checking
-    from lmtool.training.finetuning import named_kind
+    from lmtool.training.finetuning import open_for_training
 
     recipe = _recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
-        match checking.subject_of(names, data, is_text=is_text):
+        match checking.subject_of(names, data, is_text=is_text, by_cells=True):
             case "run":
                 return checking.check_run(names[0], display.report)
             case "tokens":
                 return checking.check_tokens(Path(names[0]))
             case "table":
-                return checking.check_labelled(recipe, named_kind(settings), *_tokenizer(tokenizer))
+                return checking.check_labelled(*open_for_training(settings), *_tokenizer(tokenizer))
         return checking.check_text(data, recipe.seed, *_tokenizer(tokenizer), display.report)
 
 

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
-from lmtool.cli.help import GroupWithDefault, argument, flag, group, option, register
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_json
+from lmtool.cli.help import GroupWithDefault, argument, file_to_write, flag, folder_to_write, group, option, register
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_data, put_json
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import OF_TEXTS, as_data, sets, settings_in
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 if TYPE_CHECKING:
     from lmtool.search.entries import Entry
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 @sets(OF_TEXTS)
 def embed(
     run: RunName,
-    text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}; - is standard input, the default."),
+    text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}, the default."),
     typed: TypedText = None,
     layer: int = option("K", "0 for the embeddings, 1 for the first layer, -1 for the last.", default=-1),
     pool: Literal["none", "mean", "max", "first", "last"] = option(
@@ -28,7 +27,7 @@ def embed(
     ),
     whole: bool = flag("One vector per text, pooled as the model was trained to; by mean where it was not.", "--whole"),
     output: Path | None = option(
-        "FILE", "A new .npz or .jsonl file; JSON lines on stdout by default.", "--output", "-o"
+        "FILE", "A new .npz or .jsonl file; JSON lines on stdout by default.", "--output", "-o", parser=file_to_write
     ),
     truncate: bool = flag("Truncate texts to the context.", "--truncate"),
     *,
@@ -59,10 +58,10 @@ def embed(
     if output is None or not is_main():
         for line in embedding.as_lines(embedded):
             if is_main():
-                typer.echo(line)
+                put_data(line)
         return
     embedding.save(output, embedded)
-    put(output)
+    put_data(output)
 
 
 def _read(files: list[str] | None, typed: list[str] | None, column: str, reading: dict[str, Any]) -> "Iterator[Entry]":
@@ -76,7 +75,9 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
     sources = files or ([] if typed else ["-"])
     stated = settings_in(reading, OF_TEXTS)
     if stated and not sources:
-        raise UsageError(f"{stated[0].flag} is of files and tables, but texts are typed only", fix="leave it out")
+        raise UsageError(
+            f"{stated[0].flag} is for files and tables, and there are only typed texts", fix="leave it out"
+        )
     yield from (Entry("", "", text) for text in typed or [])
     data = as_data([*stated, Setting("data.column", column, "")])
     describe_skipped((yield from read_entries(sources, data, reading.get("id_column"))))
@@ -84,9 +85,11 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
 
 @sets(OF_TEXTS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))})
 def index(
-    texts: list[str] | None = argument("FILES|TABLE", f"{TEXT_HELP} Each line or row is a text."),
+    texts: list[str] | None = argument("TEXT|TABLE", f"{TEXT_HELP} Each line or row is a text."),
     run: str | None = option("RUN", f"The model: {RUN_HELP[0].lower()}{RUN_HELP[1:]}", shown="that of the index"),
-    output: Path = option("INDEX", "The folder of the index, new or not.", "--output", "-o", default=...),
+    output: Path = option(
+        "INDEX", "The folder of the index, new or not.", "--output", "-o", default=..., parser=folder_to_write
+    ),
     remove: list[str] | None = option("ID|FILE", "Remove a text, or all texts of a file. May be repeated."),
     *,
     device: Device = "auto",
@@ -107,7 +110,7 @@ def index(
     from lmtool.search import index as indexing
 
     if bool(texts) is bool(remove):
-        raise UsageError("nothing to index, or two things to do", fix="name files or a table, or else give --remove")
+        raise UsageError("give either texts to index, or --remove", fix="name files or a table; or use --remove alone")
     if texts:
         loaded = open_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
         describe(loaded, quiet)
@@ -120,18 +123,22 @@ def index(
     if as_json:
         put_json({"index": str(output), "texts": n_texts, **counts})
     else:
-        put(f"{output}: {n_texts:,} texts; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+        put(f"{output}: {counted(n_texts, 'text')}; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
 @sets(OF_TEXTS)
 def query(
     index: Path = argument("INDEX", "The folder of an index.", ..., shown=True),
-    queries: list[str] | None = argument("QUERY", "Queries; lines of standard input by default."),
+    queries: list[str] | None = argument(
+        "QUERY", "Queries themselves; lines of standard input, which is -, by default."
+    ),
     query_file: list[str] | None = option("FILE", "Queries: lines of text, rows of a table; - is standard input."),
     k: int = option("N", "How many texts to show.", "-k", default=10, min=1),
     rerank: str | None = option("RUN", "A model of pairs of texts, which ranks the nearest 100 anew."),
     run: str | None = option("RUN", "The model of the index, where it has been moved."),
-    output: Path | None = option("FILE", "A new .jsonl or .csv file for what is found.", "--output", "-o"),
+    output: Path | None = option(
+        "FILE", "A new .jsonl or .csv file for what is found.", "--output", "-o", parser=file_to_write
+    ),
     *,
     device: Device = "auto",
     as_json: Json = False,
@@ -146,11 +153,14 @@ def query(
     lmtool search query notes.index --json < questions.txt
     """
     from lmtool import durable
+    from lmtool.data.stdin import STDIN
     from lmtool.search.entries import as_csv, as_json_lines
     from lmtool.search.index import open_index
 
     check_new(output, ".jsonl", ".csv")
     opened = open_index(index, run, rerank=rerank, device=device)
+    if STDIN in (queries or ()):
+        queries, query_file = [text for text in queries or () if text != STDIN], [*(query_file or ()), STDIN]
     texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe.data.column, reading)]
     if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
         raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")
@@ -158,10 +168,10 @@ def query(
     if output is not None:
         lines = as_csv(answers) if output.suffix == ".csv" else as_json_lines(answers)
         durable.write_output(output, map(str.encode, lines))
-        put(output)
+        put_data(output)
     elif as_json:
         for line in as_json_lines(answers):
-            typer.echo(line, nl=False)
+            put_data(line, end="")
     else:
         for text, entries in answers:
             shown = [f"{one.score:.4f}  {one.id}  {' '.join(one.text.split())[:200]}" for one in entries]

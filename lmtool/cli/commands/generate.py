@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
-from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import check_new, describe, put_json, tell, warn
+from lmtool.cli.help import argument, file_to_write, flag, option
+from lmtool.cli.output import check_new, describe, put, put_data, put_json, tell, warn, warn_of_cut_forms
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,9 +36,9 @@ DIFFERENT = 1
 @with_settings(*STRATEGIES.values())
 def generate(
     prompt: list[str] | None = argument(
-        "PROMPT", "Text to continue; may be several. Without any, generation starts from scratch."
+        "PROMPT", "Text to continue; may be several. Without any, the lines that are piped in, or else nothing."
     ),
-    prompt_file: str | None = _input("FILE", "One prompt per line; - reads standard input."),
+    prompt_file: str | None = _input("FILE", "One prompt per line; - is standard input."),
     run: str | None = _input("RUN", RUN_HELP, shown="last"),
     overflow: Literal["refuse", "cut", "slide"] = _input(
         "", "How to handle prompts longer than the context.", default="refuse"
@@ -64,7 +65,9 @@ def generate(
     show_probs: bool = flag(
         "Print each token with its probability and rank, and what filters removed.", "--show-probs", panel=OUTPUT
     ),
-    html: Path | None = _output("FILE", "Write a page too: what --show-probs prints, and the tree of a beam search."),
+    html: Path | None = _output(
+        "FILE", "Write a page too: what --show-probs prints, and the tree of a beam search.", parser=file_to_write
+    ),
     deterministic: bool = flag(
         "Compute each text alone, so that results do not depend on batching.", "--deterministic", panel=OUTPUT
     ),
@@ -83,6 +86,7 @@ def generate(
     lmtool generate "One day" --run last@500 --temperature 0.7 --top-k 40 --seed 1
     lmtool generate "ROMEO:" "JULIET:" -n 3 --max-new-tokens 100
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
+    lmtool generate < prompts.txt
     """
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import Options, choose, refuse_draft, to_record
@@ -97,7 +101,9 @@ def generate(
         choices["complete"] = choices["complete"] or None
         beside += choices.values()
         if prefix or n > 1 or novel is not None or any(value is not None for value in beside):
-            raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
+            raise UsageError(
+                "--replay takes prompts, run and settings from the records", fix="omit prompts, runs and settings"
+            )
         _replay(replay, as_json)
         return
     check_new(html)
@@ -119,7 +125,7 @@ def generate(
     if draft is not None:
         refuse_draft(settings)
     elif draft_tokens is not None:
-        raise UsageError(f"draft_tokens is {draft_tokens}, without a draft", fix="add --draft RUN or --draft ngram")
+        raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     biases = [_parse_bias(bias) for bias in logit_bias or []]
     generator = TextGenerator.open(run or "last", device=device, precision=precision)
     if generator.loaded.model.reads == "both":
@@ -145,13 +151,14 @@ def generate(
     if not quiet:
         again = "texts that are in the training data are drawn again; --no-novel keeps them"
         tell(*drafting, *([again] if is_novel else []))
-    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
+    reasons = Counter[str]()
     n_tokens = n_proposed = n_accepted = n_known = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     for i, completion in enumerate(completions):
         n_tokens += len(completion.tokens)
         n_known += completion.is_known
+        reasons[completion.finish_reason] += 1
         n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
         if html is not None:
             filled = completion.finish_reason == "filled"
@@ -161,11 +168,12 @@ def generate(
             put_json(record(generator, completion, settings, options))
         elif not streams:
             text = generator.echoed(completion.prompt, settings, echo) + completion.text
-            print(("---\n" if i else "") + shown(text), flush=True)
+            put_data(("---\n" if i else "") + text)
             if show_probs:
                 _print_probabilities(generator, completion)
             if completion.score is not None and not quiet:
                 tell(f"score {completion.score:.4f}")
+    warn_of_cut_forms(settings, reasons)
     if html is not None:
         from lmtool.report.generated import as_page
         from lmtool.report.page import write_page
@@ -181,14 +189,14 @@ def generate(
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
         if n_known:
             tell(f"{n_known} of the texts are in the training data: other draws gave no new ones")
-        tell(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
+        tell(f"{counted(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
 def _streamed(echoed: str, pieces: "Iterable[Piece]") -> "Iterator[Completion]":
     """Print a text to a terminal as it is generated, and yield it then."""
-    print(plain(echoed, lines=True), end="", flush=True)
+    put_data(echoed, end="")
     for piece in pieces:
-        print(plain(piece.text, lines=True), end="" if piece.completion is None else "\n", flush=True)
+        put_data(piece.text, end="" if piece.completion is None else "\n")
         if piece.completion is not None:
             yield piece.completion
 
@@ -200,7 +208,7 @@ def _parse_bias(argument: str) -> tuple[str, float]:
     except ValueError:
         text = ""
     if not text:
-        raise UsageError(f"no bias: {argument!r:.40}", fix='write a text, = and a number, such as " moon=-2"')
+        raise UsageError(f"not a bias: {argument!r:.40}", fix='write a text, = and a number, such as " moon=-2"')
     return text, bias
 
 
@@ -235,6 +243,6 @@ def _replay(path: str, as_json: bool) -> None:
             continue
         outcome = "same" if replayed.same else f"differs from token {replayed.differs_at} on"
         changed = f" ({', '.join(replayed.changed)})" if replayed.changed else ""
-        print(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200], flush=True)
+        put(plain(f"{outcome}{changed}: {replayed.record['prompt']}")[:200])
     if not all_same:
         raise typer.Exit(DIFFERENT)

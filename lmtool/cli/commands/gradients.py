@@ -10,7 +10,7 @@ from lmtool.errors import UsageError
 
 def gradients(
     run: RunName,
-    text: str = argument("TEXT", "A text; the loss is that of its last token.", ..., shown=True),
+    text: str = argument("SENTENCE", "A text itself, or -; the loss is that of its last token.", ..., shown=True),
     token: int | None = option("N", "The token whose loss it is, counted from 1.", shown="the last one", min=1),
     starts: bool = flag("Show instead how two first states, zeros and random numbers, come together.", "--starts"),
     seed: int = option("N", "With --starts: the seed of the random state.", default=0, min=0),
@@ -33,13 +33,15 @@ def gradients(
     from lmtool.analysis.gradients import gradients as norms_of
     from lmtool.analysis.gradients import two_starts
     from lmtool.compute.device import choose_compute
+    from lmtool.decoding.prompts import text_or_stdin
     from lmtool.inference.load import load_run
     from lmtool.report import gradients as report
 
     check_new(output)
     if starts and token is not None:
-        raise UsageError("--token names a loss, and two states have none", fix="omit --token, or --starts")
+        raise UsageError("--token cannot be combined with --starts", fix="omit --token, or --starts")
     warn_of_files([text])
+    text = text_or_stdin(text)
     loaded = load_run(run, choose_compute(device, "float32"))
     describe(loaded, quiet)
     value: dict[str, object]

@@ -53,16 +53,16 @@ def neighbors(
     if [word, analogy, similarity].count(None) != 2:
         raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
     if word is None and (text is not None or among):
-        raise UsageError("--in and --among are for a WORD", fix="give one, or omit them")
+        raise UsageError("--in and --among need a WORD", fix="give one, or omit them")
     if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
         raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
     settings = settings_in(reading)
     if settings and similarity is None:
-        raise UsageError(f"{settings[0].flag} is for the table of --similarity", fix="omit it")
+        raise UsageError(f"{settings[0].flag} is only for --similarity, which reads a table", fix="omit it")
     check_new(output)
     if similarity is not None:
         if method is not None or output is not None:
-            raise UsageError("--similarity has no map", fix="omit --map and -o")
+            raise UsageError("--similarity draws no map", fix="omit --map and -o")
         measured = analysis.measure_similarity(run, similarity, device=device, reading=as_data(settings))
         describe(measured.loaded, quiet)
         put_result(measured, as_json)

@@ -5,9 +5,20 @@ from typing import TYPE_CHECKING, Any
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import put, put_json
-from lmtool.cli.progress import Display, count, scaled
-from lmtool.cli.settings import LABELS, OF_TEXT, READING, Overrides, is_recipe, sets, settings_in, stated_labels
+from lmtool.cli.progress import Display, scaled
+from lmtool.cli.settings import (
+    LABELS,
+    OF_TEXT,
+    READING,
+    Overrides,
+    is_recipe,
+    sets,
+    settings_in,
+    stated_labels,
+    with_stdin,
+)
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast
@@ -19,7 +30,7 @@ def plan(
         "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
     ),
     recipe: str | None = option("NAME", "The recipe, if it is not named before.", "--recipe", "-r"),
-    text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}"),
+    text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}", hidden=True),
     source: str | None = option("RUN", "The run that would be trained further.", "--from"),
     *,
     devices: int = option("N", "Devices that share each batch.", default=1, min=1),
@@ -40,11 +51,11 @@ def plan(
     lmtool plan reviews.csv --from last
     lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
     """
-
+    names, text, options["valid"] = with_stdin("text or table", names, text, options["valid"])
     recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
-        raise UsageError(f"a plan is of one recipe, not of {' and '.join(recipes)}", fix="name one of them")
+        raise UsageError(f"a plan takes one recipe, not {' and '.join(recipes)}", fix="name one of them")
     others = ("data.train", sources, "TEXT"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OF_TEXT | READING, *others, overrides=overrides)
 
@@ -76,11 +87,11 @@ def _lines(forecast: "Forecast") -> list[str]:
         rows = f"{scaled(forecast.memory, 'B')}: {'fits' if forecast.fits else 'does not fit'} with {rows}"
     lines.append(f"device: {where}, {forecast.precision}{'; ' if forecast.memory is None else ', '}{rows}")
     if forecast.tokens is None:
-        extent, over = count(forecast.examples, "row"), "table"
+        extent, over = counted(forecast.examples, "row"), "table"
     else:
         extent, over = f"{scaled(forecast.tokens, '')}tokens", "text"
     passes = "" if forecast.epochs is None else f", {forecast.epochs:.1f} passes over the {over}"
-    lines.append(f"length: {count(forecast.steps, 'step')}, {extent}{passes}")
+    lines.append(f"length: {counted(forecast.steps, 'step')}, {extent}{passes}")
     if forecast.seconds is None or forecast.step_seconds is None:
         lines.append(f"time: unknown, since {forecast.basis}")
     else:

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
-from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model, tell
+from lmtool.cli.arguments import Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
+from lmtool.cli.help import argument, file_to_write, flag, option
+from lmtool.cli.output import describe, describe_skipped, open_model, put_data, tell, warn_of_cut_forms
 from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.errors import UsageError
@@ -27,7 +25,13 @@ def predict(
         "or a text per line.",
     ),
     texts: TypedText = None,
-    output: Path | None = option("FILE", "The .csv (or .conll) file to write; stdout by default.", "--output", "-o"),
+    output: Path | None = option(
+        "FILE",
+        "The .csv, .jsonl, .json (or .conll) file to write; CSV on stdout by default.",
+        "--output",
+        "-o",
+        parser=file_to_write,
+    ),
     task: TaskName = "",
     num_beams: NumBeams = None,
     min_probability: float | None = option("P", "Leave a prediction blank below this probability.", min=0, max=1),
@@ -42,6 +46,7 @@ def predict(
     *,
     device: Device = "auto",
     precision: Precision = "float32",
+    as_json: Json = False,
     quiet: Quiet = False,
     **reading: Any,
 ) -> None:
@@ -54,16 +59,25 @@ def predict(
     lmtool predict last reviews.csv --min-probability 0.9
     lmtool predict last reviews.csv --prompt "Review: {text} Good or bad? Answer:" --choices good,bad
     lmtool predict last --text "A film without a single dull minute."
+    lmtool predict last reviews.csv --json
     lmtool predict last - < reviews.csv
     """
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_of_texts
-    from lmtool.data.table import table_lines, write_table
+    from lmtool.data.table import json_lines, json_list, table_lines, write_table
     from lmtool.inference.generator import TextGenerator
     from lmtool.tables import predict as predicting
     from lmtool.tables.costs import decide_by
     from lmtool.tables.prompting import Prompting, answered
 
+    ending = "" if output is None else output.suffix.lower()
+    if ending == ".parquet":
+        raise UsageError("predictions are written as text", where=str(output), fix="end its name with .csv or .jsonl")
+    if as_json and ending not in ("", ".jsonl", ".json"):
+        raise UsageError(f"--json contradicts a {ending} file", where=str(output), fix="end its name with .jsonl")
+    as_json |= ending in (".jsonl", ".json")
+    if as_json and guard_formulas:
+        raise UsageError("--guard-formulas is for CSV, and this is JSON", fix="omit it")
     loaded = open_model(run, device, precision)
     form = form_in(reading)
     data = as_data(settings_in(reading))
@@ -79,26 +93,37 @@ def predict(
             limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or LONGEST_ANSWER, "form": form}
             settings = Greedy(**limits) if num_beams is None else Beam(**limits, num_beams=num_beams)
             answers = answered(TextGenerator(loaded), source, Prompting(prompt.replace("\\n", "\n")), settings, data)
+        if answers.columns and is_main() and not quiet:
+            tell(answers.columns)
         decide_by(answers.task, costs, min_probability)
         if not is_main():
             # its share of the rows must be computed as well
             for _ in answers.rows:
                 pass
             return
-        blanks = Counter[bool]()
+        blanks, reasons = Counter[bool](), Counter[str]()
 
         def counted() -> Iterator[tuple[Any, Any]]:
             for row, cells in answers.rows:
                 blanks[cells[0] is None] += 1
+                if prompt is not None:
+                    reasons[str(cells[1])] += 1
                 yield row, cells
 
-        lines = table_lines(answers.table, answers.added, counted(), guard_formulas=guard_formulas)
+        if as_json:
+            lines = json_lines(answers.table, answers.added, counted())
+        else:
+            lines = table_lines(answers.table, answers.added, counted(), guard_formulas=guard_formulas)
+        if ending == ".json":
+            lines = json_list(lines)
         if output is None:
             for line in lines:
-                typer.echo(line, nl=False)
+                put_data(line, end="")
         else:
             write_table(output, answers.table, lines)
     describe_skipped(answers.skipped)
+    if prompt is not None:
+        warn_of_cut_forms(settings, reasons)
     if min_probability is not None:
         tell(f"{blanks[True]:,} of {blanks.total():,} predictions are blank: below {min_probability:g}")
     describe(loaded, quiet)

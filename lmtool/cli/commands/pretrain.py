@@ -5,7 +5,7 @@ from typing import Any
 
 from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume, Until
 from lmtool.cli.help import argument, option
-from lmtool.cli.settings import OF_TEXT, Overrides, recipe_name, sets, settings_in
+from lmtool.cli.settings import OF_TEXT, Overrides, recipe_name, sets, settings_in, with_stdin
 from lmtool.cli.training import continued, follow
 
 
@@ -38,6 +38,7 @@ def pretrain(
         return
     from lmtool.recipe.resolve import resolve
 
+    text, options["valid"] = with_stdin("text", text, options["valid"])
     others = ("data.train", text, "TEXT"), ("distillation.teacher", teacher, "--teacher")
     chosen = settings_in(options, OF_TEXT, *others, overrides=overrides)
     if source is None:

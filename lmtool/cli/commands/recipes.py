@@ -4,12 +4,10 @@ import os
 from functools import partial
 from pathlib import Path
 
-import typer
-
 from lmtool.cli.arguments import HtmlFile, Json, Quiet
 from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import check_new, put, put_json, show_picture
-from lmtool.cli.settings import Overrides, is_recipe
+from lmtool.cli.output import check_new, put, put_data, put_json, show_picture
+from lmtool.cli.settings import Overrides, is_recipe, with_stdin
 from lmtool.errors import UsageError
 
 STORIES = "data/stories.txt"
@@ -53,7 +51,7 @@ def show(
     recipe = load(name, settings_of(overrides or ()))
     origins = recipe.origins if resolved else None
     text = dump(recipe.recipe, origins) if resolved or overrides else find(name).read_text(encoding="utf-8")
-    typer.echo(text, nl=False)
+    put_data(text, end="")
 
 
 def draw(
@@ -75,7 +73,7 @@ def draw(
     check_new(output)
     recipe = load(name, settings_of(overrides or ())).recipe
     if numbers and output is not None:
-        raise UsageError("--numbers are printed, and are on no page", fix="omit -o, or --numbers")
+        raise UsageError("--numbers prints, and writes no page", fix="omit -o, or --numbers")
     if numbers:
         return put(*matrices.as_lines(matrices.worked(recipe)))
     drawn = drawing.draw(recipe, Path(name).stem)
@@ -83,8 +81,8 @@ def draw(
 
 
 def batch(
-    name: str = argument("RECIPE", "A shipped recipe, a YAML file, or a run.", ..., shown=True),
-    text: list[str] = argument("TEXT", "A text file, a table, or texts themselves, each a document.", ...),
+    name: str = argument("RECIPE|RUN", "A shipped recipe, a YAML file, or a run.", ..., shown=True),
+    text: list[str] = argument("TEXT", "A text file, a table, -, or texts themselves, each a document.", ...),
     rows: int = option("N", "Rows of the batch to show.", default=1, min=1),
     step: int = option("N", "Show the batch of this step, counted from 1.", default=1, min=1),
     overrides: Overrides = None,
@@ -109,6 +107,7 @@ def batch(
     from lmtool.training.start import Pretraining
 
     check_new(output)
+    (text,) = with_stdin("text or table", text)
     texts = text if all(map(_is_typed, text)) else []
     sources = [STORIES] if texts else text
     settings = settings_of(overrides or (), [Setting("data.train", sources, "TEXT")])
@@ -140,7 +139,7 @@ def schema() -> None:
     """
     from lmtool.recipe.dump import schema
 
-    typer.echo(schema(), nl=False)
+    put_data(schema(), end="")
 
 
 app = group(

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from lmtool.cli.arguments import RUN_HELP
-from lmtool.cli.help import argument, flag, option
-from lmtool.cli.output import put
+from lmtool.cli.help import argument, file_to_write, flag, option
+from lmtool.cli.output import put_data
 
 WATCH_SECONDS = 5
 """Seconds between two pages of `--watch`."""
@@ -12,7 +12,7 @@ WATCH_SECONDS = 5
 
 def report(
     runs: list[str] | None = argument("RUN", RUN_HELP, shown="last"),
-    output: Path = option("FILE", "The page.", "--output", "-o", default=Path("report.html")),
+    output: Path = option("FILE", "The page.", "--output", "-o", default=Path("report.html"), parser=file_to_write),
     watch: bool = flag("Write it again every few seconds, until all runs have ended.", "--watch"),
 ) -> None:
     """Write a page about one run, or several beside each other: losses, results, samples, recipes, sessions.
@@ -44,7 +44,7 @@ def report(
         return goes_on
 
     goes_on = written()
-    put(output)
+    put_data(output)
     while goes_on:
         time.sleep(WATCH_SECONDS)
         goes_on = written()

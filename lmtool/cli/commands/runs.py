@@ -1,4 +1,4 @@
-"""`lmtool runs`: list runs, show one, compare or remove some, or merge the adapters of one."""
+"""`lmtool runs`: list runs, show one, compare or remove some, merge the adapters of one, or clear the cache."""
 
 import shlex
 import sys
@@ -13,14 +13,15 @@ import typer
 from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName, TaskName
-from lmtool.cli.help import argument, flag, group, option, register
-from lmtool.cli.output import open_model, put, put_json, put_table, show_lines, tell, warn, warn_of_leaks
-from lmtool.cli.progress import Display, count
-from lmtool.cli.settings import READING, as_data, sets, settings_in
+from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
+from lmtool.cli.output import open_model, put, put_data, put_json, put_table, show_lines, tell, warn, warn_of_leaks
+from lmtool.cli.progress import Display
+from lmtool.cli.settings import READING, as_data, sets, settings_in, with_stdin
 from lmtool.errors import UsageError
-from lmtool.printable import plain
+from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
+    from lmtool.checks.cache import CacheEntry
     from lmtool.recipe.spec.text import Data
     from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
@@ -44,7 +45,7 @@ def ls(json: Json = False) -> None:
     if json:
         put_json([asdict(summary) for summary in runs], indent=1)
     elif not runs:
-        tell(f"no runs in {runs_root()}")
+        tell(f"there are no runs yet in the folder {runs_root()}")
     else:
         _list(runs)
 
@@ -139,10 +140,15 @@ def compare(
     from lmtool.run.history import History, differences, doubts, figures
 
     if len(runs) < 2:
-        raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
+        raise UsageError("one run cannot be compared", where=runs[0], fix="name a second run")
     settings = settings_in(reading)
     if settings and not test:
-        raise UsageError("only tables are read by such options", where=settings[0].flag, fix="name one with --test")
+        raise UsageError(
+            "this option says how a table is read, and none is named",
+            where=settings[0].flag,
+            fix="name one with --test",
+        )
+    (test,) = with_stdin("table", test)
     histories = [History.of(find(run).run) for run in runs]
     different, notes = differences(histories), doubts(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
@@ -157,9 +163,9 @@ def compare(
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in heading:
         table.add_column(overflow="fold", style=None if name else "dim")
-    put_table(table, ([plain(cell) for cell in row] for row in [heading, *rows]), Console())
+    put_table(table, [heading, *rows], Console())
     for note in notes:
-        typer.echo(f"note\t{plain(note)}")
+        put_data(f"note\t{plain(note)}")
     for comparison in tested:
         put(*comparison.lines())
 
@@ -212,7 +218,9 @@ def _compared(value: object) -> str:
 
 def merge(
     run: RunName,
-    output: Path | None = option("DIR", "The run directory; a new one in runs/ by default.", "--output", "-o"),
+    output: Path | None = option(
+        "DIR", "The run directory; a new one in runs/ by default.", "--output", "-o", parser=folder_to_write
+    ),
 ) -> None:
     """Merge the adapters of a run into the weights: a new run that predicts alike and needs no base run.
 
@@ -225,7 +233,7 @@ def merge(
 
     merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
-    put(merged)
+    put_data(merged)
 
 
 def rm(
@@ -253,14 +261,9 @@ def rm(
         if not paths:
             tell(f"no runs older than {older_than}")
             return
-    if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError("nobody is there to be asked before runs are removed", fix="add --yes")
-        tell(*(f"{path}, {decimal(size_of(path))}" for path in paths))
-        typer.echo(f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}? [y/N] ", nl=False, err=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            tell("nothing is removed")
-            return
+    lines = [f"{path}, {decimal(size_of(path))}" for path in paths]
+    if not yes and not _is_confirmed(lines, f"remove {'it' if len(paths) == 1 else f'these {len(paths)} runs'}?"):
+        return
     freed = 0
     for path in paths:
         size = removal.remove_run(path)
@@ -270,6 +273,86 @@ def rm(
             tell(f"kept in {path}: files that are not the run's")
     if len(paths) > 1:
         put(f"{decimal(freed)} freed in all")
+
+
+def _is_confirmed(lines: Sequence[str], question: str) -> bool:
+    """Whether somebody wants what these lines name to be removed. Raises UsageError where nobody can be asked."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("nobody is there to be asked before anything is removed", fix="add --yes")
+    tell(*lines)
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    tell("nothing is removed")
+    return False
+
+
+def cache(
+    kinds: list[str] | None = argument("KIND", "models, datasets, tokens, tokenizers, surveys, kernels or streams."),
+    older_than: str | None = option("AGE", "Only what was last used so long ago, such as 12h, 30d or 8w."),
+    clear: bool = flag("Remove what is listed, after asking.", "--clear"),
+    yes: bool = flag("Do not ask.", "--yes", "-y"),
+    *,
+    json: Json = False,
+) -> None:
+    """Show what the cache holds, and how much; with KIND each entry of that kind. Or clear it.
+
+    What is removed is made, imported or downloaded again when it is needed. What a process is making stays, and so does
+    a model to which a run holds adapters.
+
+    Examples:
+    lmtool runs cache
+    lmtool runs cache models
+    lmtool runs cache tokens --older-than 30d --clear
+    lmtool runs cache --clear --yes
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from lmtool.checks.cache import find_entries, remove_entry
+    from lmtool.durable import cache_folder
+    from lmtool.run.removal import parse_age
+
+    entries = find_entries(kinds or (), None if older_than is None else parse_age(older_than))
+    rows = _rows_of_cache(entries, single=bool(kinds))
+    total = f"{decimal(sum(entry.size for entry in entries))} in {cache_folder()}"
+    kept: dict[Path, str] = {}
+    if clear and entries:
+        if not yes and not _is_confirmed([*map("\t".join, rows), total], "remove them?"):
+            return
+        kept = {entry.path: why for entry in entries if (why := remove_entry(entry))}
+        tell(*(f"kept {path}: {why}" for path, why in kept.items()))
+    if json:
+        records = [
+            {"kind": entry.kind, "path": str(entry.path), "bytes": entry.size, "used": entry.used.isoformat()}
+            | ({"removed": entry.path not in kept} if clear else {})
+            for entry in entries
+        ]
+        put_json({"cache": str(cache_folder()), "entries": records}, indent=1)
+    elif clear:
+        put(f"{decimal(sum(entry.size for entry in entries if entry.path not in kept))} freed")
+    else:
+        table = Table(box=None, pad_edge=False)
+        for name in ("name",) if kinds else ("kind", "what", "entries"):
+            table.add_column(name, overflow="fold", justify="right" if name == "entries" else "left")
+        table.add_column("size", justify="right")
+        table.add_column("last used")
+        put_table(table, rows, Console())
+        put(total)
+
+
+def _rows_of_cache(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
+    """The columns of each entry of the cache, or of all entries of a kind together, the last used first."""
+    from lmtool.checks.cache import KINDS
+
+    if single:
+        return [[plain(entry.path.name), decimal(entry.size), _time(entry.used.isoformat())] for entry in entries]
+    rows = []
+    for kind in KINDS:
+        if some := [entry for entry in entries if entry.kind == kind]:
+            size = decimal(sum(entry.size for entry in some))
+            rows.append([kind, KINDS[kind].what, f"{len(some):,}", size, _time(some[0].used.isoformat())])
+    return rows
 
 
 def _list(summaries: "list[Summary]") -> None:
@@ -303,7 +386,7 @@ def _result(summary: "Summary") -> str:
         return "-"
     part = "" if summary.part == "validation" else f"{summary.part} "
     error = "" if summary.standard_error is None else f" ± {summary.standard_error:.2g}"
-    rows = f", {count(summary.rows, 'row')}" if summary.rows else ""
+    rows = f", {counted(summary.rows, 'row')}" if summary.rows else ""
     return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
 
 
@@ -324,8 +407,8 @@ def _time(stamp: str) -> str:
 
 
 app = group(
-    "List training runs, show one, compare or remove some, or merge the adapters of one.",
+    "List training runs, show one, compare or remove some, merge the adapters of one, or clear the cache.",
     *("lmtool runs ls", "lmtool runs show last", "lmtool runs rm --older-than 30d"),
 )
-for _command in (ls, show, compare, merge, rm):
+for _command in (ls, show, compare, merge, rm, cache):
     register(app, _command.__name__, _command)

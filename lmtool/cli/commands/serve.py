@@ -6,9 +6,9 @@ from typing import Any
 import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
-from lmtool.cli.help import argument, flag, option
+from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
-from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in
+from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in, with_stdin
 from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import ResourceError, UsageError
 
@@ -53,9 +53,9 @@ def serve(
         raise UsageError("--no-auth contradicts --api-key-file", fix="give only one of them")
     if not (is_loopback(host) or api_key_file is not None or no_auth):
         fix = "add --api-key-file FILE, or --no-auth for everyone"
-        raise UsageError("others reach this address", where=f"--host {host}", fix=fix)
+        raise UsageError("other machines can reach this address", where=f"--host {host}", fix=fix)
     if draft is None and draft_tokens is not None:
-        raise UsageError(f"draft_tokens is {draft_tokens}, without a draft", fix="add --draft RUN or --draft ngram")
+        raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     access = Access(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
 
     generator = TextGenerator.open(run, device=device, precision=precision)
@@ -73,11 +73,15 @@ def serve(
 
 @sets(OF_TEXTS | {"data.label_column": READING["data.label_column"]})
 def label(
-    table: str = argument("TABLE", "The table: .csv, .tsv, .jsonl or .parquet. It stays as it is.", ...),
+    table: str = argument(
+        "TABLE", "The table: .csv, .tsv, .jsonl, .json, .parquet, or - for standard input. It stays as it is.", ...
+    ),
     labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),
     multi: bool = flag("Any number of labels a row.", "--multi"),
     run: str | None = option("RUN", "Choose rows by this model's vectors, which were best trained to embed texts."),
-    output: Path | None = option("FILE", "The CSV with all labels.", "--output", "-o", shown="TABLE.labelled.csv"),
+    output: Path | None = option(
+        "FILE", "The CSV with all labels.", "--output", "-o", shown="TABLE.labelled.csv", parser=file_to_write
+    ),
     port: int = option("N", "The port of the page; 0 for any that is free.", default=8001, min=0, max=65535),
     *,
     device: Device = "auto",
@@ -104,6 +108,7 @@ def label(
     from lmtool.labelling.table import TableToLabel
 
     data = as_data(settings_in(reading))
+    (table,) = with_stdin("table", table)
     skipped = Skipped() if data.skip_bad_rows else None
     rows = TableToLabel.read(table, data, multi, skipped, output)
     describe_skipped(skipped)

@@ -9,12 +9,13 @@ from typing import Any
 import typer
 
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
-from lmtool.cli.help import argument, option
-from lmtool.cli.output import put, put_json, put_table, tell
-from lmtool.cli.progress import Display, count
-from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels
+from lmtool.cli.help import argument, folder_to_write, option
+from lmtool.cli.output import put_data, put_json, put_table, tell
+from lmtool.cli.progress import Display
+from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels, with_stdin
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N numbers A..B/N. May be repeated."
 _MINUTES = "Search for N minutes: all begin, the better third goes on. Without values the usual ones."
@@ -29,8 +30,10 @@ def sweep(
     *,
     seeds: int = option("N", "Seeds of each setting.", default=1, min=1, max=1000),
     minutes: float | None = option("N", _MINUTES, min=0.01),
-    jobs: int | None = option("N", "Runs at once.", shown="one for each GPU, or core", min=1, max=1000),
-    output: Path | None = option("DIR", "Directory of the sweep; a new one in runs/ by default.", "--output", "-o"),
+    jobs: int | None = option("N", "Runs at once.", shown="one for each GPU or core", min=1, max=1000),
+    output: Path | None = option(
+        "DIR", "Directory of the sweep; a new one in runs/ by default.", "--output", "-o", parser=folder_to_write
+    ),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
@@ -55,15 +58,16 @@ def sweep(
     from lmtool.sweeping.sweep import Sweep, Typed, usual_slots
 
     began = time.monotonic()
+    (data,) = with_stdin("text or table", data)
     fixed, axes = read(values or ())
     read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
     if twice := next((one for one in read_by if one.key in axes), None):
-        raise UsageError(f"{twice.flag} and -s {twice.key} are the same", fix="give one of them")
+        raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
         typed, verb, chosen = Typed(data, source, recipe, fixed, read_by).planned(axes, display.report)
     usual = typed.resolved({})
     if minutes is not None and seeds > 1:
-        raise UsageError("a search has one seed", fix="search first, then train the best with several --seeds")
+        raise UsageError("a search trains with one seed", fix="search first, then train the best with several --seeds")
     if seeds > 1:
         axes = {"seed": [str(usual.seed + i) for i in range(seeds)], **axes}
     if not axes and minutes is None:
@@ -91,7 +95,7 @@ def sweep(
     this = Sweep(folder, choices, commands, slots, stop.requested, ended)
     this.check()
     if not quiet:
-        about = f"sweep {folder}: {count(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
+        about = f"sweep {folder}: {counted(len(choices), 'run')}, {slots} at once; what they say is in {folder}/*.log"
         tell(*chosen.splitlines(), about)
     if not quiet and (in_use := this.in_use()):
         tell(f"waiting until the processes of an earlier sweep have saved: {', '.join(in_use)}")
@@ -115,7 +119,7 @@ def sweep(
         ]
         table = Table(*columns, box=None, pad_edge=False, show_header=False)
         put_table(table, [columns, *texts], Console())
-        put(page)
+        put_data(page)
     if stop.requested():
         raise typer.Exit(stop.exit_code)
     if not quiet and rows[0].runs:
@@ -124,6 +128,6 @@ def sweep(
         if len({validated(run)[1] for row in rows for run in row.runs}) == 1 < len(rows):
             tell("warning: every setting gave the same result: what varies has no effect here, or not in so few steps")
         elif len(rows) > 1 and seeds == 1:
-            tell("one seed each: how much is chance, --seeds 3 tells")
+            tell("one seed each: --seeds 3 shows how much of a difference is chance")
     if this.failures:
         raise typer.Exit(next(code for _, code in this.failures.values()))

@@ -3,14 +3,22 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
-from lmtool.cli.help import argument, option
-from lmtool.cli.output import check_new, put_json, warn_of_files
-from lmtool.cli.progress import Display, count, entries
-from lmtool.cli.settings import DEFAULT_RECIPE, OF_TEXT, KeyOptions, Overrides, recipe_name, sets, settings_in
+from lmtool.cli.help import argument, file_to_write, folder_to_write, option
+from lmtool.cli.output import check_new, put, put_data, put_json, warn_of_files
+from lmtool.cli.progress import Display, entries
+from lmtool.cli.settings import (
+    DEFAULT_RECIPE,
+    OF_TEXT,
+    KeyOptions,
+    Overrides,
+    recipe_name,
+    sets,
+    settings_in,
+    with_stdin,
+)
 from lmtool.errors import UsageError
+from lmtool.printable import counted
 
 if TYPE_CHECKING:
     from lmtool.data.prepare import Prepared
@@ -32,12 +40,16 @@ OPTIONS: KeyOptions = {
 @sets(OPTIONS)
 def tokenize(
     text: list[str] | None = argument("TEXT", TEXT_HELP),
-    output: Path | None = option("DIR", "Folder for tokenizer.json, train/ and valid/.", "--output", "-o"),
+    output: Path | None = option(
+        "DIR", "Folder for tokenizer.json, train/ and valid/.", "--output", "-o", parser=folder_to_write
+    ),
     recipe: str = recipe_name(DEFAULT_RECIPE),
     overrides: Overrides = None,
     *,
-    show: str | None = option("TEXT", "Show the pieces and ids of this text."),
-    html: Path | None = option("FILE", "With --show: write a page of the pieces in colours, and of the merges of BPE."),
+    show: str | None = option("TEXT", "Show the pieces and ids of this text; - is standard input."),
+    html: Path | None = option(
+        "FILE", "With --show: write a page of the pieces in colours, and of the merges of BPE.", parser=file_to_write
+    ),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
@@ -53,8 +65,13 @@ def tokenize(
     from lmtool.recipe.resolve import resolve
 
     if html is not None and show is None:
-        raise UsageError("a page is of a text to show", fix="add --show TEXT")
+        raise UsageError("--html needs --show", fix="add --show TEXT")
     check_new(html)
+    if show is not None:
+        from lmtool.decoding.prompts import text_or_stdin
+
+        show = text_or_stdin(show)
+    (text,) = with_stdin("text", text)
     loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
     settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     planned = resolve(recipe, settings)
@@ -96,7 +113,7 @@ def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -
         put_json({"text": text, "pieces": pieces, "ids": ids})
     else:
         for token, piece in zip(ids, pieces, strict=True):
-            typer.echo(f"{token}\t{piece}")
+            put_data(f"{token}\t{piece}")
 
 
 def _summarise(
@@ -128,8 +145,8 @@ def _summarise(
     speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
     in_cache = f"in the cache, {cache_folder()}; -o DIR writes tokenizer.json and the tokens to a folder"
     saved = in_cache if output is None else f"{output}: tokenizer.json, train/, valid/"
-    typer.echo(f"tokenizer  {entries(prepared.tokenizer, requested)}")
-    typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
-    typer.echo(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
-    typer.echo(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
-    typer.echo(f"saved      {saved}")
+    put(f"tokenizer  {entries(prepared.tokenizer, requested)}")
+    put(f"text       {n_bytes:,} bytes in {'one text' if is_stream else counted(documents, 'document')}")
+    put(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
+    put(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
+    put(f"saved      {saved}")

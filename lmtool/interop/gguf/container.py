@@ -6,10 +6,10 @@ length and offset is held against the size of the file before anything of that s
 
 import errno
 import math
-import mmap
 import struct
 from dataclasses import dataclass
 from functools import cache
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 from torch import Tensor
 
+from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
 
@@ -80,10 +81,9 @@ class Container:
         try:
             if not path.is_file():
                 raise FileNotFoundError(errno.ENOENT, "there is no such file")
-            with path.open("rb") as file:
-                if file.read(len(MAGIC)) != MAGIC:
-                    raise self.damage("it does not begin with the letters GGUF")
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._bytes = durable.map_file(path)
+            if self._bytes[: len(MAGIC)] != MAGIC:
+                raise self.damage("it does not begin with the letters GGUF")
             self.values, self.tensors = _Header(self._bytes).read()
         except OSError as error:
             what = f"{plain(path.name)} cannot be read: {error.strerror}"
@@ -94,7 +94,7 @@ class Container:
     def damage(self, what: str) -> CheckpointError:
         """An error about a file that is not as the format has it."""
         return CheckpointError(
-            f"{plain(self.path.name)[:80]} is no intact GGUF file: {what}",
+            f"{plain(self.path.name)[:80]} is not an intact GGUF file: {what}",
             where=plain(str(self.path)),
             fix="copy or download it again; GGUF versions 2 and 3, little endian, in one file, can be read",
         )
@@ -129,7 +129,7 @@ class Container:
 class _Header:
     """Reads a header from its beginning."""
 
-    def __init__(self, content: mmap.mmap) -> None:
+    def __init__(self, content: mmap | bytes) -> None:
         self._content = content
         self._at = len(MAGIC)
 
@@ -147,7 +147,7 @@ class _Header:
         infos = [self._info() for _ in range(n_tensors)]
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise _Damage("general.alignment is no power of two")
+            raise _Damage("general.alignment is not a power of two")
         base = -(-self._at // alignment) * alignment
         tensors: dict[str, Stored] = {}
         for name, kind, shape, offset in infos:

@@ -24,6 +24,7 @@ from lmtool.interop.gguf.container import Container
 from lmtool.interop.tokenization.converting import SPACE, sentencepiece_decoder
 from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import plain
+from lmtool.tokenization.inner import inner_of
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -115,7 +116,7 @@ def describe_tokenizer(
     after = _prompt_format(keys, "eos", tokens, special, False)
     document["post_processor"] = _template(before, after)
     try:
-        text = Tokenizer.from_str(json.dumps(document)).to_str()
+        text = inner_of(json.dumps(document)).to_str()
     except Exception as error:  # the library raises nothing more special
         raise keys.refusal(f"its tokenizer does not fit together: {plain(str(error))[:100]}") from error
     config: dict[str, Any] = {key: tokens[special[name]] for key, name in _SPECIAL.items() if name in special}
@@ -369,7 +370,7 @@ def _ids_of(tokenizer_config: Mapping[str, Any], tokens: Sequence[str]) -> dict[
     named = {key: token for key in _SPECIAL if (token := tokenizer_config.get(key)) is not None}
     for key, token in named.items():
         if token not in ids:
-            raise inexpressible(key, f"{token!r}, which is no token")
+            raise inexpressible(key, f"{token!r}, which is not a token")
     return {_SPECIAL[key]: ids[token] for key, token in named.items()}
 
 

@@ -13,14 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
 from lmtool.errors import CheckpointError
 from lmtool.extras import library
 from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_bytes, read_json, refusal
 from lmtool.printable import plain
-from lmtool.tokenization.inner import ROLE_KEYS
+from lmtool.tokenization.inner import ROLE_KEYS, charsmap_texts
 
 SPACE = "\u2581"
 """What stands for a space in the pieces of SentencePiece."""
@@ -132,7 +131,7 @@ def _sentencepiece(content: bytes, algorithm: int, path: Path) -> Any:
     model = _library("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(content)
     texts, trainer, charsmap = [one.piece for one in model.pieces], model.trainer_spec, _charsmap(model)
     if charsmap:
-        check_charsmap(charsmap)
+        charsmap_texts(charsmap)
     for is_wrong, what in (
         (not texts or len({*texts}) < len(texts), "a piece is there twice, or there is none"),
         (not all(0 < len(text) <= LONGEST_PIECE for text in texts), f"a piece has not 1 to {LONGEST_PIECE} characters"),
@@ -149,28 +148,6 @@ def _sentencepiece(content: bytes, algorithm: int, path: Path) -> Any:
 def _charsmap(model: Any) -> bytes:
     """Rules of normalization as a double-array trie; may be empty."""
     return bytes(model.normalizer_spec.precompiled_charsmap)
-
-
-def check_charsmap(charsmap: bytes) -> None:
-    """Raise ValueError when a walk through the trie of normalization rules could leave it.
-
-    The trie (darts-clone) is an array of units: 8 bits of label, whether a value follows, and the offset to the units
-    that follow. Its values are offsets into a blob of strings, each ended by a zero byte.
-    """
-    size = int.from_bytes(charsmap[:4], "little")
-    if size < 4 or size % 4 or size > len(charsmap) - 4:
-        raise ValueError("the trie of its normalization rules is cut off")
-    units = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
-    blob = np.frombuffer(charsmap, np.uint8, offset=4 + size)
-    blob.tobytes().decode("utf-8")
-    follows = np.arange(len(units)) ^ (units >> 10 << ((units & 0x200) >> 6))
-    is_value = units >> 31 == 1
-    if ((follows | 0xFF)[~is_value] >= len(units)).any():
-        raise ValueError("the trie of its normalization rules points outside itself")
-    offsets = units[follows[~is_value & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF
-    # Each string starts the blob or follows the end of another, so that no character is cut.
-    if (offsets >= len(blob)).any() or (blob[offsets[offsets > 0] - 1] != 0).any():
-        raise ValueError("a normalization rule has no replacement")
 
 
 def marian_tokenizer(vocabulary: Mapping[str, int], source: Any, settings: TokenizerSettings, where: str) -> Tokenizer:

@@ -3,8 +3,6 @@
 Whatever the form, the result is a tokenizer of the `tokenizers` library that gives the ids of Transformers 5.
 """
 
-import base64
-import binascii
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +13,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from lmtool.errors import LmtoolError
-from lmtool.interop.tokenization.converting import SPACE, check_charsmap, convert, sentencepiece_decoder
+from lmtool.interop.tokenization.converting import SPACE, convert, sentencepiece_decoder
 from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_object, read_settings, read_text, refusal
 from lmtool.printable import plain
-from lmtool.tokenization.inner import LARGEST_VOCABULARY, inner_of, parts_of
+from lmtool.tokenization.inner import LARGEST_VOCABULARY, check_growth, inner_of, raising_panics
 
 _PROBE = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
@@ -53,6 +51,7 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
             inner, names = _from_file(folder, settings), settings.names
         else:
             inner, names = convert(folder, settings)
+            check_growth(json.loads(inner.to_str()))
         _check(inner, str(folder))
         config: dict[str, Any] = {role: name for role, name in names.items() if inner.token_to_id(name) is not None}
         if settings.chat_template is not None:
@@ -64,10 +63,11 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
 def _library_errors(where: str) -> Iterator[None]:
     """Turn errors of the libraries into CheckpointError; `tokenizers` raises bare Exception, and panics of Rust."""
     try:
-        yield
-    except (LmtoolError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        with raising_panics():
+            yield
+    except (LmtoolError, MemoryError):
         raise
-    except BaseException as error:  # PanicException is no Exception
+    except Exception as error:
         raise refusal(plain(str(error)[:300])[:120], where) from error
 
 
@@ -81,12 +81,6 @@ def _check(inner: Tokenizer, where: str) -> None:
 def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     path = folder / "tokenizer.json"
     described = read_object(path)
-    for rules in parts_of(described.get("normalizer"), "Precompiled"):
-        charsmap: Any = rules.get("precompiled_charsmap")
-        try:
-            check_charsmap(base64.b64decode(charsmap, validate=True))
-        except (binascii.Error, ValueError, TypeError) as error:
-            raise refusal(f"normalizer: {error}", str(path)) from error
     model = described.get("model")
     if settings.kind == Kind.LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
         inner = inner_of(json.dumps(described | _llama(model, settings)))

@@ -257,7 +257,7 @@ def _evaluation_mistakes(recipe: Recipe) -> Iterator[str]:
     """Measurements that the model or the objective does not allow."""
     model, objective, evaluation = recipe.model, recipe.objective, recipe.evaluation
     if evaluation.baseline and isinstance(model, Transformer) and not model.causal_mask:
-        yield "evaluation.baseline compares losses, which are no measure without model.causal_mask"
+        yield "evaluation.baseline compares losses, which mean nothing without model.causal_mask"
     if model.counts or not isinstance(objective, Causal):
         causal = "causal language models that are trained by gradients"
         if evaluation.baseline:

@@ -72,7 +72,7 @@ OF_TABLES = frozenset(
     f"data.{key}"
     for key in (
         *("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column"),
-        *("encoding", "delimiter", "skip_bad_rows"),
+        *("encoding", "delimiter", "skip_bad_rows", "merge_labels"),
     )
 )
 """Keys that say how a labelled table is read."""
@@ -82,14 +82,15 @@ class Data(Spec):
     """The text to train on."""
 
     train: Strings = ()
-    """Files, folders, globs, or `hf:NAME` for a Hugging Face dataset; .txt, .jsonl, .csv, .parquet, also .gz, .zst."""
+    """Files, folders, globs, or `hf:NAME` for a Hugging Face dataset; .txt, .jsonl, .csv, .parquet, .json with a list
+    of objects, also .gz, .zst."""
     mixture: dict[str, PositiveFloat] = {}  # noqa: RUF012 - pydantic copies it
     """Texts to mix, each named as in `train`, and their weights: the share of each in every thousand examples. In place
     of `train`; each ends by itself and begins again."""
     valid: Strings = ()
     """Validation text; when empty, it is split off the training text."""
     column: str = "text"
-    """Column of .jsonl, .csv and .parquet files that holds the text."""
+    """Column of .jsonl, .json, .csv and .parquet files that holds the text."""
     source_column: str | None = None
     """Column that holds the source of a pair, for objective seq2seq; found by its name by default."""
     target_column: str | None = None
@@ -118,6 +119,8 @@ class Data(Spec):
     """Field separator of labelled .csv and .tsv tables, one character; inferred from the table by default."""
     skip_bad_rows: bool = False
     """Skip and count bad rows of labelled tables, instead of stopping."""
+    merge_labels: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
+    """Labels of tables that are read as others, such as misspelt ones: each with the one that it is read as."""
     documents: Literal["auto", "whole", "blank-line", "line"] = "auto"
     """How a .txt file is split into documents; auto splits at blank lines when every paragraph is on one line."""
     split: Literal["auto", "document", "slice"] = "auto"
@@ -147,6 +150,8 @@ class Data(Spec):
                 yield f"{key} is for one table, not for tasks"
         if self.task_tests and not self.tasks:
             yield "task_tests are for tasks, of which there are none"
+        if name := next((name for name in self.merge_labels.values() if name in self.merge_labels), None):
+            yield f"merge_labels reads {name!r:.60} as another label, and another one as it; name the last of them"
         if self.mixture and (self.train or self.tasks):
             yield "mixture names the texts itself; omit train and tasks"
         if self.stream is True and self.split == "slice":

@@ -12,6 +12,7 @@ from lmtool.data.files import shown, shown_all
 from lmtool.data.table import Row, Table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.scoring import Continued
+from lmtool.printable import counted
 from lmtool.tables.suites.spec import AnyTask, ChoiceTask, MatchTask, PromptedTask, SchemaTask
 from lmtool.tokenization.template import SandboxedTemplate
 
@@ -70,7 +71,7 @@ class Rendering:
         for table in filter(None, (self.table, self.pool)):
             unknown = sorted({name for one in templates for name in one.variables} - {*table.names, "row"})
             if unknown:
-                what = f"the template names {shown(unknown[0], 40)}, which is no column"
+                what = f"the template names {shown(unknown[0], 40)}, which is not a column"
                 raise UsageError(what, where=where, fix=f"columns: {shown_all(table.names)}")
         return templates
 
@@ -133,7 +134,8 @@ class Rendering:
             return before
         apart = int(self.pool is None and number < len(self._pool))
         if len(self._pool) - apart < task.shots:
-            what = f"{self.name}: {len(self._pool):,} rows are too few for {task.shots} examples of others"
+            pool = counted(len(self._pool), "row is", "rows are")
+            what = f"{self.name}: {pool} too few for {counted(task.shots, 'example')} of others"
             raise UsageError(what, where=(self.pool or self.table).source, fix="take fewer shots")
         drawn = random.Random(task.seed + number).sample(range(len(self._pool) - apart), task.shots)
         texts = [self._pool[i + (apart and i >= number)] for i in drawn]

@@ -116,7 +116,7 @@ class MatchTask(PromptedTask):
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            yield f"pattern is no regular expression: {error}"
+            yield f"pattern is not a regular expression: {error}"
 
 
 class TextTask(TableTask):

@@ -21,7 +21,7 @@ from lmtool.tables.tasks import metrics
 from lmtool.tables.tasks.heldout import HALF, choose_temperature, choose_thresholds
 from lmtool.tables.tasks.metrics import MetricValues
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.task import MISTAKES, AnsweringModel, Cells, Floats, Task
+from lmtool.tables.tasks.task import MISTAKES, AnsweringModel, Cells, Floats, FormattedNumber, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
 DECIDING = 3
@@ -71,7 +71,7 @@ class HeadTask(Task):
         self.threshold_C = np.array(spec.thresholds or [HALF] * len(spec.labels))
         for key, kind in (("temperature", "class"), ("thresholds", "multi")):
             if getattr(spec, key) is not None and spec.task != kind:
-                raise UsageError(f"only labels of kind {kind} have it", where=f"objective.{key}", fix="omit it")
+                raise UsageError(f"this is only for labels of kind {kind}", where=f"objective.{key}", fix="omit it")
         if len(self.threshold_C) != len(spec.labels):
             what = f"there are {len(self.threshold_C)} thresholds for {len(spec.labels)} labels"
             raise UsageError(what, where="objective.thresholds", fix="give one for each, in their order")
@@ -264,7 +264,10 @@ class ClassTask(HeadTask):
         return self.labels[self._predicted(p_C[None])[0]]
 
     def cells(self, p_C: Floats) -> Cells:
-        return (self.label(p_C) if p_C.max() >= self.min_probability else None, *(f"{p:.6f}" for p in p_C))
+        return (
+            self.label(p_C) if p_C.max() >= self.min_probability else None,
+            *(FormattedNumber(p, ".6f") for p in p_C),
+        )
 
 
 class LabelsTask(HeadTask):
@@ -302,7 +305,7 @@ class LabelsTask(HeadTask):
         return tuple(name for name, has in zip(self.labels, p_C > self.threshold_C, strict=True) if has)
 
     def cells(self, p_C: Floats) -> Cells:
-        return (SEPARATOR.join(self.label(p_C)) or SEPARATOR, *(f"{p:.6f}" for p in p_C))
+        return (SEPARATOR.join(self.label(p_C)) or SEPARATOR, *(FormattedNumber(p, ".6f") for p in p_C))
 
 
 class NumberTask(HeadTask):
@@ -329,7 +332,7 @@ class NumberTask(HeadTask):
         return float(p_C[0])
 
     def cells(self, p_C: Floats) -> Cells:
-        return (f"{p_C[0]:.6g}",)
+        return (FormattedNumber(p_C[0], ".6g"),)
 
 
 def _labels(rows: Sequence[EncodedRow]) -> Floats:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 
-from lmtool.printable import aligned, plain
+from lmtool.printable import aligned, counted, plain
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -331,7 +331,7 @@ def _largest(supports: Sequence[int], most: int) -> list[int]:
 
 
 def _more(count: int) -> list[str]:
-    return [f"... and {count:,} more {'class' if count == 1 else 'classes'}"] if count else []
+    return [f"... and {counted(count, 'more class', 'more classes')}"] if count else []
 
 
 def _label(name: str, width: int = 30) -> str:

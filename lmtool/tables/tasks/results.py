@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.printable import counted
 from lmtool.run.files import Figures
 from lmtool.run.listing import counting
 from lmtool.run.uncertainty import interval
@@ -81,7 +82,7 @@ class Results:
         shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
         how = f"; {self.decoding}" if self.decoding else ""
         title = _title(self.task, self.part)
-        lines = [f"{title}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        lines = [f"{title}: {counted(self.rows, 'row')}  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
         if self.part in SCORED_BY_OTHERS:
             name, reach = counting(self.figures)[0], self.interval
             limits = "" if reach is None else f"{name} {reach[0]:.4f} to {reach[1]:.4f} (95 %); "

@@ -22,7 +22,7 @@ from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.metrics import MetricValues, best_null_threshold, exact_match, word_f1
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, Task, worst_and_best
+from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, FormattedNumber, Task, worst_and_best
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -162,7 +162,7 @@ class SpanTask(Task):
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         extracted, _ = self._extracted(model, rows)
         pairs = zip(extracted, self._texts(extracted), strict=True)
-        return [(text, one.start if text else None, f"{one.null_score:.6g}") for one, text in pairs]
+        return [(text, one.start if text else None, FormattedNumber(one.null_score, ".6g")) for one, text in pairs]
 
     def _texts(self, extracted: Sequence[Extracted]) -> list[str]:
         """The answers; empty where there is none."""

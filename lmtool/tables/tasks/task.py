@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,21 @@ LONGEST_TEXT = 1000
 
 Floats = NDArray[np.float64]
 Cells = tuple[object, ...]
+
+
+class FormattedNumber(float):
+    """A number that is rounded where it is written as text, in a table for instance, and whole in JSON."""
+
+    def __new__(cls, value: float, spec: str) -> Self:
+        number = super().__new__(cls, value)
+        number._spec = spec
+        return number
+
+    _spec: str
+
+    def __str__(self) -> str:
+        return format(float(self), self._spec)
+
 
 Read = Callable[[Tensor, Batch, list[int]], Sequence[NDArray[Any]]]
 """An array for each row of a batch, from its scores, itself, and the indices of the rows."""

@@ -600,7 +600,7 @@ def test_a_file_that_is_cut_off(tmp_path, intact):
     header = len(intact) - 300_000
     for length in [*range(0, 64), *range(64, header, 499), *range(header, len(intact), 30_011), len(intact) - 1]:
         path.write_bytes(intact[:length])
-        assert "is no intact GGUF file" in refused(path)
+        assert "is not an intact GGUF file" in refused(path)
 
 
 def test_numbers_of_a_header_that_are_wrong(tmp_path, intact):

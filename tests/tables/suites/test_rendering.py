@@ -116,13 +116,13 @@ def test_an_answer_is_a_text_or_a_number(tmp_path: Path) -> None:
 
 def test_templates_that_do_not_fit_are_named(tmp_path: Path) -> None:
     rows = [{"a": "1", "b": "b", "c": "0"}]
-    with pytest.raises(UsageError, match="names 'd', which is no column"):
+    with pytest.raises(UsageError, match="names 'd', which is not a column"):
         items(rendering(tmp_path, SUMS, rows, prompt="{{ d }}"))
     with pytest.raises(UsageError, match="not a template"):
         items(rendering(tmp_path, SUMS, rows, prompt="{{ a"))
     with pytest.raises(DataError, match=r"task.prompt fails"):
         items(rendering(tmp_path, SUMS, rows, prompt="{{ a.b.c }}"))
-    with pytest.raises(UsageError, match="1 rows are too few for 1 examples"):
+    with pytest.raises(UsageError, match="1 row is too few for 1 example"):
         rendering(tmp_path, SUMS, rows, shots=1).before(0)
 
 
@@ -138,7 +138,7 @@ def test_mistakes_of_a_suite_are_told_with_their_lines(tmp_path: Path) -> None:
         "4: one.prompts: unknown key; did you mean"[:40],
         "6: one.answer: 3 is not text",
         "8: two.kind: 'chose' is not choice, schem"[:40],
-        "14: three.pattern: is no regular expressi"[:40],
+        "14: three.pattern: is not a regular expressi"[:40],
     ]
     with pytest.raises(UsageError, match="there is no suite"):
         read_suite("bundlde")

@@ -107,11 +107,11 @@ def test_tasks_are_a_name_a_file_and_a_weight(tmp_path: Path, monkeypatch: pytes
     ("data", "what"),
     [
         (Data(train=("a.csv", "b.csv")), "one table"),
-        (Data(tasks=("a.csv",)), "no name:file"),
-        (Data(tasks=(":a.csv",)), "no name:file"),
+        (Data(tasks=("a.csv",)), "is not NAME:FILE"),
+        (Data(tasks=(":a.csv",)), "is not NAME:FILE"),
         (Data(tasks=("a:a.csv", "a:b.csv")), "two tasks"),
         (Data(tasks=("a:a.csv",), task_tests=("b:b.csv",)), "no task is named b"),
-        (Data(tasks=("a:a.csv",), task_tests=("b.csv",)), "no name:file"),
+        (Data(tasks=("a:a.csv",), task_tests=("b.csv",)), "is not NAME:FILE"),
     ],
 )
 def test_tasks_that_cannot_be_told_are_refused(data: Data, what: str) -> None:

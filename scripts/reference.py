@@ -1,26 +1,57 @@
-"""What the reference has from the program: commands, exit codes, keys of recipes, recipes with their drawings."""
+#!/usr/bin/env python3
+"""Writes what docs/ has from the program: commands, exit codes, keys of recipes, recipes with their drawings, Python.
 
+    scripts/reference.py
+
+Each part stands between two comments, <!-- generated: NAME --> and <!-- end: NAME -->, and pictures of recipes are
+docs/pictures/recipe-*.svg. tests/test_reference.py compares all of it with the program.
+"""
+
+import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
 from lmtool import _HOMES, errors
+from lmtool.api import TrainedModel
 from lmtool.cli import app
+from lmtool.decoding.settings import Help
 from lmtool.recipe.load import load, shipped
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report import drawing
 from lmtool.report.charts import standalone
 
-MARKER = re.compile(r"<!-- generated: ([a-z ]+) -->")
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = ("cli.md", "recipe.md", "python.md")
+PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 PICTURE = re.compile(r'<svg class="picture(?! narrow).*?</svg>', re.DOTALL)
 PAPER = re.compile(r" ?\(((?:[^()]*?[A-Z][^()]* )?\d{4}[^()]*|[^()]*\b(?:19|20)\d\d)\)")
 
 
-def filled(markdown: str) -> str:
-    """The page with what its markers name. KeyError for a name that is not in MADE."""
-    return MARKER.sub(lambda found: "\n" + "\n".join(MADE[found[1]]()), markdown)
+def main() -> None:
+    for name in PAGES:
+        page = DOCS / name
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    made = drawings()
+    for old in (DOCS / "pictures").glob("recipe-*.svg"):
+        if old.name not in made:
+            old.unlink()
+    for name, picture in made.items():
+        (DOCS / "pictures" / name).write_text(picture, encoding="utf-8")
+
+
+def filled(page: str) -> str:
+    """The page with its generated parts made anew. KeyError for a name that is not in MADE."""
+    return PART.sub(lambda found: found[1] + "\n" + "\n".join(MADE[found[2]]()).strip() + "\n\n" + found[3], page)
 
 
 def cell(text: Any) -> str:
@@ -194,34 +225,159 @@ def recipes() -> Iterator[str]:
         tree = [str(line) for line in lines]
         end = next((i for i, line in enumerate(tree) if line.startswith("FLOPs are")), len(tree) - 1)
         yield from ("<details markdown><summary>Drawing</summary>", "", "```text", *tree[2 : end + 1], "```", "")
-        for number, (title, _) in enumerate(pictures(drawn)):
-            yield f"![{title}](drawings/{name}-{number}.svg){{ loading=lazy }}"
+        for title, file in shown_pictures()[name]:
+            yield f"![{title}](pictures/{file})"
         yield from ("", "</details>", "")
 
 
-def pictures(drawn: drawing.Drawing) -> list[tuple[str, str]]:
-    """What each picture of a drawing shows, and the picture."""
-    found = PICTURE.findall(drawing.as_page(drawn))
-    return [(re.search(r'aria-label="([^"]*)"', one)[1], one) for one in found]
+@cache
+def shown_pictures() -> dict[str, list[tuple[str, str]]]:
+    """What each picture of a recipe shows, and its file, by the name of the recipe."""
+    return {name: [(title, _files()[picture]) for title, picture in of_one] for name, of_one in _pictures().items()}
 
 
 def drawings() -> dict[str, str]:
     """The pictures of all recipes, by file."""
-    made = {}
-    for name in shipped():
-        for number, (_, picture) in enumerate(pictures(drawing.draw(load(name).recipe, name))):
-            made[f"drawings/{name}-{number}.svg"] = standalone(picture)
+    return {file: picture for picture, file in _files().items()}
+
+
+@cache
+def _files() -> dict[str, str]:
+    """The file of each picture, named after the first recipe that has it."""
+    made: dict[str, str] = {}
+    for name, of_one in _pictures().items():
+        for number, (_, picture) in enumerate(of_one):
+            made.setdefault(picture, f"recipe-{name}-{number}.svg")
     return made
+
+
+@cache
+def _pictures() -> dict[str, list[tuple[str, str]]]:
+    """What each picture of a recipe shows, and the picture, by the name of the recipe."""
+    pages = {name: drawing.as_page(drawing.draw(load(name).recipe, name)) for name in shipped()}
+    return {
+        name: [(re.search(r'aria-label="([^"]*)"', one)[1], standalone(one)) for one in PICTURE.findall(page)]
+        for name, page in pages.items()
+    }
 
 
 # ---- Python
 
 
 def python() -> Iterator[str]:
-    """The public names, for mkdocstrings."""
-    yield from ("::: lmtool.api.TrainedModel", "    options: {inherited_members: true}", "")
+    """The public names with their signatures and what they are, settings as tables."""
+    yield from described(TrainedModel, "lmtool.api.TrainedModel")
     for name, module in _HOMES.items():
-        yield from (f"::: {module}.{name}", "")
+        yield from described(getattr(import_module(module), name), f"lmtool.{name}")
+
+
+def described(thing: Any, name: str) -> Iterator[str]:
+    """A heading, the signature, what it says of itself, and its fields or methods."""
+    yield from (f"### {name}", "")
+    if inspect.isclass(thing):
+        names = [field.name for field in fields(thing)] if is_dataclass(thing) else []
+        yield from (*listed(inspect.getdoc(thing) or "", names), "")
+        yield from (*table_of_fields(thing), "") if names else ()
+        for method, value in sorted(inspect.getmembers(thing), key=lambda one: one[0]):
+            is_method = inspect.isroutine(value) or isinstance(value, property | cached_property)
+            if is_method and not method.startswith("_") and inspect.getdoc(value):
+                yield from (f"#### {method}", "", *of_function(value))
+    else:
+        yield from of_function(thing)
+
+
+def of_function(thing: Any) -> Iterator[str]:
+    """The signature of a function or method as it is in the source, and its docstring; of a property its type.
+
+    A block named py: those named python are run by tests.
+    """
+    function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    if function is thing:
+        parts = parameters(node.args)
+        line = f"{node.name}({', '.join(parts)}){returned}"
+        inner = "".join(f"    {part},\n" for part in parts)
+        yield from ("```py", line if len(line) <= 100 else f"{node.name}(\n{inner}){returned}", "```", "")
+    else:
+        yield from ("```py", f"{node.name}: {ast.unparse(node.returns)}", "```", "")
+    names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg) if one]
+    yield from (*listed(inspect.getdoc(function) or "", names), "")
+
+
+def parameters(arguments: ast.arguments) -> list[str]:
+    """The parameters of a function as they are in the source, without the instance or class."""
+    text = ast.unparse(arguments)
+    (call,) = ast.parse(f"def f({text}): pass").body
+    whole = []
+    plain, defaults = call.args.args, call.args.defaults
+    for one, value in zip(plain, [None] * (len(plain) - len(defaults)) + defaults, strict=True):
+        if one.arg not in ("self", "cls"):
+            whole.append(ast.unparse(one) + (f" = {ast.unparse(value)}" if value else ""))
+    if call.args.vararg:
+        whole.append(f"*{ast.unparse(call.args.vararg)}")
+    elif call.args.kwonlyargs:
+        whole.append("*")
+    for one, value in zip(call.args.kwonlyargs, call.args.kw_defaults, strict=True):
+        whole.append(ast.unparse(one) + (f" = {ast.unparse(value)}" if value else ""))
+    return [*whole, *([f"**{ast.unparse(call.args.kwarg)}"] if call.args.kwarg else [])]
+
+
+def listed(docstring: str, names: list[str]) -> list[str]:
+    """A docstring as Markdown: what it says of a parameter or field is an item of a list."""
+    lines: list[str] = []
+    for paragraph in docstring.split("\n\n"):
+        for sentence in split_at_names(" ".join(paragraph.split()), names):
+            lines += [] if sentence.startswith("- ") and lines and lines[-1].startswith("- ") else [""]
+            lines.append(sentence.replace("<", "&lt;"))
+    return lines[1:]
+
+
+def split_at_names(paragraph: str, names: list[str]) -> Iterator[str]:
+    """The parts of a paragraph, of which those about parameters or fields begin as items of a list."""
+    one = "|".join(map(re.escape, names)) or "(?!)"
+    starts = list(re.finditer(rf"(?:^|(?<=[.;] ))((?:{one})(?:, (?:{one}))*): ", paragraph))
+    ends = [*(start.start() for start in starts), len(paragraph)]
+    if before := paragraph[: ends[0]].strip():
+        yield before
+    for start, end in zip(starts, ends[1:], strict=True):
+        about = ", ".join(f"`{name}`" for name in start[1].split(", "))
+        yield f"- {about}: {paragraph[start.end() : end].strip()}"
+
+
+def table_of_fields(kind: Any) -> Iterator[str]:
+    """The fields of a dataclass, with the help of settings."""
+    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    for field in fields(kind):
+        helps = [part.text for part in get_args(field.type) if isinstance(part, Help)]
+        said = helps[0] if helps else said_of(kind, field.name)
+        default = "*needed*" if field.default is MISSING else f"`{field.default!r}`"
+        yield f"| `{field.name}` | {cell(type_name(field.type))} | {default} | {cell(said)} |"
+
+
+def said_of(kind: Any, name: str) -> str:
+    """What the docstring of a dataclass, or of one that it inherits from, says of a field."""
+    for one in kind.__mro__:
+        names = [field.name for field in fields(one)] if is_dataclass(one) else []
+        for line in listed(inspect.cleandoc(one.__dict__.get("__doc__") or ""), names):
+            about, _, said = line.partition(": ")
+            if f"`{name}`" in about and about.startswith("- "):
+                return said
+    return ""
+
+
+def type_name(kind: Any) -> str:
+    """A type as a reader knows it."""
+    match get_origin(kind):
+        case origin if origin is Annotated:
+            return type_name(get_args(kind)[0])
+        case origin if origin in (Union, UnionType):
+            return " or ".join(map(type_name, get_args(kind)))
+        case origin if origin is Literal:
+            return ", ".join(map(repr, get_args(kind)))
+        case None:
+            return "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
+    return str(kind)
 
 
 MADE: dict[str, Callable[[], Iterator[str]]] = {
@@ -231,3 +387,7 @@ MADE: dict[str, Callable[[], Iterator[str]]] = {
     "recipes": recipes,
     "python": python,
 }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What the cache holds, by kind, and clearing it: an entry under its lock, and nothing that is not the cache's."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from lmtool import durable
+from lmtool.compute import native
+from lmtool.data.blocks import STREAMS
+from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, discard, lock_of_store
+from lmtool.data.hub import DATASETS
+from lmtool.errors import UsageError
+from lmtool.interop.names import IMPORTS
+from lmtool.run.removal import runs_that_need
+
+_ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
+
+
+def _lock_beside(folder: Path, key: str) -> Path:
+    return folder / f"{key}.lock"
+
+
+def _lock_of_tokens(folder: Path, key: str) -> Path:
+    return lock_of_store(folder / key)
+
+
+def _lock_of_model(folder: Path, key: str) -> Path:
+    """The lock of an import, whose name begins with the key in that of the run."""
+    return next((folder / "locks").glob(f"{key}*"), folder / "locks" / key)
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """Entries of one folder of the cache.
+
+    what: they are, for people.
+    names: those of entries. All else in the folder is left alone.
+    lock: the lock file of the entry with a key, in its folder.
+    """
+
+    what: str
+    folder: str
+    names: str
+    lock: Callable[[Path, str], Path] = _lock_beside
+
+
+KINDS = {
+    "models": CacheKind("published models", IMPORTS, r"[\w.-]+-(?P<key>[0-9a-f]{12})", _lock_of_model),
+    "datasets": CacheKind("datasets of the Hub", DATASETS, r"(?P<key>[0-9a-f]{64})\.jsonl"),
+    "tokens": CacheKind(
+        "tokens of texts", TOKENS, r"\.?(?P<key>[0-9a-f]{64})(-[0-9a-f]{16}\.partial)?", _lock_of_tokens
+    ),
+    "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
+    "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),
+    "kernels": CacheKind("compiled kernels", native.FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
+    "streams": CacheKind("texts that are tokenized beside training", STREAMS, "(?!)(?P<key>)"),
+}
+"""By name. Besides, each folder may have scratch folders of processes."""
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A file or folder of the cache. used: when it was last read or written, as far as the file system notes it."""
+
+    kind: str
+    path: Path
+    lock: Path
+    size: int
+    used: datetime
+
+
+def find_entries(kinds: Sequence[str] = (), unused_for: timedelta | None = None) -> list[CacheEntry]:
+    """The entries of the cache, those of all kinds unless some are named, the last used first.
+
+    unused_for: only those that were not used for so long. A folder of the cache that is a link has none.
+    Raises UsageError for a kind that there is not.
+    """
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        what = f"the cache has no {unknown[0]!r:.40}"
+        raise UsageError(what, where="KIND", fix=f"name some of {', '.join(KINDS)}")
+    found = [entry for kind in KINDS if not kinds or kind in kinds for entry in _entries_of(kind)]
+    if unused_for is not None:
+        limit = datetime.now(UTC) - unused_for
+        found = [entry for entry in found if entry.used <= limit]
+    return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+
+def remove_entry(entry: CacheEntry) -> str:
+    """Remove an entry, unless a process makes it, or a run needs it; returns why it stays, else nothing.
+
+    Raises ResourceError where it cannot be removed.
+    """
+    if entry.kind == "models" and (needed_by := runs_that_need([entry.path])):
+        return f"{next(iter(needed_by.values()))[0]} holds only adapters to its weights"
+    with durable.locked_if_free(entry.lock) as is_free:
+        if not is_free:
+            return "a process is making it"
+        if entry.path.is_dir() and not entry.path.is_symlink():
+            discard(entry.path)
+        else:
+            with durable.refusing("cannot remove", entry.path, "change the permissions of its folder"):
+                entry.path.unlink(missing_ok=True)
+    return ""
+
+
+def _entries_of(kind: str) -> Iterator[CacheEntry]:
+    folder = durable.cache_folder() / KINDS[kind].folder
+    with suppress(OSError):
+        if folder.is_symlink():
+            return
+        for path in folder.iterdir():
+            match = re.fullmatch(KINDS[kind].names, path.name.removeprefix(durable.TEMPORARY), re.ASCII)
+            if match is not None:
+                lock = KINDS[kind].lock(folder, match["key"])
+            elif path.name.startswith(durable.TEMPORARY) and os.path.lexists(path / durable.MARK):
+                lock = path / durable.MARK
+            else:
+                continue
+            with suppress(FileNotFoundError):  # a process has removed it since
+                yield CacheEntry(kind, path, lock, *_measure(path))
+
+
+def _measure(path: Path) -> tuple[int, datetime]:
+    """The bytes of a file or folder, and when any file of it was last used. Raises FileNotFoundError."""
+    size, used = 0, os.lstat(path).st_mtime  # that a folder was read says nothing: it may have been listed
+    files = [path]
+    if path.is_dir() and not path.is_symlink():
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    for file in files:
+        status = os.lstat(file)
+        size, used = size + status.st_size, max(used, status.st_atime, status.st_mtime)
+    return size, datetime.fromtimestamp(used, UTC)

@@ -1,0 +1,87 @@
+"""What is printed of data: to a terminal no control characters, to a file or pipe the bytes that `-o` writes."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from tests.cli.conftest import RUN
+
+ESCAPES = "\x1b[1m\x07"
+
+
+class Terminal(io.TextIOWrapper):
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="utf-8")
+
+    def isatty(self):
+        return True
+
+    def content(self):
+        self.flush()
+        return self.buffer.getvalue().decode()
+
+
+@pytest.fixture
+def hostile(lmtool, run, home):
+    """Data of strangers: a table, a classifier of it, lines, and an index of them."""
+    rows = [f'"{"good" if i % 2 else "bad"} {ESCAPES} {i}",{f"y{ESCAPES}es" if i % 2 else "no"}' for i in range(40)]
+    (home / "rows.csv").write_text("\n".join([f"te{ESCAPES}xt,label", *rows]) + "\n", encoding="utf-8")
+    (home / "lines.txt").write_text(f"The moon {ESCAPES}\nA map\n", encoding="utf-8")
+    lmtool.succeeds("finetune", "rows.csv", "--recipe", "linear", "-q", "-o", "classifier")
+    lmtool.succeeds("search", "index", "lines.txt", "--run", RUN, "-o", "tales.index", "-q")
+
+
+COMMANDS = {
+    "predict": ("predict", "classifier", "rows.csv"),
+    "embed": ("embed", RUN, "lines.txt", "--pool", "mean"),
+    "search": ("search", "tales.index", "moon"),
+    "search --json": ("search", "tales.index", "moon", "--json"),
+    "generate": ("generate", f"The {ESCAPES}", "--run", RUN, "--greedy", "--max-new-tokens", "2"),
+    "generate --json": ("generate", f"The {ESCAPES}", "--run", RUN, "--greedy", "--max-new-tokens", "2", "--json"),
+    "tokenize --show": ("tokenize", "--tokenizer", RUN, "--show", ESCAPES),
+    "runs show": ("runs", "show", "classifier"),
+    "runs ls": ("runs", "ls"),
+    "eval": ("eval", "classifier", "rows.csv"),
+    "check": ("check", "rows.csv"),
+    "report": ("report", RUN, "-o", f"{ESCAPES}.html"),
+    "export": ("export", RUN, f"{ESCAPES}.out"),
+}
+
+
+def test_a_terminal_gets_no_control_characters(lmtool, hostile, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")  # without colours of our own
+    for name, words in COMMANDS.items():
+        screen = Terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", screen)
+            outcome = lmtool(*words)
+        assert outcome.code == 0, (name, outcome.err)
+        shown = screen.content()
+        assert shown, name
+        assert not {"\x1b", "\x07"} & set(shown + outcome.err), name
+
+
+@pytest.mark.parametrize("name", ["predict", "embed", "search --json"])
+def test_a_pipe_gets_the_bytes_of_a_file(lmtool, hostile, home, name):
+    words = COMMANDS[name]
+    ending = ".csv" if name == "predict" else ".jsonl"
+    printed = lmtool.succeeds(*words).out
+    lmtool.succeeds(*words, "-o", f"out{ending}")
+    assert printed.encode() == (home / f"out{ending}").read_bytes()
+
+
+def test_a_path_can_be_used_in_a_shell(lmtool, hostile, home):
+    """As in $(lmtool export ...)."""
+    for name in ("report", "export"):
+        assert (home / lmtool.succeeds(*COMMANDS[name]).out.removesuffix("\n")).exists()
+
+
+def test_halves_of_surrogates_are_written(lmtool, hostile, home):
+    """Which JSON can hold and UTF-8 cannot."""
+    rows = [{f"te{ESCAPES}xt": f"good \ud800 {i}", "others": ["\ud800"]} for i in range(3)]
+    (home / "halves.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    printed = lmtool.succeeds("predict", "classifier", "halves.jsonl").out
+    lmtool.succeeds("predict", "classifier", "halves.jsonl", "-o", "out.csv")
+    assert printed.encode() == (home / "out.csv").read_bytes()
