@@ -292,6 +292,7 @@ class Calibration(FileModel):
     """Of the probabilities of answers. before: without the temperature."""
 
     ece: float
+    log_loss: float | None = None
     bins: list[CalibrationBin]
     before: "Calibration | None" = None
 

@@ -63,6 +63,9 @@ UNSCORED = "the run has no score, since all rows were trained on"
 LEAST_TRAINED = 0.25
 """Share of the steps, more than the warm-up takes, after which a model that will be good is near the baseline."""
 
+LEAST_SAVED = 1e13
+"""Floating-point operations that are left, some ten seconds of two cores, below which training goes on to its end."""
+
 LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
 
@@ -382,6 +385,9 @@ class _TrainingSession:
         recipe, data = self.recipe, self.data
         least = max(self.examples.per_epoch / recipe.training.batch_size, LEAST_TRAINED * recipe.training.steps)
         if not step - recipe.evaluation.every < least <= step or not isinstance(data, TableData) or not data.holds_out:
+            return
+        n_parameters = sum(parameter.numel() for parameter in self.lm.parameters())
+        if 6 * n_parameters * data.batch_units * (recipe.training.steps - step) < LEAST_SAVED:
             return
         told, baseline = "", data.baselines.get("")  # of the main process alone
         if baseline is not None and baseline.kind in ("class", "tags") and self.validation is not None:

@@ -95,8 +95,8 @@ def calibration(p_RC: Floats, true_R: Ints) -> MetricValues:
     """Whether probabilities of classes can be believed: rows in bins by their highest probability.
 
     ece: the expected calibration error (Guo et al. 2017), the mean over rows of |accuracy - mean confidence| of their
-    bin. bins: those with rows, each with `confidence`, `accuracy` and `rows`. Probabilities that are no numbers
-    count as 0.
+    bin. log_loss: the mean negative logarithm of the probability of the right class. bins: those with rows, each with
+    `confidence`, `accuracy` and `rows`. Probabilities that are no numbers count as 0.
     """
     confidence_R = np.nan_to_num(p_RC.max(1))
     right_R = p_RC.argmax(1) == true_R
@@ -107,7 +107,8 @@ def calibration(p_RC: Floats, true_R: Ints) -> MetricValues:
         confidence, accuracy = float(confidence_R[in_R].mean()), float(right_R[in_R].mean())
         bins.append({"confidence": confidence, "accuracy": accuracy, "rows": int(in_R.sum())})
     ece = sum(one["rows"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / len(true_R)
-    return {"ece": float(ece), "bins": bins}
+    right_p_R = np.maximum(np.nan_to_num(p_RC[np.arange(len(true_R)), true_R]), np.finfo(float).tiny)
+    return {"ece": float(ece), "log_loss": float(-np.log(right_p_R).mean()), "bins": bins}
 
 
 def multi_label_metrics(

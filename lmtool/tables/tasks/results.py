@@ -89,7 +89,10 @@ class Results:
             lines.append(limits + SCORED_BY_OTHERS[self.part])
         calibration = self.figures.get("calibration", {})
         if before := calibration.get("before"):
-            lines.append(f"calibration error {calibration['ece']:.4f}, {before['ece']:.4f} without the temperature")
+            after, plain = (
+                f"calibration error {one['ece']:.4f}, log loss {one['log_loss']:.4f}" for one in (calibration, before)
+            )
+            lines.append(f"{after}; without the temperature {plain}")
         if self.baseline is not None:
             lines.append(self.baseline.beside(self.figures, self.rows, self.remedies))
         if "confusion" in self.figures:

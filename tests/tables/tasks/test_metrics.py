@@ -308,11 +308,13 @@ def test_calibration_is_that_of_its_definition():
         assert (one["confidence"], one["accuracy"]) == (pytest.approx(sure), pytest.approx(right))
         distances += len(bins[i]) * abs(sure - right)
     assert found["ece"] == pytest.approx(distances / 500)
+    of_truth = [p_C[true] for p_C, true in zip(p_RC.tolist(), true_R.tolist(), strict=True)]
+    assert found["log_loss"] == pytest.approx(-math.fsum(map(math.log, of_truth)) / 500)
 
 
 def test_certain_right_answers_are_calibrated_and_nan_is_no_error():
     certain = calibration(np.eye(3), np.arange(3))
-    assert certain == {"ece": 0.0, "bins": [{"confidence": 1.0, "accuracy": 1.0, "rows": 3}]}
+    assert certain == {"ece": 0.0, "log_loss": 0.0, "bins": [{"confidence": 1.0, "accuracy": 1.0, "rows": 3}]}
     assert calibration(np.full((2, 2), np.nan), np.array([0, 1]))["bins"][0]["confidence"] == 0.0
 
 
