@@ -27,6 +27,8 @@ _HOMES = {
     "load": "lmtool.api",
     "pretrain": "lmtool.api",
     "finetune": "lmtool.api",
+    "TextClassifier": "lmtool.estimators",
+    "TextRegressor": "lmtool.estimators",
     "open_index": "lmtool.search.index",
     "Greedy": "lmtool.decoding.settings",
     "Sample": "lmtool.decoding.settings",

@@ -22,6 +22,7 @@ from lmtool.analysis.attention import TextAttention
 from lmtool.analysis.gradients import Contraction, GradientFlow
 from lmtool.compute.device import InferenceName, choose_compute
 from lmtool.compute.processes import world_size
+from lmtool.data.python_rows import as_mappings, keep_rows
 from lmtool.data.stdin import text_files
 from lmtool.data.survey import silent
 from lmtool.decoding.model_runner import ModelRunner
@@ -44,7 +45,7 @@ from lmtool.run.listing import summarise
 from lmtool.search.entries import read_entries
 from lmtool.search.index import Index, add
 from lmtool.tables.columns import Columns
-from lmtool.tables.predict import Prediction, TextClassifier, task_of
+from lmtool.tables.predict import Prediction, TextClassifier, task_of, texts_of_a_row
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.chat import Message
@@ -131,16 +132,20 @@ class TrainedModel(TextGenerator):
         add(Path(path), self.loaded, list(read_entries(files, data, id_column)), silent)
         return Index(Path(path), self.loaded)
 
-    def predict(self, rows: Sequence[str | tuple[str, ...]]) -> list[Prediction]:
-        """The label, number or text that a fine-tuned model predicts for each row: a text, or a tuple of several.
+    def predict(self, rows: Any) -> list[Prediction]:
+        """The label, number or text that a fine-tuned model predicts for each row.
 
-        Of a tagger a row is a sentence, or a tuple of its words; of questions it is a question and its context.
+        rows: texts, tuples of several, dicts by the names of the columns that the model was trained on, or a DataFrame
+        of pandas or Polars with these columns. Of a tagger a row is a sentence, or a tuple of its words; of questions
+        it is a question and its context. Raises UsageError for a dict without a column, and for a model that was not
+        fine-tuned on a table.
         """
         loaded = self.loaded
         spec = loaded.recipe.objective
         if not isinstance(spec, HeadSpec | Seq2Seq):
             fix = "fine-tune it first: lmtool finetune TABLE"
             raise UsageError("this model was not fine-tuned on a table", fix=fix)
+        rows = self._texts_of(rows)
         if not rows:
             return []
         if isinstance(spec, HeadSpec):
@@ -153,6 +158,19 @@ class TrainedModel(TextGenerator):
         task = task_of(loaded, "", Columns(names), ())
         answers = task.answer(AnsweringModel(loaded.model, loaded.objective, loaded.compute), task.encode(items))
         return [Prediction(str(answer), {}) for answer, *_ in answers]
+
+    def _texts_of(self, rows: Any) -> list[str | tuple[str, ...]]:
+        """Each row as a text, or as a tuple of its texts."""
+        if not hasattr(rows, "columns") and not any(isinstance(row, Mapping) for row in rows):
+            return [row if isinstance(row, str) else tuple(row) for row in rows]
+        columns, _ = texts_of_a_row(self.loaded)
+        found: list[str | tuple[str, ...]] = []
+        for number, row in enumerate(as_mappings(rows, labelled=False), 1):
+            if missing := [name for name in columns if name not in row]:
+                fix = f"give the columns {', '.join(columns)}"
+                raise UsageError(f"there is no column {missing[0]}", where=f"row {number}", fix=fix)
+            found.append(row[columns[0]] if len(columns) == 1 else tuple(row[name] for name in columns))
+        return found
 
     def chat(self, messages: Sequence[Message], settings: Settings | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
@@ -205,13 +223,16 @@ def pretrain(
 
 
 def finetune(
-    table: str, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
+    table: Any, recipe: str | None = None, *, settings: Values = NO_VALUES, source: str | None = None, out: str = ""
 ) -> TrainedModel:
     """Train a model on a labelled table, as `lmtool finetune` does, and load its best checkpoint; see `pretrain`.
 
-    source: the run, or published model, that is fine-tuned. Its scores are in `figures`.
+    table: a file or hf:NAME as for the command; or rows: a DataFrame of pandas or Polars, dicts by column name, or
+    tuples of one text or several and a label. Rows are kept in the cache. source: the run, or published model, that is
+    fine-tuned. Its scores are in `figures`.
     """
-    return _trained(plan_finetuning(source, recipe, _settings([table], settings)).run, out)
+    path = str(table) if isinstance(table, str | Path) else keep_rows(table)
+    return _trained(plan_finetuning(source, recipe, _settings([path], settings)).run, out)
 
 
 def _settings(train: list[str], settings: Values) -> list[Setting]:

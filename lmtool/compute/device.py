@@ -28,6 +28,17 @@ def limit_threads() -> None:
         torch.set_num_threads(n_cores())
 
 
+@contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """A context in which torch computes on a CPU with that many threads; None for as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 limit_threads()  # when torch is imported, so that programs may choose another number later
 keep_freed_memory()
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-import torch
-
-from lmtool.compute.device import InferenceName, choose_compute
+from lmtool.compute.device import InferenceName, choose_compute, cpu_threads
 from lmtool.compute.machine import threads_are_set
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.speculative import Draft, ModelDraft, NGramDraft
@@ -224,7 +222,7 @@ class TextGenerator:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """A context in which the model computes in its precision, and with its number of threads."""
-        with self.loaded.compute.autocast(), _on(self.threads):
+        with self.loaded.compute.autocast(), cpu_threads(self.threads):
             yield
 
     def echoed(self, prompt: str, settings: Settings, echo: bool | None = None) -> str:
@@ -238,14 +236,3 @@ class TextGenerator:
             return ""
         is_joined = settings.form is None or not prompt or prompt[-1].isspace()  # a form begins without a space
         return prompt + ("\n" if answers else "" if is_joined else " ")
-
-
-@contextmanager
-def _on(threads: int | None) -> Iterator[None]:
-    """A context in which a CPU computes with that many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import Batch
+from lmtool.compute.device import cpu_threads
 from lmtool.model.averaging import RatioHead, log_ratios
 from lmtool.model.heads import Classifier
 from lmtool.model.language_model import evaluating
@@ -218,12 +219,14 @@ class Problem:
 
         limits: dict[str, Any] = {"max_iter": ITERATIONS, "tolerance_grad": 0.0, "tolerance_change": 1e-12}
         search = torch.optim.LBFGS([found_FC], history_size=5, line_search_fn="strong_wolfe", **limits)
-        loss = total()
-        for _ in range(MOST_ITERATIONS // ITERATIONS):
-            before, _ = loss, search.step(total)  # type: ignore[no-untyped-call]
+        # threads would wait for each other longer than they compute
+        with cpu_threads(1 if basis is not None else None):
             loss = total()
-            if before - loss <= tolerance * self.n_rows:
-                break
+            for _ in range(MOST_ITERATIONS // ITERATIONS):
+                before, _ = loss, search.step(total)  # type: ignore[no-untyped-call]
+                loss = total()
+                if before - loss <= tolerance * self.n_rows:
+                    break
         return np.concatenate((expand(away_FC[:-1]) + self.prior, away_FC[-1:])), loss / self.n_rows
 
     def scores(self, weight_FC: Floats, features: Any) -> Floats:

@@ -89,10 +89,10 @@ class Results:
             lines.append(limits + SCORED_BY_OTHERS[self.part])
         calibration = self.figures.get("calibration", {})
         if before := calibration.get("before"):
-            after, plain = (
-                f"calibration error {one['ece']:.4f}, log loss {one['log_loss']:.4f}" for one in (calibration, before)
-            )
-            lines.append(f"{after}; without the temperature {plain}")
+            believed = [
+                f"calibration error {p['ece']:.4f}, log loss {p['log_loss']:.4f}" for p in (calibration, before)
+            ]
+            lines.append("; without the temperature ".join(believed))
         if self.baseline is not None:
             lines.append(self.baseline.beside(self.figures, self.rows, self.remedies))
         if "confusion" in self.figures:
