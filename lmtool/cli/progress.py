@@ -43,7 +43,7 @@ class Display:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._began = self._last_line = time.monotonic()
-        self._steps = 0
+        self._steps: int | None = 0
         self._recent: list[tuple[float, int]] = []
         self._stepping, self._n_done = 0.0, 0
         self._stage, self._stage_began, self._stage_done = "", 0.0, 0
@@ -97,7 +97,7 @@ class Display:
                 self._say(*_timed(event))
             case events.Plan():
                 self._say(*_plan(event))
-                if 10 <= event.steps <= event.warmup_steps:
+                if event.steps is not None and 10 <= event.steps <= event.warmup_steps:
                     rises = f"the learning rate only rises in these {counted(event.steps, 'step')}"
                     self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
                 self._begin(event)
@@ -113,7 +113,7 @@ class Display:
             case events.StepsChanged():
                 self._steps = event.steps
                 self._update(total=event.steps)
-                self._say(f"length: {counted(event.steps, 'step')}, by the speed so far")
+                self._say(f"length: {counted(event.steps, 'step')}, {event.why}")
             case events.Ended():
                 self._close_bar()
                 self._say(_ended(event, time.monotonic() - self._began, self._part))
@@ -169,7 +169,9 @@ class Display:
         # validations and checkpoints will take as long as they did so far
         self._stepping, self._n_done = self._stepping + step.seconds, self._n_done + 1
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
-        left = f"{_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
+        left = ""
+        if self._steps is not None:
+            left = f"{_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
         valid = ""
         if validation is not None:
@@ -179,8 +181,10 @@ class Display:
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             rate = "" if step.lr is None else f"  lr {step.lr:.2e}"
             # what is fitted at once has no other steps, and no time is left
-            place = f"step {step.step}/{self._steps} ({100 * step.step / self._steps:.0f} %)  " * (self._steps > 1)
-            left = f"  {left}" * (self._steps > 1)
+            place = f"step {step.step}  "
+            if self._steps is not None:
+                place = f"step {step.step}/{self._steps} ({100 * step.step / self._steps:.0f} %)  " * (self._steps > 1)
+            left = f"  {left}" * (left != "" and self._steps != 1)
             self._say(f"{place}loss {step.loss:.4f}{valid}{rate}  {speed}{left}")
             self._last_line = now
 
@@ -235,20 +239,24 @@ def _plan(plan: "Plan") -> list[str]:
     if plan.learning != plan.parameters:
         learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
     memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
-    extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {counted(plan.batch_units, plan.unit)} each"
-    passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes"
+    what = "table" if plan.unit == "row" else "text"
+    if plan.steps is None or plan.epochs is None:
+        extent, passes = f"steps of {counted(plan.batch_units, plan.unit)}", f"{plan.minutes:g} minutes"
+    else:
+        extent = f"steps {plan.first_step + 1:,} to {plan.steps:,}, {counted(plan.batch_units, plan.unit)} each"
+        passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes over the {what}"
     if plan.steps == 1:
         extent, passes = f"one step of {counted(plan.batch_units, plan.unit)}", passes.replace("1.0 passes", "one pass")
     return [
         f"model: {plan.parameters:,} parameters{learnt}; {plan.device}",
         *([memory] if plan.held else []),
-        f"plan: {extent}, {passes} over the {'table' if plan.unit == 'row' else 'text'}",
+        f"plan: {extent}, {passes}",
     ]
 
 
 def _timed(timed: "Timed") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
-    lines = [f"time: about {_clock(timed.seconds)} here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
+    lines = [f"time: about {_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
         lines[0] += f"; less where patience ({counted(timed.patience, 'validation')}) ends it"
     if timed.whole_pass is not None:

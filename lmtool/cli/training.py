@@ -1,6 +1,5 @@
 """What `pretrain`, `finetune` and `resume` share: signals, progress, dashboards, the report, and the exit code."""
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -40,25 +39,17 @@ def follow(
     from lmtool.loggers.dashboards import Loggers
     from lmtool.run.directory import REPORT
     from lmtool.tables.tasks.results import Results
-    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, StepsChanged, Warn
+    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, Warn
     from lmtool.training.start import Invocation
 
     stop = StopAtStep(notify=is_main() and not quiet)
-    step, last = 0, math.inf
-
-    def stops() -> bool:
-        nonlocal step
-        step += 1
-        return step >= last or stop.requested()
-
     reason = ""
     loggers = Loggers()
     with Display(shown=is_main(), quiet=quiet) as display, ExitStack() as stack:
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
         command = ["lmtool", *sys.argv[1:]]
-        session = Invocation(
-            command, display.report, stops, output, retry, times=not quiet, is_baseline_least=is_baseline_least
-        )
+        report, stops = display.report, stop.requested
+        session = Invocation(command, report, stops, output, retry, until=until, is_baseline_least=is_baseline_least)
         for event in start(session):
             for warning in loggers.take(event):
                 display.show(Warn(warning))
@@ -66,11 +57,8 @@ def follow(
                 case Plan():
                     # in every process, not only the one that writes
                     stop.open()
-                    step, last = event.first_step, math.ceil(until * event.steps) if until < 1 else math.inf
                 case Started() | AlreadyFinished():
                     display.run = event.path
-                case StepsChanged():
-                    last = math.ceil(until * event.steps) if until < 1 else math.inf
                 case Ended():
                     reason = event.reason
                 case Results():
@@ -83,7 +71,7 @@ def follow(
         if reason or not (display.run / REPORT).exists():
             _write_report(display.run, quiet)
         put_data(display.run)
-    if reason == "interrupted" and step < last:
+    if reason == "interrupted" and stop.requested():
         raise typer.Exit(stop.exit_code)
     return display.run
 

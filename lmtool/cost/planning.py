@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import cast
@@ -18,10 +19,10 @@ from lmtool.cost.footprint import Footprint, Rows, footprint
 from lmtool.cost.summary import model_summary
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
-from lmtool.errors import RecipeError, UsageError
+from lmtool.errors import NumericalError, RecipeError, UsageError
 from lmtool.inference.base import Base
 from lmtool.inference.load import Initialization, build_for_training
-from lmtool.model import build
+from lmtool.model import LanguageModel, build
 from lmtool.model.size import BEYOND, held_in_training, size_of
 from lmtool.objective import Objective, Vocabulary, build_objective
 from lmtool.objective import build as objective_of
@@ -33,7 +34,9 @@ from lmtool.tables.data import TableData
 from lmtool.tokenization.tokenizer import vocabulary_of
 from lmtool.training.data import TextData
 from lmtool.training.finetuning import FineTuning
-from lmtool.training.length import MOST_STEPS, SECONDS, VALIDATIONS, steps_of_epochs, steps_of_tokens, trial_steps
+from lmtool.training.fit import Step, Trainable, fit
+from lmtool.training.length import MOST_STEPS, SECONDS, VALIDATIONS, FirstSteps, steps_of_epochs, steps_of_tokens
+from lmtool.training.optimizer import Optimizers
 from lmtool.training.start import Pretraining, is_for_tables
 from lmtool.training.windows import ExampleSource, Windows
 
@@ -290,7 +293,7 @@ class _Work:
             examples = data.windows(objective) if isinstance(data, TextData) else data.examples(objective)
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
         recipe = self.recipe.with_values({"training.batch_size": n_rows})
-        steps = trial_steps(lm, objective, examples, recipe, compute, (SECONDS, MOST_STEPS))
+        steps = _trial_steps(lm, objective, examples, recipe, compute)
         return statistics.median(step.seconds for step in steps)
 
     def step_seconds(self, utilisation: float, fits: bool | None) -> tuple[float | None, str]:
@@ -321,7 +324,7 @@ class _Work:
         """Steps that the recipe's limits of epochs, tokens and minutes allow, of those that are known."""
         training, limits = self.recipe.training, list[int]()
         if training.epochs is not None and self.data is not None:
-            limits.append(steps_of_epochs(self.data, training.epochs))
+            limits.append(steps_of_epochs(self.recipe, self.data, training.epochs))
         if training.tokens is not None:
             limits.append(steps_of_tokens(self.recipe, training.tokens))
         if training.minutes is not None and seconds is not None:
@@ -372,3 +375,19 @@ class _InventedText:
 
     def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
         return np.asarray(token) // self._LENGTH
+
+
+def _trial_steps(
+    lm: LanguageModel, objective: Objective, examples: ExampleSource, recipe: Recipe, compute: Compute
+) -> list[Step]:
+    """Trains a scratch model for some steps, and returns the later half. None where the loss is not finite."""
+    for parameter in objective.idle(lm):
+        parameter.requires_grad_(False)
+    # as many weights as are trained in the end
+    optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning.with_values({"unfreeze_every": None}))
+    endless, first = recipe.with_values({"training.steps": MOST_STEPS}), FirstSteps(SECONDS)
+    with suppress(NumericalError):
+        for step in fit(Trainable(lm, objective, optimizers), examples, endless, compute):
+            if first.add(step, compute.world):
+                break
+    return first.later

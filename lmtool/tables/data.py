@@ -74,13 +74,6 @@ class TableData:
     known_lines = None
 
     @property
-    def batch_units(self) -> int:
-        return self.recipe.training.batch_size
-
-    def with_recipe(self, recipe: Recipe) -> "TableData":
-        return replace(self, recipe=recipe)
-
-    @property
     def per_epoch(self) -> int:
         return sum(max(1, round(task.weight * len(task.train))) for task in self.tasks)
 
@@ -168,6 +161,9 @@ class TableData:
         """Validation rows of all tables."""
         return sum(len({row.number for row in task.valid}) for task in self.tasks)
 
+    def check(self) -> None:
+        """Every row is an example."""
+
     def examples(self, objective: Objective) -> TableExamples:
         """Training rows."""
         rows = [row for task in self.tasks for row in task.train]
@@ -180,13 +176,9 @@ class TableData:
         rows = [row for task in self.tasks for row in task.valid]
         return self.tasks[0].task.validate(AnsweringModel(lm, objective, compute), rows)
 
-    def sample_validation(self, tokens: int) -> tuple["TableData", float]:
-        """The same data with some of the validation rows, of about so many tokens, and the share that they are."""
-        whole = _n_tokens(self.tasks)
-        if tokens >= whole:
-            return self, 1.0
-        tasks = [replace(task, valid=task.valid[:: -(-whole // tokens)]) for task in self.tasks]
-        return replace(self, tasks=tasks), _n_tokens(tasks) / whole
+    @property
+    def validation_tokens(self) -> int:
+        return sum(sum(row.lengths) for task in self.tasks for row in task.valid)
 
     def seconds_after(self, validation: float) -> float:
         n_valid = sum(len(task.valid) for task in self.tasks)
@@ -229,8 +221,3 @@ class TableData:
 
     def _beside_baselines(self, measured: Sequence[Results]) -> list[Results]:
         return [replace(results, baseline=self.baselines.get(results.task)) for results in measured]
-
-
-def _n_tokens(tasks: Sequence[TaskRows]) -> int:
-    """Tokens of the validation rows."""
-    return sum(sum(row.lengths) for task in tasks for row in task.valid)

@@ -58,7 +58,7 @@ class TextData:
     fingerprint: of the content.
     prompts: of the samples at each validation.
     unit: of counts of data.
-    batch_units: their number in one step.
+    validation_tokens: those that a validation computes.
     lines: descriptions of the data.
     warnings: about the data.
     bytes_per_token: of the validation text that a causal model predicts, else None.
@@ -84,9 +84,6 @@ class TextData:
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: HeldOut | None = None
         self._pairs: Windows | None = None
-        self.batch_units = recipe.training.batch_size * recipe.model.context
-        if recipe.model.counts:
-            self.batch_units = len(self._train) // recipe.training.steps
 
     @property
     def is_measured(self) -> bool:
@@ -101,12 +98,6 @@ class TextData:
         if not all(train.text.shape.is_short for train, _ in parts):
             return None
         return KnownLines.of(line for both in parts for one in both for chunk in one.chunks() for line in chunk.texts)
-
-    def with_recipe(self, recipe: Recipe) -> "TextData":
-        """The same data under a recipe that differs in its training and evaluation only."""
-        data = TextData(self._prepared, recipe, is_foreign=self._is_foreign)
-        data._blocks, data._marks, data._pairs = self._blocks, self._marks, self._pairs
-        return data
 
     @contextmanager
     def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:
@@ -204,8 +195,23 @@ class TextData:
         cut, marks = objective.cut(self.recipe.model.context), (tokenizer.bos_id, tokenizer.eos_id)
         return Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
 
+    def check(self) -> None:
+        """Raise DataError where the training or the validation text has no example."""
+        self._examples(self._objective)
+
     def examples(self, objective: Objective) -> ExampleSource:
         """Training examples."""
+        examples = self._examples(objective)
+        if isinstance(self.recipe.objective, WeightedCounts):
+            assert isinstance(examples, Windows)
+            is_word_V = self.token_counts() > 0
+            is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
+            window, length = self.recipe.objective.window, self.recipe.model.context
+            return CountedPairs.count(examples, is_word_V, window, length, self.recipe.seed)
+        return examples
+
+    def _examples(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
+        """Parts of the text, of which examples are made."""
         cut = objective.cut(self.recipe.model.context)
         marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit != "stream":
@@ -221,15 +227,9 @@ class TextData:
             return self._mixed(cut, marks)
         if self._blocks:
             return self._streamed(0, cut, self.recipe.seed)
-        windows = self.windows(objective)
-        if isinstance(self.recipe.objective, WeightedCounts):
-            is_word_V = self.token_counts() > 0
-            is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
-            window, length = self.recipe.objective.window, self.recipe.model.context
-            return CountedPairs.count(windows, is_word_V, window, length, self.recipe.seed)
-        return windows
+        return self.windows(objective)
 
-    def _mixed(self, cut: Cut, marks: tuple[int, int]) -> Mixture:
+    def _mixed(self, cut: Cut, marks: tuple[int, int]) -> Mixture | StreamedMixture:
         """Windows of each text of the mixture, in proportion."""
         parts, mixture, seed = self._prepared.parts, self.recipe.data.mixture, self.recipe.seed
         for source, part in zip(mixture, parts, strict=True):
@@ -251,17 +251,25 @@ class TextData:
         return StreamedWindows(self._blocks[n], cut, seed, recipe.training.batch_size, mark, apart)
 
     @property
+    def n_train(self) -> int:
+        """Tokens of the training text, or of the head of one that is streamed."""
+        return len(self._train)
+
+    @property
     def n_valid(self) -> int:
         """Tokens of the validation text."""
         return len(self._valid)
 
     @property
     def per_epoch(self) -> int:
-        recipe = self.recipe
-        # objectives of word vectors need counts, which others do without
-        counts = torch.from_numpy(self.token_counts()) if recipe.model.reads == "words" else None
-        examples = self.examples(build_objective(recipe, self.prompt_format.tokenizer, counts)).per_epoch
+        examples = self.examples(self._objective).per_epoch
         return examples if self._blocks else max(1, round(examples / self._share))
+
+    @property
+    def _objective(self) -> Objective:
+        # those of word vectors need counts, which others do without
+        counts = torch.from_numpy(self.token_counts()) if self.recipe.model.reads == "words" else None
+        return build_objective(self.recipe, self.prompt_format.tokenizer, counts)
 
     @property
     def _share(self) -> float:
@@ -282,18 +290,9 @@ class TextData:
             self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
         return self._held_out.validate(lm, objective, compute)
 
-    def sample_validation(self, tokens: int) -> tuple["TextData", float]:
-        """The same data with a sample of the validation text, of about so many tokens, and the share that it is.
-
-        After `examples`, which says whether it is read in pairs.
-        """
-        whole = len(self._valid) - (self._valid.n_documents if self._pairs is None else 0)
-        whole = min(self.recipe.evaluation.tokens or whole, whole)
-        context = self.recipe.model.context
-        tokens = max(context, tokens - tokens % context)
-        if tokens >= whole:
-            return self, 1.0
-        return self.with_recipe(self.recipe.with_values({"evaluation.tokens": tokens})), tokens / whole
+    @property
+    def validation_tokens(self) -> int:
+        return min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
 
     def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
         """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""
@@ -305,8 +304,7 @@ class TextData:
         """Estimate of the seconds that `measure` takes at the end, from those of a validation."""
         if not self.is_measured:
             return 0.0
-        sample = min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
-        whole = validation * len(self._valid) / sample
+        whole = validation * len(self._valid) / self.validation_tokens
         # once more to interpolate, where counting reads the same tokens
         return 2 * whole + comparison.SECONDS * min(len(self._train), comparison.MOST_TOKENS)
 

@@ -53,9 +53,9 @@ class Info(TrainingEvent):
 
 @dataclass(frozen=True)
 class Timed(TrainingEvent):
-    """How long the session will take, by steps that were measured on this machine.
+    """How long the session will take from now on, by its first steps.
 
-    seconds: of its `steps` steps, their validations and the measurement at the end.
+    seconds: of the `steps` that are left, their validations and the measurement at the end.
     speed: of `unit`, tokens computed or pairs, a second.
     patience: see `Evaluation`.
     whole_pass: minutes of a run with one pass over its data, where this one has less.
@@ -75,6 +75,9 @@ class Plan(TrainingEvent):
 
     learning: number of trainable parameters.
     batch_units: number of `unit` in one step.
+    steps: of the whole run; None where they follow from the speed of the first ones.
+    minutes: the limit of time, if the recipe has one.
+    epochs: passes over the data in these steps.
     counted: name of a target of the loss, the unit of the speed.
     held: bytes of weights, gradients and moments of one process; 0 for a model of counts.
     warmup_steps: in which the learning rate rises.
@@ -85,9 +88,10 @@ class Plan(TrainingEvent):
     unit: str
     counted: str
     batch_units: int
-    steps: int
+    steps: int | None
+    minutes: float | None
     first_step: int
-    epochs: float
+    epochs: float | None
     device: str
     held: int
     warmup_steps: int
@@ -134,9 +138,13 @@ class Warn(TrainingEvent):
 
 @dataclass(frozen=True)
 class StepsChanged(TrainingEvent):
-    """The total number of steps has changed: the run is limited in time, and its speed is not the estimated one."""
+    """The number of steps of a run with a limit of time, set by its first steps, and revised when the speed differs.
+
+    why: what it follows from.
+    """
 
     steps: int
+    why: str
 
 
 @dataclass(frozen=True)

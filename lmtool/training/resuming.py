@@ -1,6 +1,5 @@
 """Resuming a run from its newest intact checkpoint."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,7 +30,6 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Started, Warn
-from lmtool.training.length import Speed, timed
 from lmtool.training.start import Invocation, agree, baselines, checked, is_for_tables
 from lmtool.training.train import Resumed, TrainingLimits, train
 
@@ -108,9 +106,6 @@ def _continue(
     agree(recipe, data.fingerprint, world)
     features = features_of(run, recipe, compute)
     initialization = Initialization(base, teacher, features=features)
-    # before the text streams, which is read once
-    is_timed = not world.sharded and invocation.times
-    speed = Speed.measure(data, initialization, compute, time.perf_counter()) if is_timed else None
     with data.streaming(compute, state.stream or ()):
         if world.is_main:
             damaged = run.start(
@@ -127,10 +122,8 @@ def _continue(
                 yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
             yield Started(run.path, run.name, recipe, tokenizer, data.lines, changed)
             yield from baselines(run, data)
-        if speed is not None:
-            yield timed(data, speed, done=step)
-        main = run if world.is_main else None
-        yield from train(main, data, compute, initialization, resumed, TrainingLimits(stop=invocation.stop))
+        main, limits = run if world.is_main else None, TrainingLimits(invocation.stop, invocation.until)
+        yield from train(main, recipe, data, compute, initialization, resumed, limits)
 
 
 def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:

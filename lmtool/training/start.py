@@ -38,7 +38,7 @@ from lmtool.tables.data import TableData
 from lmtool.training.data import TextData, TrainingData, read_text
 from lmtool.training.distillation import check_teacher, predicted, tokenizer_of, with_teacher
 from lmtool.training.events import Event, Info, Started, Warn
-from lmtool.training.length import Speed, timed, with_length
+from lmtool.training.length import with_length
 from lmtool.training.train import TrainingLimits, train
 
 ReadData = Callable[[Compute], tuple[TrainingData, tuple[str, ...]]]
@@ -55,8 +55,7 @@ class Invocation:
     output: the run directory; a new one under the runs directory when None.
     retry: it may hold a run that ended before its first checkpoint, which is replaced.
     began: when the command did, by time.perf_counter.
-    times: measure how long it will take also where no limit of time needs it.
-    is_baseline_least: see `TrainingLimits`, for a model that is trained further.
+    until, is_baseline_least: see `TrainingLimits`, for a model that is trained further.
     """
 
     command: Sequence[str]
@@ -65,7 +64,7 @@ class Invocation:
     output: Path | None = None
     retry: bool = False
     began: float = field(default_factory=lambda: time.perf_counter())
-    times: bool = True
+    until: float = 1.0
     is_baseline_least: bool = False
 
 
@@ -163,18 +162,15 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
         frozen = None if sources.features is None else sources.features.model
         same = base is not None and predicted(base.recipe.objective) == predicted(data.recipe.objective)
         initialization = Initialization(base, teacher, features=frozen, same_labels=same)
-        # a model that has to be sharded cannot be built whole
-        is_timed = not compute.world.sharded and (invocation.times or recipe.training.minutes is not None)
-        speed = Speed.measure(data, initialization, compute, invocation.began) if is_timed else None
-        draft = data.recipe
-        data, budget, length = with_length(data, speed)
+        data.check()
+        recipe, length = with_length(data.recipe, data)
         inferred = (*inferred, *filter(None, [length]))
         if vectors is not None:
             matched = vectors.match(data.prompt_format.tokenizer, data.token_counts())
             initialization = replace(initialization, vectors=matched)
             inferred = (*inferred, matched.line)
         lines = (*data.lines, *inferred)
-        run = _created(resolved, data, lines, sources, invocation) if compute.world.is_main else None
+        run = _created(resolved, recipe, data, lines, sources, invocation) if compute.world.is_main else None
         with run or nullcontext(), data.streaming(compute):
             if run is not None:
                 if sources.features is not None:
@@ -184,17 +180,21 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
                 if (known := data.known_lines) is not None:
                     write_file(run.path / LINES, known.to_bytes())
                 run.start(step=0, command=invocation.command, environment=describe_environment(str(compute.device)))
-                yield Started(run.path, run.name, data.recipe, data.prompt_format.tokenizer, lines)
+                yield Started(run.path, run.name, recipe, data.prompt_format.tokenizer, lines)
                 yield from baselines(run, data, base if compute.world.size == 1 else None)
             yield from map(Warn, (*sources.warnings, *data.warnings))
-            if speed is not None:
-                yield timed(data, speed, draft=draft)
-            limits = TrainingLimits(budget, invocation.stop, base is not None and invocation.is_baseline_least)
-            yield from train(run, data, compute, initialization, limits=limits)
+            is_least = base is not None and invocation.is_baseline_least
+            limits = TrainingLimits(invocation.stop, invocation.until, is_least)
+            yield from train(run, recipe, data, compute, initialization, limits=limits, began=invocation.began)
 
 
 def _created(
-    resolved: Resolved, data: TrainingData, lines: Sequence[str], sources: Sources, invocation: Invocation
+    resolved: Resolved,
+    recipe: Recipe,
+    data: TrainingData,
+    lines: Sequence[str],
+    sources: Sources,
+    invocation: Invocation,
 ) -> Run:
     """A new run directory."""
     tokenizer = data.prompt_format.tokenizer
@@ -203,7 +203,7 @@ def _created(
     features = [one.recipe.model_dump(mode="json", include={"model", "tokenizer"}) for one in candidates]
     info = RunInfo.new(
         recipe=resolved.name,
-        summary=summary(data.recipe),
+        summary=summary(recipe),
         fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
         base=sources.base and sources.base.record(),
         teacher=sources.teacher and sources.teacher.record(),
@@ -214,7 +214,7 @@ def _created(
             "features": features,
         },
     )
-    files = {RECIPE: dump(data.recipe).encode(), **tokenizer.files()}
+    files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
     return create_run(invocation.output, info, files, invocation.retry)
 
 

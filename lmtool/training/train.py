@@ -46,7 +46,15 @@ from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, Info, Plan, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never, validates
 from lmtool.training.folds import FOLDS, ScoringStopped, is_cross_validated, reopened, train_folds
-from lmtool.training.length import with_steps
+from lmtool.training.length import (
+    LEAST_SHARE,
+    FirstSteps,
+    Speed,
+    most_steps,
+    timed,
+    with_known_steps,
+    with_steps,
+)
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import TimeBudget, doubtful_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
@@ -82,27 +90,31 @@ class Resumed:
 class TrainingLimits:
     """When training ends before its last step.
 
-    budget: where time limits the steps.
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
+    until: the share of its steps after which it is saved and ends.
     is_baseline_least: it ends as well where a first validation is far below the baseline.
     """
 
-    budget: TimeBudget | None = None
     stop: Callable[[], bool] = never
+    until: float = 1.0
     is_baseline_least: bool = False
 
 
 def train(
     run: Run | None,
+    recipe: Recipe,
     data: TrainingData,
     compute: Compute,
     initialization: Initialization,
     resumed: Resumed | None = None,
     limits: TrainingLimits = TrainingLimits(),
+    began: float | None = None,
 ) -> Iterator[Event]:
-    """Train on `data` with its recipe, from the start or from a checkpoint, and save everything in `run`.
+    """Train on `data`, from the start or from a checkpoint, and save everything in `run`.
 
     run: locked and started; None in processes that only compute. Every process iterates to the end.
+    recipe: that of the data, with its length. Where time limits the run, its first steps tell the number of steps.
+    began: when the command of a new run did, by time.perf_counter.
     compute: its processes share the model where `World.sharded` says so.
     initialization: of a new model; of a resumed one what is not in its checkpoints.
 
@@ -113,12 +125,14 @@ def train(
     Raises NumericalError, also when the first validation loss is not finite, ResourceError and CheckpointError. When
     saving fails, training continues with a warning, but a run whose last save fails ends with that error.
     """
-    recipe, checkpoint = data.recipe, None if resumed is None else resumed.checkpoint
+    checkpoint = None if resumed is None else resumed.checkpoint
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
     peers = compute.world.side_group() if compute.world.sharded else SINGLE_PROCESS
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
-        session = _TrainingSession(data, compute, initialization, resumed, manager, limits)
+        session = _TrainingSession(recipe, data, compute, initialization, resumed, manager, limits)
+        if resumed is None:
+            session.began = began
         yield from map(Warn, session.warnings)
         session.examples = data.examples(session.objective)
         yield session.plan()
@@ -138,6 +152,12 @@ def _saves(recipe: Recipe, step: int) -> bool:
 class _TrainingSession:
     """A model in training, and all that changes with it.
 
+    recipe: with the number of steps, and the intervals of validations and checkpoints, as they are revised.
+    first: the first steps, until the speed is known.
+    speed: by the first steps, and of a validation by the last one.
+    minutes: the limit of time, if there is one. deadline: when its steps have to end, by time.perf_counter.
+    most: steps that another limit leaves. limited_by: which one, in words.
+    began: when the command of a new run did, by time.perf_counter; None for a run that goes on.
     trainable: with the teacher of its objective, if it has one.
     sharding: of a model that is sharded over the processes.
     last: the last step that is done.
@@ -150,6 +170,7 @@ class _TrainingSession:
 
     def __init__(
         self,
+        recipe: Recipe,
         data: TrainingData,
         compute: Compute,
         initialization: Initialization,
@@ -158,10 +179,18 @@ class _TrainingSession:
         limits: TrainingLimits,
     ) -> None:
         """At its beginning, or at a checkpoint."""
-        recipe, tokenizer, world = data.recipe, data.prompt_format.tokenizer, compute.world
+        tokenizer, world = data.prompt_format.tokenizer, compute.world
         checkpoint, state = (None, TrainingState()) if resumed is None else (resumed.checkpoint, resumed.state)
         self.data, self.compute, self.manager, self.state = data, compute, manager, state
-        self.initialization, self.limits = initialization, limits
+        self.initialization, self.limits, self.recipe = initialization, limits, recipe
+        self.began: float | None = None
+        self.speed: Speed | None = None
+        self.first = None if recipe.model.counts or isinstance(recipe.optimizer, Lbfgs) else FirstSteps.of(recipe)
+        self.minutes = None if self.first is None else recipe.training.minutes
+        self.deadline = math.inf
+        self.most, self.limited_by = most_steps(recipe, data)
+        if self.minutes is not None:
+            self.recipe = recipe = recipe.with_values({"training.steps": self.most})
         self.reason: EndReason = "finished"
         self.interrupted: Validation | None = None
         self.validation: Validation | None = None
@@ -198,7 +227,7 @@ class _TrainingSession:
             if checkpoint is not None:
                 self.warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
             state.micro_batch = recipe.training.rows_at_once(world.size)
-        state.setup, state.recipe = setup, recipe.model_dump(mode="json")
+        state.setup, state.recipe = setup, self.recipe.model_dump(mode="json")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Moments and carried states of a checkpoint; a warning where it has none and the model learns further."""
@@ -218,10 +247,6 @@ class _TrainingSession:
             self.carried = truncated_bptt.from_tensors(tensors, like, where)
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(truncated_bptt.PREFIX)}
         self.trainable.optimizers.load_state(tensors, checkpoint.step, where)
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.data.recipe
 
     def compile(self) -> Iterator[str]:
         """Compile the model, unless it does not compile here, or then computes something else: a warning says so."""
@@ -244,8 +269,9 @@ class _TrainingSession:
 
     def plan(self) -> Plan:
         """The plan of the session."""
-        recipe, steps, world = self.recipe, self.recipe.training.steps, self.compute.world
-        counts = isinstance(self.lm, CountingModel)
+        recipe, world = self.recipe, self.compute.world
+        steps = None if self.minutes is not None else recipe.training.steps
+        counts, batch_units = isinstance(self.lm, CountingModel), self.batch_units
         held = held_in_training(recipe, self.lm.vocab_size)
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
         fits = isinstance(recipe.optimizer, Lbfgs)
@@ -255,22 +281,41 @@ class _TrainingSession:
             learning=sum(size for size, learns in sizes if learns),
             unit=self.data.unit,
             counted=self.objective.unit,
-            batch_units=self.data.per_epoch if fits else self.data.batch_units,
+            batch_units=batch_units,
             steps=steps,
+            minutes=self.minutes,
             first_step=self.last,
-            epochs=1.0 if counts or fits else steps * recipe.training.batch_size / self.examples.per_epoch,
+            epochs=1.0 if counts or fits else None if steps is None else steps * self.epochs_of_a_step,
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
         )
 
+    @property
+    def epochs_of_a_step(self) -> float:
+        """Passes over the data that a step makes."""
+        return self.recipe.training.batch_size / self.examples.per_epoch
+
+    @property
+    def batch_units(self) -> int:
+        """Tokens of a text or rows of a table in one step."""
+        recipe, data = self.recipe, self.data
+        if isinstance(recipe.optimizer, Lbfgs):
+            return data.per_epoch
+        if isinstance(data, TableData):
+            return recipe.training.batch_size
+        if isinstance(self.lm, CountingModel):
+            return data.n_train // recipe.training.steps
+        return recipe.training.batch_size * recipe.model.context
+
     def loop(self) -> Iterator[Event]:
         """The steps, and what follows each, up to the last one or a reason to end before."""
-        began, recomputes, limits = time.perf_counter(), False, self.limits
+        began, recomputes = time.perf_counter(), False
         if self.last < self.recipe.training.steps and self.state.is_stale(self.recipe.evaluation):
             self.reason = "early"
-        steps = self._fit(limits.stop)
+        steps = self._fit()
         while self.reason == "finished" and (step := next(steps, None)) is not None:
+            recipe = self.recipe
             self.last, self.carried = step.step, step.carried
             if step.recomputes and not recomputes:
                 recomputes = True
@@ -279,26 +324,84 @@ class _TrainingSession:
                 yield Warn(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
             if step.told:
                 yield Info(step.told)
+            yield from self._measure_speed(step)
+            if self._is_until(step.step):
+                # by the length as it is now known
+                yield from self._revise_length(began)
+                step = replace(step, stop=step.stop or self._is_until(step.step))
             yield from self._after(step)
-            if self.reason == "finished" and limits.budget is not None and validates(self.recipe, self.last):
-                n_steps = limits.budget.steps(self.recipe, self.last, began) if self.compute.world.is_main else 0
-                n_steps = int(self.compute.world.sum((n_steps,))[0])
-                if self.last < self.recipe.training.steps != n_steps:
-                    self.data = self.data.with_recipe(with_steps(self.recipe, n_steps))
-                    self.state.recipe = self.recipe.model_dump(mode="json")
-                    yield from self.manager.keep_recipe(self.recipe)
-                    yield StepsChanged(n_steps)
-                    steps.close()
-                    steps = self._fit(limits.stop)
+            if self.reason == "finished" and validates(self.recipe, self.last):
+                yield from self._revise_length(began)
+            if self.recipe is not recipe:
+                steps.close()
+                steps = self._fit()
         yield from self.manager.finish_pending()
         yield from self.manager.tidy()
 
-    def _fit(self, stop: Callable[[], bool]) -> Generator[Step]:
+    def _is_until(self, step: int) -> bool:
+        """Whether the share of the steps is done after which the run ends for now."""
+        return self.limits.until < 1 and step >= math.ceil(self.limits.until * self.recipe.training.steps)
+
+    def _measure_speed(self, step: Step) -> Iterator[Event]:
+        """Once the first steps are enough, tell how long the run takes; and set its length, where time limits it, no
+        later than at the first checkpoint."""
+        if self.first is None:
+            return
+        is_enough = self.first.add(step, self.compute.world)
+        is_due = self.minutes is not None and (step.stop or _saves(self.recipe, step.step))
+        if not is_enough and not is_due:
+            return
+        first, self.first = self.first, None
+        self.speed = speed = Speed.of(first, self.data, self.examples, self.objective, self.compute.world)
+        if self.minutes is not None:
+            steps, why = self.most, self.limited_by
+            if speed is not None:
+                left = self._seconds_left(speed)
+                self.deadline = time.perf_counter() + left
+                in_time = step.step + speed.steps_in(left, self.recipe.evaluation.every)
+                pace = f"{self.minutes:g} minutes at {speed.tokens / speed.step:,.0f} {speed.unit}s/s"
+                steps, why = min((steps, why), (in_time, f"for {pace}"))
+            elif not why:
+                steps = self.data.recipe.training.steps
+                yield Warn(f"the first steps have no target, and so no speed: {steps:,} steps instead of minutes")
+            yield from self._set_recipe(with_known_steps(self.recipe, max(steps, step.step)), why)
+        if speed is not None:
+            yield timed(self.recipe, self.data, speed, step.step, self.began)
+
+    def _seconds_left(self, speed: Speed) -> float:
+        """Seconds that the limit of time leaves for training, from now on; the same in all processes."""
+        assert self.minutes is not None
+        whole = 60 * self.minutes
+        spent = 0.0 if self.began is None else time.perf_counter() - self.began
+        left = max(whole - spent - speed.after, LEAST_SHARE * whole) / (1 + speed.scoring_steps)
+        return self.compute.world.sum((left if self.compute.world.is_main else 0.0,))[0]
+
+    def _revise_length(self, began: float) -> Iterator[Event]:
+        """Follow the speed so far, where time limits the run and the steps done do not depend on their number.
+
+        began: when the steps of this session did, by time.perf_counter.
+        """
+        if self.minutes is None or self.speed is None or self.last >= self.recipe.training.steps:
+            return
+        budget = TimeBudget(self.deadline, self.most)
+        steps = budget.steps(self.recipe, self.last, began) if self.compute.world.is_main else 0
+        steps = int(self.compute.world.sum((steps,))[0])
+        if steps != self.recipe.training.steps:
+            yield from self._set_recipe(with_steps(self.recipe, steps), "by the speed so far")
+
+    def _set_recipe(self, recipe: Recipe, why: str) -> Iterator[Event]:
+        """Go on with another number of steps, and the intervals that follow from it."""
+        self.recipe = recipe
+        self.state.recipe = recipe.model_dump(mode="json")
+        yield from self.manager.keep_recipe(recipe)
+        yield StepsChanged(recipe.training.steps, why)
+
+    def _fit(self) -> Generator[Step]:
         """The steps after the last one; a NumericalError among them also says what is saved."""
         compute = self.compute if self.sharding is None else self.compute.in_step()
         start = Start(self.last, self.state.micro_batch, self.carried)
         try:
-            yield from fit(self.trainable, self.examples, self.recipe, compute, start, stop)
+            yield from fit(self.trainable, self.examples, self.recipe, compute, start, self.limits.stop)
         except NumericalError as error:
             where = "; ".join(filter(None, (error.where, self.manager.saved)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error
@@ -341,9 +444,14 @@ class _TrainingSession:
         record, state.pending = state.pending, None
         assert record is not None
         number = int(str(record["step"]))
+        started = time.perf_counter()
         with self.computing() as compute:
             validation = self.data.validate(self.lm, self.objective, compute)
-        before, self.validation = state.best_value, validation
+        if self.speed is not None:
+            seconds, before = time.perf_counter() - started, self.speed.after
+            self.speed = replace(self.speed, validation=seconds, after=self.data.seconds_after(seconds))
+            self.deadline -= (self.speed.after - before) / (1 + self.speed.scoring_steps)
+        best, self.validation = state.best_value, validation
         is_best = state.update_best(number, validation, evaluation.metric)
         norms: dict[str, object] = {}
         if evaluation.gradient_norms and isinstance(self.data, TextData):
@@ -353,7 +461,7 @@ class _TrainingSession:
         yield from self.manager.log(record | {"valid_loss": validation.loss} | metrics | norms)
         if step is not None:
             yield Stepped(step, validation, is_best)
-        yield from self._doubts(number, validation, before)
+        yield from self._doubts(number, validation, best)
         if self.data.prompts:
             with self.whole():
                 yield from _samples(self.manager, self.lm, self.data, number)
@@ -387,7 +495,7 @@ class _TrainingSession:
         if not step - recipe.evaluation.every < least <= step or not isinstance(data, TableData) or not data.holds_out:
             return
         n_parameters = sum(parameter.numel() for parameter in self.lm.parameters())
-        if 6 * n_parameters * data.batch_units * (recipe.training.steps - step) < LEAST_SAVED:
+        if 6 * n_parameters * self.batch_units * (recipe.training.steps - step) < LEAST_SAVED:
             return
         told, baseline = "", data.baselines.get("")  # of the main process alone
         if baseline is not None and baseline.kind in ("class", "tags") and self.validation is not None:

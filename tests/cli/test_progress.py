@@ -63,6 +63,7 @@ def plan(first_step=0, steps=10, warmup_steps=0):
         counted="token",
         batch_units=4096,
         steps=steps,
+        minutes=None,
         first_step=first_step,
         epochs=1.25,
         device="cpu, float32",
@@ -236,13 +237,13 @@ def timed(**changes):
     return replace(Timed(130, 5300.4, "token", 600, None, None), **changes)
 
 
-def test_the_time_is_told_before_the_first_step(stderr):
+def test_the_time_is_told(stderr):
     stream = stderr()
     tell([timed(), timed(patience=5), timed(unit="pair", whole_pass=12.5)])
     assert stream.getvalue().splitlines() == [
-        "time: about 2:10 here, at 5,300 tokens/s, padding included",
-        "time: about 2:10 here, at 5,300 tokens/s, padding included; less where patience (5 validations) ends it",
-        "time: about 2:10 here, at 5,300 pairs/s",
+        "time: about 2:10 more here, at 5,300 tokens/s, padding included",
+        "time: about 2:10 more here, at 5,300 tokens/s, padding included; less where patience (5 validations) ends it",
+        "time: about 2:10 more here, at 5,300 pairs/s",
         "less than one pass over the data is planned; --minutes 12.5 reads all of it",
     ]
 

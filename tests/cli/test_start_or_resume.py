@@ -101,7 +101,7 @@ def test_a_share_of_the_steps_is_that_of_the_length_as_revised(
     work: Work, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(length, "_steps_in", lambda *_: 12)
+    monkeypatch.setattr(length.Speed, "steps_in", lambda *_: 12 - length.LEAST_PROBE)
     monkeypatch.setattr(TimeBudget, "steps", lambda *_: 24)
     lmtool.succeeds(*pretraining(work, "training.minutes=1"), "--until", "0.5")
     assert listed(work.run() / "checkpoints")[-1][0] == 12
@@ -194,7 +194,7 @@ def test_seeds_of_another_command_are_refused(
 def test_a_killed_rank_restarts_by_itself(work: Work) -> None:
     """torchrun restarts all ranks, which go on from the last checkpoint: the losses of one unbroken process."""
     long = ("training.steps=60", *TOGETHER)
-    launched = [*TORCHRUN[:3], "--max-restarts", "3", "--monitor-interval", "0.2", *TORCHRUN[3:], *command(work, *long)]
+    launched = [*TORCHRUN[:4], "--max-restarts", "3", "--monitor-interval", "0.2", *TORCHRUN[4:], *command(work, *long)]
     process = start(work, launched)
     wait_until(saved(work.run(), 5), process, work)
     os.kill(rank(process.pid, 1), signal.SIGKILL)

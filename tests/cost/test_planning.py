@@ -21,7 +21,6 @@ from lmtool.objective.base import Example
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.data import TableData
-from lmtool.training import length
 from lmtool.training.data import TextData, read_text
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.windows import Windows
@@ -171,7 +170,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
         widths.extend(len(example.tokens) for example in examples.read(np.arange(20)))
         return fit(trainable, examples, *rest)
 
-    monkeypatch.setattr(length, "fit", recorded)
+    monkeypatch.setattr(planning, "fit", recorded)
     assert found_for(Known(data.recipe, data)).basis == "measured"
     assert max(widths) < T
     assert len(widths) == 20

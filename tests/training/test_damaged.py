@@ -27,7 +27,7 @@ from lmtool.run.directory import Run
 from lmtool.tables.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Ended
-from tests.training.tiny import Work, after, ended, lasting, metrics, untimed, warnings_in
+from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in
 
 SAMPLES = ("evaluation.prompts=[the]", "evaluation.sample_tokens=4")
 
@@ -319,7 +319,6 @@ def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> N
 def test_a_first_validation_that_is_not_finite_ends_training(
     work: Work, loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    untimed(monkeypatch)
     monkeypatch.setattr(TextData, "validate", lambda *_: Validation(loss))
     with pytest.raises(NumericalError, match=f"the first validation loss, of step 4, is {loss}") as caught:
         work.pretrain()
@@ -332,7 +331,6 @@ def test_a_first_validation_that_is_not_finite_ends_training(
 
 def test_a_later_validation_that_is_not_finite_is_told(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter((3.0, math.nan, 2.0))
-    untimed(monkeypatch)
     monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(losses)))
     told = work.pretrain()
     assert warnings_in(told) == ["the validation loss of step 8 is nan, which cannot be the best"]

@@ -17,7 +17,7 @@ from lmtool.run.history import History
 from lmtool.run.listing import summarise
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Sampled, Stepped
-from tests.training.tiny import Work, after, ended, lasting, metrics, untimed, warnings_in
+from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
 DROPS = "checkpoint.keep_optimizer=false"
@@ -31,7 +31,6 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def script(*losses: float) -> None:
         said = iter(losses)
-        untimed(monkeypatch)
         monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
 
     return script
@@ -176,7 +175,6 @@ def test_a_validation_that_fails_leaves_the_step_saved(work: Work, monkeypatch: 
 
     work.pretrain(name="whole")
     with monkeypatch.context() as patch:
-        untimed(patch)
         patch.setattr(TextData, "validate", fail)
         with pytest.raises(RuntimeError):
             work.pretrain(stop=after(3))

@@ -9,26 +9,21 @@ from typing import Any
 
 import pytest
 
-from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
-from lmtool.inference import perplexity
 from lmtool.inference.base import read_tokenizer
-from lmtool.inference.evaluation import Evaluated, Items, evaluate
-from lmtool.inference.load import Initialization, build_for_training
-from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tables.prepare import open_tables, read_tables
-from lmtool.tables.tasks import task
 from lmtool.training import data as text_data
 from lmtool.training import finetuning, length
-from lmtool.training.data import TrainingData, read_text
+from lmtool.training import train as training
+from lmtool.training.data import read_text
 from lmtool.training.events import Plan, Stepped, StepsChanged, Timed
 from lmtool.training.fit import fit
 from lmtool.training.schedule import TimeBudget
-from tests.training.tiny import Work, after, documents, ended, no_report, words
+from tests.training.tiny import Work, after, ended, no_report, words
 
 WORD_VECTORS = {
     "skip-gram": ("model={kind: skipgram, d_model: 8}", "objective={kind: skip-gram}"),
@@ -78,34 +73,80 @@ def test_of_several_the_first_to_end_counts(work: Work) -> None:
 @pytest.mark.slow
 def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a tenth of a second leaves a tenth of a minute for at most 60."""
-    now = itertools.count(0, 0.001)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    ticking(monkeypatch)
     real = fit
 
     def slow(*args: Any, **options: Any) -> Any:
         for step in real(*args, **options):
-            yield replace(step, seconds=1.0 if step.step <= 2 else 0.1)
+            yield replace(step, seconds=1.0 if step.step == 1 else 0.1)
 
-    monkeypatch.setattr(length, "fit", slow)
-    told = work.pretrain("training.minutes=0.1", "training.compile=false")
-    assert 52 <= ended(told).step <= 60
-    (line,) = [line for line in told[0].data if line.startswith("length")]
-    assert "0.1 minutes at 1,280 tokens/s" in line
+    monkeypatch.setattr(training, "fit", slow)
+    told = work.pretrain("training.minutes=0.1", "training.compile=false", "evaluation.every=1000")
+    assert 48 <= ended(told).step <= 60
+    first = next(event for event in told if isinstance(event, StepsChanged))
+    assert first.why == "for 0.1 minutes at 1,280 tokens/s"
 
 
-def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is trained to measure the speed leaves no trace."""
-    planned(monkeypatch, 9)
-    cosine = "schedule={kind: cosine, warmup_steps: 0}"
-    timed = work.pretrain("training.minutes=1", cosine, "evaluation.every=3", name="timed")
-    plain = work.pretrain("training.steps=9", cosine, "evaluation.every=1", name="plain")
-    assert ended(timed).best_value == ended(plain).best_value
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which nothing takes longer than milliseconds."""
+    now = itertools.count(0, 0.001)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Runs with a time are planned with so many steps."""
+    """Runs with a time are planned with so many steps, after the first one."""
     monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(length, "_steps_in", lambda *args: steps)
+    monkeypatch.setattr(length, "LEAST_PROBE", 1)
+    monkeypatch.setattr(length.Speed, "steps_in", lambda *_: steps - 1)
+    monkeypatch.setattr(TimeBudget, "steps", lambda _, recipe, *rest: recipe.training.steps)
+
+
+def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps, by which the speed is measured, are those of the run. The rate stays after its warm-up, so that
+    they do not depend on their number."""
+    planned(monkeypatch, 9)
+    rate = "schedule={kind: linear, warmup_steps: 1, decay_fraction: 0.5}"
+    timed = work.pretrain("training.minutes=1", rate, "evaluation.every=3", name="timed")
+    plain = work.pretrain("training.steps=9", rate, "evaluation.every=1", name="plain")
+    assert ended(timed).best_value == ended(plain).best_value
+    assert [event.step.step for event in timed if isinstance(event, Stepped)] == list(range(1, 10))
+
+
+def test_no_model_is_built_and_nothing_validated_to_measure_the_speed(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, validated = [], []
+    real_build, real_validate = training.build_for_training, text_data.TextData.validate
+
+    def build(*args: Any) -> Any:
+        built.append(args)
+        return real_build(*args)
+
+    def validate(*args: Any) -> Any:
+        validated.append(args)
+        return real_validate(*args)
+
+    monkeypatch.setattr(training, "build_for_training", build)
+    monkeypatch.setattr("lmtool.inference.load.build_for_training", build)
+    monkeypatch.setattr(text_data.TextData, "validate", validate)
+    planned(monkeypatch, 12)
+    for n, setting in enumerate(("training.steps=12", "training.minutes=1")):
+        told = work.pretrain(setting, "evaluation.every=6", name=f"run-{n}")
+        kinds = [type(event) for event in told]
+        assert kinds.index(Plan) < kinds.index(Timed) < kinds.index(Stepped) + 3
+        assert len(built) == 1
+        assert len(validated) == sum(isinstance(event, Stepped) and event.validation is not None for event in told)
+        built.clear()
+        validated.clear()
+
+
+def test_a_run_that_is_stopped_at_once_knows_its_length(work: Work) -> None:
+    """It is saved with it, and goes on by it."""
+    told = work.pretrain("training.minutes=0.02", stop=lambda: True)
+    assert ended(told).step == 1
+    kept = recipe_of(work)
+    assert not kept.training.has_budget
+    assert ended(work.resume()).step == kept.training.steps
 
 
 @pytest.mark.parametrize("last", [14, 36])
@@ -122,7 +163,7 @@ def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatc
     schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
     told = work.pretrain("training.minutes=1", schedule, name="timed")
     assert asked[:2] == [2, 4]
-    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [last]
+    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [24, last]
     kept = load(work.run("timed") / "recipe.yaml").recipe
     assert (kept.training.steps, kept.evaluation.every) == (last, math.ceil(last / 12))
     assert ended(told).step == last
@@ -139,7 +180,7 @@ def test_pairs_of_sentences_are_validated_also_when_the_length_has_changed(
     planned(monkeypatch, 6)
     monkeypatch.setattr(TimeBudget, "steps", lambda *_: 4)
     told = work.pretrain("training.minutes=1", *NEXT_SENTENCE, "evaluation.every=1")
-    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [4]
+    assert [event.steps for event in told if isinstance(event, StepsChanged)] == [6, 4]
     validated = [event.validation for event in told if isinstance(event, Stepped)]
     assert [set(one.metrics) for one in validated if one is not None] == [{"next-sentence-accuracy"}] * 4
 
@@ -190,13 +231,11 @@ def test_steps_without_pairs_have_no_speed(work: Work, kind: str) -> None:
     assert ended(told).step == 5
 
 
-# How long it takes is told before the first step
+# How long it takes is told by the first steps
 
 
 def time_told(events: list[Any]) -> Timed:
     (told,) = [event for event in events if isinstance(event, Timed)]
-    first = next((n for n, event in enumerate(events) if isinstance(event, Stepped)), len(events))
-    assert events.index(told) < first
     return told
 
 
@@ -208,16 +247,15 @@ def pairs_of_any_length(work: Work, n: int = 120) -> Path:
     return table
 
 
-def charged(monkeypatch: pytest.MonkeyPatch, per_token: float, validation: float = 0.0) -> None:
-    """Measured steps take so many seconds for each token, and validations so many."""
+def charged(monkeypatch: pytest.MonkeyPatch, per_token: float) -> None:
+    """Steps take so many seconds for each token."""
     real = fit
 
     def slow(*args: Any, **options: Any) -> Any:
         for step in real(*args, **options):
             yield replace(step, seconds=per_token * step.computed)
 
-    monkeypatch.setattr(length, "fit", slow)
-    monkeypatch.setattr(length, "_seconds", lambda action: validation)
+    monkeypatch.setattr(training, "fit", slow)
 
 
 @pytest.mark.sampled(1)
@@ -226,61 +264,25 @@ def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
     work: Work, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     charged(monkeypatch, 0.01)
+    monkeypatch.setattr(length, "FORWARD", 0.0)
     parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
     events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=30")
-    computed = sum(event.step.computed for event in events if isinstance(event, Stepped))
-    assert time_told(events).seconds == pytest.approx(0.01 * computed, rel=0.15)
+    told = time_told(events)
+    steps = [event.step.computed for event in events if isinstance(event, Stepped)]
+    assert told.seconds == pytest.approx(0.01 * sum(steps[-told.steps :]), rel=0.15)
 
 
-def test_validations_and_the_last_measurement_take_time(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    charged(monkeypatch, 1e-9, validation=7.0)
-    # twelve steps, a validation after each four; no comparison with n-grams
-    assert time_told(work.pretrain(stop=after(5))).seconds == pytest.approx(21)
-    # one of them is over
-    assert time_told(work.resume()).seconds == pytest.approx(14)
-    assert time_told(work.finetune(source=work.run())).seconds > 21
-
-
-@pytest.mark.parametrize("kind", ["text", "pairs", "table"])
-def test_a_part_of_a_large_validation_tells_its_time(work: Work, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Before the first step no more of it is computed than takes the time that is set aside for that."""
-    charged(monkeypatch, 0.001)
-    sizes: list[int] = []
-
-    def counted(model: Any, items: Items, *others: Any) -> Evaluated:
-        sizes.append(items.size(range(len(items.lengths))))
-        return evaluate(model, items, *others)
-
-    def seconds(action: Any) -> float:
-        action()
-        return 0.001 * sizes[-1]
-
-    for module in (perplexity, text_data, task):
-        monkeypatch.setattr(module, "evaluate", counted)
-    monkeypatch.setattr(length, "_seconds", seconds)
-    settings = ["evaluation.tokens=null", "data.valid_fraction=0.5"]
-    data: TrainingData
-    if kind == "table":
-        file = work.folder / "table.csv"
-        file.write_text("text,label\n" + "".join(f"the cat {words(i % 7)},{'ab'[i % 2]}\n" for i in range(2000)))
-        settings.append("objective.kind=classification")
-        recipe = load(work.recipe, [*settings, Setting("data.train", [str(file)], "TABLE")]).recipe
-        data = read_tables(recipe, open_tables(recipe.data), None)
-    else:
-        work.text.write_text(documents(900))
-        settings += NEXT_SENTENCE if kind == "pairs" else ()
-        recipe = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")]).recipe
-        data = read_text(recipe, None, World(), no_report)
-    speed = length.Speed.measure(data, Initialization(), CPU, 0.0)
-    assert speed is not None
-    measured = max(sizes)
-    assert 0.001 * measured <= 1.1 * length.SECONDS
-    lm, _ = build_for_training(data.recipe, data.prompt_format.tokenizer, CPU, data.set_statistics, Initialization())
-    objective = build_objective(data.recipe, data.prompt_format.tokenizer)
-    data.examples(objective)
-    data.validate(lm, objective, CPU)
-    assert sizes[-1] > 5 * measured
-    assert speed.validation == pytest.approx(0.001 * sizes[-1], rel=0.1)
+def test_validations_take_the_time_of_computing_their_tokens(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of what training on as many takes: a backward pass is two forward ones."""
+    charged(monkeypatch, 0.01)
+    monkeypatch.setattr(length, "LEAST_PROBE", 1)
+    settings = ("evaluation.every=4", "evaluation.tokens=32")
+    first = time_told(work.pretrain(*settings, stop=after(5)))
+    # eleven more steps of 8 rows of 16 tokens, and three validations of 32
+    assert (first.steps, first.seconds) == (11, pytest.approx(11 * 1.28 + 3 * 0.32 / 3))
+    # of which one is over
+    again = time_told(work.resume())
+    assert (again.steps, again.seconds) == (6, pytest.approx(6 * 1.28 + 2 * 0.32 / 3))
 
 
 def test_a_speed_counts_what_is_computed(work: Work) -> None:
@@ -312,16 +314,17 @@ def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
 def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="base")
     charged(monkeypatch, 0.01)
-    now = itertools.count(0, 0.001)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(length, "FORWARD", 0.0)
+    monkeypatch.setattr(TimeBudget, "steps", lambda _, recipe, *rest: recipe.training.steps)
+    ticking(monkeypatch)
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
     # where no rows are held out the steps are done twice, for the score
     for minutes, held, times in ((0.5, 0.1, 1), (1.0, 0.1, 1), (1.0, 0, 2)):
-        length = f"training.minutes={minutes}", f"data.valid_fraction={held}"
-        told = work.finetune(*length, *others, source=work.run("base"), name=f"for-{minutes}-{held}")
+        limits = f"training.minutes={minutes}", f"data.valid_fraction={held}"
+        told = work.finetune(*limits, *others, source=work.run("base"), name=f"for-{minutes}-{held}")
         computed = sum(event.step.computed for event in told if isinstance(event, Stepped))
         assert 0.01 * times * computed == pytest.approx(60 * minutes, rel=0.2)
-        assert any(line.startswith("length: ") and f"{minutes:g} minutes" in line for line in told[0].data)
+        assert [event.why.startswith(f"for {minutes:g} minutes") for event in told if isinstance(event, StepsChanged)]
 
 
 @pytest.mark.parametrize("key", ["training.steps=9", "training.minutes=5"])
@@ -343,23 +346,26 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
 
 @pytest.mark.parametrize("step_seconds", [0.02, 1.0, 300.0])
 @pytest.mark.parametrize("validation", [0.0, 2.0])
-def test_the_minutes_that_are_named_are_enough_for_a_pass(work: Work, step_seconds: float, validation: float) -> None:
+def test_the_minutes_that_are_named_are_enough_for_a_pass(
+    work: Work, monkeypatch: pytest.MonkeyPatch, step_seconds: float, validation: float
+) -> None:
     work.text.write_text(words(3000))
     for settings in (("training.steps=1",), ("training.minutes=0.0001",), ("training.tokens=200",)):
         resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
         data = read_text(resolved.recipe, None, World(), no_report)
-        speed = length.Speed("token", 3.0, step_seconds, 128.0, validation, 5.0)
-        planned, _, _ = length.with_length(data, speed)
-        minutes = length.timed(planned, speed, draft=data.recipe).whole_pass
+        speed = length.Speed("token", step_seconds, 128.0, validation, 5.0)
+        recipe, _ = length.with_length(data.recipe, data)
+        if recipe.training.minutes is not None:
+            recipe = length.with_known_steps(recipe, 1)
+        monkeypatch.setattr(time, "perf_counter", lambda: 3.0)
+        minutes = length.timed(recipe, data, speed, 0, began=0.0).whole_pass
         assert minutes is not None
-        training = resolved.recipe.training.model_copy(update={"minutes": minutes, "tokens": None})
-        longer, _, _ = length.with_length(
-            data.with_recipe(data.recipe.model_copy(update={"training": training})), speed
-        )
         whole = math.ceil(data.per_epoch / 8)
-        assert whole <= longer.recipe.training.steps
+        steps = speed.steps_in(60 * minutes - 3.0 - 5.0, resolved.recipe.evaluation.every)
+        assert whole <= steps
         # no more than it takes, where minutes are not too coarse to say it
         if step_seconds >= 1:
-            assert longer.recipe.training.steps <= 1.2 * whole
-        assert length.timed(longer, speed, draft=data.recipe).whole_pass is None
-        assert length.timed(planned, speed, done=1).whole_pass is None
+            assert steps <= 1.2 * whole
+        longer = length.with_known_steps(recipe, steps)
+        assert length.timed(longer, data, speed, 0, began=0.0).whole_pass is None
+        assert length.timed(recipe, data, speed, 1, began=None).whole_pass is None

@@ -29,9 +29,9 @@ from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import start
 from lmtool.training.data import TextData
-from lmtool.training.events import AlreadyFinished, Plan, Sampled, Saved, Started, Stepped, Timed
+from lmtool.training.events import AlreadyFinished, Plan, Sampled, Saved, Started, Stepped
 from lmtool.training.resuming import resume
-from tests.training.tiny import Work, after, documents, ended, lasting, metrics, untimed, warnings_in, words
+from tests.training.tiny import Work, after, documents, ended, lasting, metrics, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
 PROMPTS = "evaluation.prompts=[the, a cat]"
@@ -70,9 +70,8 @@ def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
 def test_the_events_of_a_run(work: Work) -> None:
     events = work.pretrain(PROMPTS, "evaluation.sample_tokens=5")
     assert isinstance(events[0], Started)
-    assert isinstance(events[1], Timed)
-    assert isinstance(events[2], Plan)
-    plan = events[2]
+    plan = events[1]
+    assert isinstance(plan, Plan)
     assert (plan.steps, plan.first_step, plan.batch_units) == (12, 0, 128)
     assert [event.step.step for event in events if isinstance(event, Stepped)] == list(range(1, 13))
     samples = [event for event in events if isinstance(event, Sampled)]
@@ -96,7 +95,6 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def script(*losses: float) -> None:
         said = iter(losses)
-        untimed(monkeypatch)
         monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
 
     return script

@@ -18,7 +18,7 @@ from lmtool.training import train
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Plan, Sampled, Stepped
-from tests.training.tiny import Work, after, ended, lasting, metrics, untimed, warnings_in, words
+from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in, words
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
 
@@ -40,7 +40,6 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 raise Broken("no validation today")
             return genuine(*arguments)
 
-        untimed(monkeypatch)
         monkeypatch.setattr(TextData, "validate", validate)
 
     return fail
@@ -95,7 +94,6 @@ def test_patience_that_runs_out_in_a_validation_that_is_done_again(
                 raise Broken
             return Validation(loss)
 
-        untimed(monkeypatch)
         monkeypatch.setattr(TextData, "validate", validate)
 
     losses = [5.0 - step for step in range(last // 4 - 1)]
@@ -131,7 +129,6 @@ def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_never_the_best(work: Work, monkeypatch: pytest.MonkeyPatch, bad: float) -> None:
     said = iter([3.0, bad, 2.0, bad])
-    untimed(monkeypatch)
     monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
     told = work.pretrain("evaluation.every=3", "checkpoint.keep_last=1")
     assert [text for text in warnings_in(told) if "rises" not in text] == [

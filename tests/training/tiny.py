@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from lmtool.inference.base import open_base
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import inspect
 from lmtool.tables.tasks.results import Results
-from lmtool.training import events, finetuning, length, resuming, start
+from lmtool.training import events, finetuning, resuming, start
 from lmtool.training.comparison import TextResults
 
 RECIPE = """\
@@ -68,11 +67,6 @@ class MemoryStore:
 
     def document_at(self, token: int) -> NDArray[np.int64]:
         return np.searchsorted(self._ends, token, side="right")
-
-
-def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first step no validation is timed: those of a script are all of the training."""
-    monkeypatch.setattr(length, "_seconds", lambda action: 0.0)
 
 
 def no_report(stage: str, done: int, total: int) -> None:
