@@ -213,6 +213,15 @@ class Tokenizer:
         stream = self.stream()
         return "".join(map(stream.push, ids)) + stream.flush()
 
+    def n_bytes_at_start(self, token: int) -> int:
+        """The number of bytes of a text that token `token` stands for when the text begins with it."""
+        if self.kind in ("word", "wordpiece"):
+            return len(self.decode([token]).encode())
+        piece = self._bytes[token]
+        if self.kind == "sentencepiece" and self._adds_space:
+            piece = piece.removeprefix(b" ")
+        return len(piece)
+
     def stream(self, shown: Mapping[int, str] | None = None) -> decoder.StreamDecoder:
         """An incremental decoder for one sequence. shown: special tokens that are text as well, with their texts."""
         if shown:
