@@ -118,6 +118,7 @@ class Display:
                 self._say(_ended(event, time.monotonic() - self._began, self._part))
             case TextResults():
                 self._say(*event.lines())
+                self._warn(*(f"warning: {warning}" for warning in event.warnings()))
 
     def _say(self, *lines: str) -> None:
         if not self._quiet:

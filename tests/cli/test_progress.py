@@ -13,6 +13,7 @@ from lmtool.cli import progress
 from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
+from lmtool.training.comparison import TextResults
 from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Timed, Warn
 from lmtool.training.fit import Step
 
@@ -300,6 +301,13 @@ def test_quiet_leaves_warnings(stderr):
         "finished: runs/one has completed all 10 steps",
         "  lmtool resume runs/one -s training.steps=+500 trains longer",
     ]
+
+
+def test_quiet_leaves_the_warning_of_a_model_that_loses_to_counting(stderr):
+    stream = stderr()
+    tell([started(), TextResults(7, 100, 3.0, 2.5, 2.25, None)], quiet=True)
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("warning: ")
 
 
 def test_a_process_that_only_computes_says_nothing(stderr):
