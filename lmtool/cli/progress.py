@@ -203,6 +203,8 @@ def _working_columns() -> "list[ProgressColumn]":
 def _already_finished(event: "AlreadyFinished") -> list[str]:
     done = f"all {event.step} steps" if event.step > 1 else "its only step"
     how = f"stopped early, at step {event.step}" if event.early else f"has completed {done}"
+    if not event.can_go_on:
+        return [f"finished: {event.path} {how}, and more steps would change nothing"]
     more = "evaluation.patience=+5" if event.early else "training.steps=+500"
     command = shlex.join(["lmtool", "resume", str(event.path)])
     return [f"finished: {event.path} {how}", f"  {command} -s {more} trains longer"]

@@ -20,6 +20,7 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Setting
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Lbfgs
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
@@ -72,7 +73,10 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                 # else steps would follow from epochs again
                 recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
             changed, now = changes(before, recipe), changes(written, recipe)
-            _refuse(changed, recipe, checkpoint, run)
+            _refuse(changed, before, recipe, checkpoint, run)
+            if "training.steps" in changed and checkpoint.step < before.training.steps:
+                stopped = f"the planned end moves; the run has done {counted(checkpoint.step, 'step')}"
+                changed["training.steps"] += f" ({stopped})"
             resumed = Resumed(checkpoint, TrainingState.read(checkpoint, run.validated, recipe))
             read_tokenizer(run)
             unusable = dict(damaged_records(run))
@@ -92,7 +96,9 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                     run.end("finished")
                 if not recipe.checkpoint.keep_optimizer:
                     run.drop_optimizers()
-                yield AlreadyFinished(run.path, checkpoint.step, resumed.state.is_stale(recipe.evaluation))
+                is_stale = resumed.state.is_stale(recipe.evaluation)
+                can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
+                yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
 
 
 def _continue(
@@ -173,12 +179,15 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
     return data
 
 
-def _refuse(changed: Mapping[str, str], recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
-    """Raise UsageError with the changes that a resumed run does not allow."""
+def _refuse(changed: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
+    """Raise UsageError with the changes that a resumed run does not allow. before: the recipe of the checkpoint."""
     if refused := unchangeable(changed):
         what = f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}"
         fix = f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)
+    if recipe.model.counts and before.training.steps == checkpoint.step < recipe.training.steps:
+        what = f"the whole text was counted in {counted(checkpoint.step, 'step')}, and a token may be counted only once"
+        raise UsageError(what, where="training.steps", fix="omit it; for more text, train a new run")
     if recipe.training.steps < checkpoint.step:
         what = f"training.steps is {recipe.training.steps}, and the run has done {counted(checkpoint.step, 'step')}"
         fix = f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP"

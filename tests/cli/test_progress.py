@@ -324,6 +324,10 @@ def test_a_process_that_only_computes_says_nothing(stderr):
         (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
         (AlreadyFinished(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
         (AlreadyFinished(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
+        (
+            AlreadyFinished(Path("a"), 1, early=False, can_go_on=False),
+            "finished: a has completed its only step, and more",
+        ),
         (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation did not improve; best"),
         (
             Ended("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
