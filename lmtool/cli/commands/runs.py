@@ -150,9 +150,10 @@ def compare(
         )
     (test,) = with_stdin("table", test)
     histories = [History.of(find(run).run) for run in runs]
-    different, notes = differences(histories), doubts(histories)
+    different = differences(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
     tested += [] if suite is None else _compared_on_suite((suite, task), runs, json)
+    notes = doubts(histories, are_tested=bool(tested))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.record() for one in tested]} if tested else {}
