@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmtool.data.corpus import LONGEST_CELL
-from lmtool.data.files import display, find_files, is_json_list, text_lines, unpacked_name
+from lmtool.data.files import display, find_files, suffix, text_lines, unpacked_name
 from lmtool.data.hub import PREFIX
 from lmtool.data.rowfile import ENDINGS, known_column, matching_column
 from lmtool.data.stdin import STDIN
@@ -60,9 +60,8 @@ def read_entries(
             where, lines = display(Path(name)), text_lines(Path(name), reading.encoding)
             if name == STDIN:
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
-            ending = unpacked_name(Path(name))
-            is_list = ending.endswith(".json") and is_json_list(Path(name))
-            is_table = name.startswith(PREFIX) or ending.endswith(ENDINGS) or is_list
+            has_rows = unpacked_name(Path(name)).endswith(ENDINGS) or suffix(Path(name)) != ".txt"
+            is_table = name.startswith(PREFIX) or has_rows
             rows = _rows(name, reading, id_column, usual, skipped) if is_table else enumerate(lines, 1)
             yield from (Entry(n if isinstance(n, str) else f"{where}:{n}", where, text) for n, text in rows)
     return skipped

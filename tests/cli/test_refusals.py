@@ -21,8 +21,8 @@ USAGE, DATA, CHECKPOINT, ENVIRONMENT, NOT_FINITE = 2, 3, 4, 5, 6
 # Text
 
 BAD_TEXTS = {
-    "empty.txt": (b"", ["the file is empty"]),
-    "blank.txt": (b"  \n\n \n", ["the file is empty"]),
+    "empty.txt": (b"", ["the file holds no text"]),
+    "blank.txt": (b"  \n\n \n", ["the file holds no text"]),
     "binary.txt": (b"\x89PNG\r\n\x1a\n\0\0\0", ["binary", "NUL byte at offset 8"]),
     "program": (b"text " * 40_000 + b"\0", ["binary", "NUL byte at offset 200000"]),
     "latin.txt": ("café au lait".encode("latin-1"), ["not valid UTF-8", "0xe9", "offset 3"]),
