@@ -13,6 +13,7 @@ from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import base_of, read_tokenizer, recipe_of, teacher_of, written_recipe
 from lmtool.inference.load import Initialization, features_of
+from lmtool.interop.names import is_published
 from lmtool.interop.reference import find
 from lmtool.printable import counted
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
@@ -51,11 +52,12 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         if passed:
             yield Info(f"resuming {run.name}, since {', '.join(passed)}")
         reference = str(run.path)
+    if is_published(reference):
+        raise _without_training(reference)
     named = find(reference)
     run = named.run
     if run.info.origin is not None:
-        fix = "train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN"
-        raise CheckpointError("an imported model has no training to resume", where=str(run.path), fix=fix)
+        raise _without_training(str(run.path))
     written, doubts = written_recipe(named)
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
@@ -99,6 +101,12 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                 is_stale = resumed.state.is_stale(recipe.evaluation)
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
                 yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
+
+
+def _without_training(where: str) -> CheckpointError:
+    """The error for a published model, imported or not."""
+    fix = "train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN"
+    return CheckpointError("a published model has no training to resume", where=where, fix=fix)
 
 
 def _continue(

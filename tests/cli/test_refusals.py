@@ -556,3 +556,8 @@ def test_numbers_that_no_training_has(lmtool, home, corpus, setting, what):
 def test_a_file_in_place_of_a_command(lmtool, home, corpus):
     lmtool.refuses(USAGE, corpus, words=["no command", f"lmtool pretrain {corpus}"])
     lmtool.refuses(USAGE, "pretrian", corpus, words=["pretrain"])
+
+
+def test_a_published_model_is_not_asked_for_to_be_resumed(lmtool, home, monkeypatch):
+    monkeypatch.setattr("lmtool.interop.importing.download", lambda *_: pytest.fail("it is downloaded"))
+    lmtool.refuses(4, "resume", "hf:some/model", words=["no training to resume", "hf:some/model", "--from"])
