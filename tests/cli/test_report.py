@@ -247,6 +247,8 @@ def test_what_eval_measures_is_listed(lmtool, tables):
     shown = lmtool.succeeds("runs", "show", "one").out.splitlines()
     assert any("few.csv: rows 12, loss " in line for line in shown)
     lmtool.succeeds("check", "one", "-q")
+    keep_evaluation(tables / "runs/one", ["latest"], [], {"step": Run.open(tables / "runs/one").best_step, "rows": 2})
+    assert any("latest: rows 2" in line for line in lmtool.succeeds("runs", "show", "one").out.splitlines())
 
 
 def test_what_few_rows_say_of_a_loss_is_left_open(lmtool, tables):
