@@ -75,7 +75,10 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("model", summary.model),
         ("step", str(summary.step)),
         ("result", _result(summary)),
-        *(("test", _figures(figures, f" {source}".removesuffix(" test").strip())) for source, figures in summary.test.items()),
+        *(
+            ("test", _figures(figures, f" {source}".removesuffix(" test").strip()))
+            for source, figures in summary.test.items()
+        ),
         (f"{part} loss", _loss(summary.valid_loss)),
         (f"lowest {part} loss", _loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
