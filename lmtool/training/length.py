@@ -136,7 +136,8 @@ class Speed:
 def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, TimeBudget | None, str]:
     """The same data under a recipe with its steps resolved, its budget where time is a limit, and a line on the steps.
 
-    The line is empty where nothing had to be. speed: None for a model of counts, which no time limits.
+    The line is empty where nothing had to be. speed: None for a model of counts, which no time limits, and where no
+    step could be timed.
     """
     recipe = data.recipe
     training = recipe.training
@@ -154,8 +155,11 @@ def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, 
         budget = TimeBudget(time.perf_counter() + left, most)
         limit = _steps_in(left, speed, recipe.evaluation.every)
         limits.append((limit, f"{training.minutes:g} minutes at {speed.tokens / speed.step:,.0f} {speed.unit}s/s"))
+    untimed = ""
+    if training.minutes is not None and speed is None:
+        untimed = f"training.minutes {training.minutes:g} has no effect: no step could be timed before training"
     if budget is None and (data.unit == "row" or not limits):
-        return data, None, ""
+        return data, None, untimed and f"length: {training.steps:,} steps; {untimed}"
     steps, why = min(limits)
     values = {
         "training.steps": steps,
@@ -165,7 +169,11 @@ def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, 
         "evaluation.epochs": None,
         "checkpoint.every": min(recipe.checkpoint.every, _between(steps)),
     }
-    return data.with_recipe(recipe.with_values(values)), budget, f"length: {steps:,} steps, for {why}"
+    return (
+        data.with_recipe(recipe.with_values(values)),
+        budget,
+        f"length: {steps:,} steps, for {why}" + f"; {untimed}" * bool(untimed),
+    )
 
 
 def timed(data: TrainingData, speed: Speed, *, done: int = 0, draft: Recipe | None = None) -> Timed:

@@ -336,6 +336,18 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
     assert load("dan", [key]).recipe.training.epochs is None
 
 
+@pytest.mark.parametrize("settings", [("training.steps=7",), ("training.tokens=200",)])
+def test_minutes_that_nothing_is_known_to_fill_are_told(work: Work, settings: tuple[str, ...]) -> None:
+    """Where no step could be timed."""
+    resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
+    data = read_text(resolved.recipe, None, World(), no_report)
+    assert "minutes" not in length.with_length(data, None)[2]
+    planned, budget, line = length.with_length(data.with_recipe(data.recipe.with_values({"training.minutes": 3})), None)
+    assert budget is None
+    assert f"{planned.recipe.training.steps} steps" in line
+    assert "training.minutes 3 has no effect" in line
+
+
 # Less than a pass
 
 
