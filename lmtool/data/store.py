@@ -114,7 +114,7 @@ class TokenStore:
         self.damage: DataError | None = None
         self._disposable = disposable
         try:
-            manifest = self._manifest = _read_manifest(path)
+            manifest = self._manifest = read_manifest(path)
             documents = _mapped(path / _DOCUMENTS, np.dtype("<i8"), (manifest.documents, _COLUMNS))
             self._shards = []
             for number, n in enumerate(manifest.shards):
@@ -239,7 +239,7 @@ class TokenStore:
         return xxh3(records.encode(self._manifest.checksums))
 
 
-def _read_manifest(path: Path) -> StoreManifest:
+def read_manifest(path: Path) -> StoreManifest:
     """The content of store.json. Raises OSError, and ValueError when it is damaged."""
     raw = durable.read(path / MANIFEST, LARGEST)
     try:

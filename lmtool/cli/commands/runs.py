@@ -347,10 +347,10 @@ def cache(
 
 def _rows_of_cache(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
     """The columns of each entry of the cache, or of all entries of a kind together, the last used first."""
-    from lmtool.checks.cache import KINDS
+    from lmtool.checks.cache import KINDS, describe_entry
 
     if single:
-        return [[plain(entry.path.name), decimal(entry.size), _time(entry.used.isoformat())] for entry in entries]
+        return [[plain(describe_entry(one)), decimal(one.size), _time(one.used.isoformat())] for one in entries]
     rows = []
     for kind in KINDS:
         if some := [entry for entry in entries if entry.kind == kind]:
