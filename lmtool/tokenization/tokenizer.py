@@ -172,6 +172,14 @@ class Tokenizer:
         encoding = encoder.encoding_of(self._inner, without_surrogates(text))
         return encoding.ids, encoding.offsets
 
+    def unknown_parts(self, text: str) -> list[str]:
+        """The parts of `text` that are unknown tokens, such as characters, each once. Byte-level BPE knows all."""
+        if self.kind == "bpe":
+            return []
+        ids, places = self.encode_with_places(text)
+        unknown = (text[start:stop] for token, (start, stop) in zip(ids, places, strict=True) if token == self.unk_id)
+        return list(dict.fromkeys(unknown))
+
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Ids of all `texts` in one array, and the number of each text; several times faster than `encode`."""
         return self._encoder(texts)

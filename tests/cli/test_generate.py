@@ -170,6 +170,14 @@ def test_warnings_are_told_even_when_quiet(load):
     assert call("ciao", "--quiet").stderr == "warning: step-000500 is damaged\n"
 
 
+def test_parts_of_a_prompt_that_are_unknown_are_told_even_when_quiet(load, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "unknown_parts", lambda _, text: [*filter("猫é".count, text)])
+    load(history_model())
+    (line,) = call("a é 猫 é", "--quiet", "--max-new-tokens", "1").stderr.splitlines()
+    assert line.startswith("warning: ")
+    assert "'é', '猫'" in line
+
+
 def test_several_results_are_parted(load):
     load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
     assert call("a", "b", "--greedy").stdout == "a!\n---\nb!\n"
