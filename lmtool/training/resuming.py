@@ -13,7 +13,7 @@ from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import base_of, read_tokenizer, recipe_of, teacher_of, written_recipe
 from lmtool.inference.load import Initialization, features_of
-from lmtool.interop.names import is_published
+from lmtool.interop.names import HUB, pointer_of
 from lmtool.interop.reference import find
 from lmtool.printable import counted
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
@@ -52,7 +52,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         if passed:
             yield Info(f"resuming {run.name}, since {', '.join(passed)}")
         reference = str(run.path)
-    if is_published(reference):
+    if reference.startswith(HUB) and not pointer_of(reference).exists():  # it would be downloaded first
         raise _without_training(reference)
     named = find(reference)
     run = named.run
