@@ -42,7 +42,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
-from lmtool.search.entries import read_entries
+from lmtool.search.entries import columns_of_texts, read_entries
 from lmtool.search.index import Index, add
 from lmtool.tables.columns import Columns
 from lmtool.tables.predict import Prediction, TextClassifier, task_of, texts_of_a_row
@@ -129,7 +129,7 @@ class TrainedModel(TextGenerator):
         reading: keys of `data` by which tables are read, such as text_columns and encoding.
         """
         data = Data(**{"column": self.recipe.data.column, **reading})
-        add(Path(path), self.loaded, list(read_entries(files, data, id_column)), silent)
+        add(Path(path), self.loaded, list(read_entries(files, data, id_column, columns_of_texts(self.recipe))), silent)
         return Index(Path(path), self.loaded)
 
     def predict(self, rows: Any) -> list[Prediction]:

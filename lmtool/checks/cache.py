@@ -13,8 +13,10 @@ from lmtool.compute import native
 from lmtool.data.blocks import STREAMS
 from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, discard, lock_of_store
 from lmtool.data.hub import DATASETS
+from lmtool.data.store import read_manifest
 from lmtool.errors import UsageError
 from lmtool.interop.names import IMPORTS
+from lmtool.printable import counted
 from lmtool.run.removal import runs_that_need
 
 _ENTRY = r"(?P<key>[0-9a-f]{64})\.entry"
@@ -71,6 +73,19 @@ class CacheEntry:
     lock: Path
     size: int
     used: datetime
+
+
+def describe_entry(entry: CacheEntry) -> str:
+    """The name of an entry; of tokens its beginning, with their number and that of their documents."""
+    name = entry.path.name
+    if entry.kind != "tokens":
+        return name
+    try:
+        store = read_manifest(entry.path)
+        size = f"{counted(store.documents, 'document')}, a vocabulary of {store.vocab_size:,}"
+        return f"{name[:12]}: {counted(store.tokens, 'token')}, {size}"
+    except (OSError, ValueError):
+        return f"{name[:12]}: unfinished, or damaged"
 
 
 def find_entries(kinds: Sequence[str] = (), unused_for: timedelta | None = None) -> list[CacheEntry]:

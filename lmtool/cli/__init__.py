@@ -4,6 +4,7 @@ Results go to stdout, all else to stderr. docs/cli.md states what other programs
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -168,6 +169,17 @@ def explain(error: Exception) -> LmtoolError:
     return LmtoolError(f"unexpected {type(error).__name__}: {message}", fix="run it again with --debug for a traceback")
 
 
+_PLAIN_WORDS = {
+    r"Value error, ": "",
+    r"Input should be greater than or equal to (\S+)": r"the least is \1",
+    r"Input should be less than or equal to (\S+)": r"the most is \1",
+    r"Input should be a valid (number|integer), .*": r"it is not a \1",
+    r"Input should be (?=a )": "it is not ",
+    r"not a integer": "not a whole number",
+}
+"""What stands in place of pydantic's words, which the library of the command line shows."""
+
+
 def _explain_usage(error: Any) -> UsageError:
     """The error as one of ours; empty when the help was shown instead of a missing command."""
     command = error.ctx.command_path if error.ctx else "lmtool"
@@ -177,6 +189,8 @@ def _explain_usage(error: Any) -> UsageError:
         message = f"No such option: {error.option_name}{did_you_mean(*near)}"
     else:
         message = error.format_message()
+        for pattern, words in _PLAIN_WORDS.items():
+            message = re.sub(pattern, words, message)
     if message.startswith("No such command") and os.path.isfile(sys.argv[1]):
         return UsageError(f"{sys.argv[1]} is a file, not a command", fix=f"train on it: lmtool pretrain {sys.argv[1]}")
     return UsageError(message, fix=f"see {command} --help" if message else "")

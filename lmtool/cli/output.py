@@ -130,6 +130,16 @@ def warn_of_files(texts: Iterable[str]) -> None:
     warn(f"{text} is taken for a text, though there is a file of this name" for text in texts if os.path.isfile(text))
 
 
+def warn_of_unknown(loaded: "Loaded", texts: Iterable[str]) -> None:
+    """Warn of parts of texts, such as characters, that the model's tokenizer does not know. Only one process does."""
+    from lmtool.compute.processes import is_main
+    from lmtool.data.files import shown_all
+
+    parts = list(dict.fromkeys(part for text in texts for part in loaded.tokenizer.unknown_parts(text)))
+    if parts and is_main():
+        warn([f"the model does not know {shown_all(parts)} of the prompt, and reads each as the same unknown token"])
+
+
 def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[str, list[dict[str, Any]]]:
     """Warn of rows that stand in what the model was trained on, and return this for JSON; only one process does.
 

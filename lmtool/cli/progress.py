@@ -119,6 +119,7 @@ class Display:
                 self._say(_ended(event, time.monotonic() - self._began, self._part))
             case TextResults():
                 self._say(*event.lines())
+                self._warn(*(f"warning: {warning}" for warning in event.warnings()))
 
     def _say(self, *lines: str) -> None:
         if not self._quiet:
@@ -210,6 +211,8 @@ def _working_columns() -> "list[ProgressColumn]":
 def _already_finished(event: "AlreadyFinished") -> list[str]:
     done = f"all {event.step} steps" if event.step > 1 else "its only step"
     how = f"stopped early, at step {event.step}" if event.early else f"has completed {done}"
+    if not event.can_go_on:
+        return [f"finished: {event.path} {how}, and more steps would change nothing"]
     more = "evaluation.patience=+5" if event.early else "training.steps=+500"
     command = shlex.join(["lmtool", "resume", str(event.path)])
     return [f"finished: {event.path} {how}", f"  {command} -s {more} trains longer"]

@@ -2,13 +2,15 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lmtool.cli.help import flag, option, shared
 from lmtool.decoding.settings import Settings, described
+from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.decoding.forms import TextForm
@@ -134,9 +136,11 @@ def with_settings(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """A decorator that gives a command an option for each setting of these strategies, None by default, and for forms.
 
-    defaults: the default to display, of settings that have another than their own. See `with_options`.
+    Errors name these options as they are typed. defaults: the default to display, of settings that have another than
+    their own. See `with_options`.
     """
     options: dict[str, tuple[Any, Any]] = {}
+    flags: dict[str, str] = {}
     for strategy in strategies:
         for name, (type_, help) in described(strategy).items():
             default = str(getattr(strategy, name) or "") if help.default is None else help.default
@@ -144,7 +148,28 @@ def with_settings(
             names = [help.flag] if help.flag else []
             made = option(help.metavar or "", help.text, *names, shown=shown, panel=strategy.panel)
             options.setdefault(name, (type_ | None, made))
-    return with_options(options | FORMS)
+            flags.setdefault(name, help.flag or f"--{name.replace('_', '-')}")
+
+    def decorated(command: CommandFunction) -> CommandFunction:
+        @wraps(command)
+        def named(*arguments: Any, **values: Any) -> None:
+            try:
+                command(*arguments, **values)
+            except UsageError as error:
+                error.what, error.where, error.fix = (
+                    _with_flags(s, flags) for s in (error.what, error.where, error.fix)
+                )
+                raise
+
+        return with_options(options | FORMS)(named)
+
+    return decorated
+
+
+def _with_flags(message: str, flags: Mapping[str, str]) -> str:
+    """A message with options in place of the names of settings: those that are no word, or that have a value there."""
+    words = "|".join(name if "_" in name else rf"{name}(?= is [-\d.]| [-\d.])" for name in flags)
+    return re.sub(rf"(?<![-\w])({words})(?![-\w])", lambda found: flags[found[1]], message)
 
 
 _of_form, _complete = (partial(made, panel="Form of the text") for made in (option, flag))

@@ -131,7 +131,7 @@ def forecast(planned: Planned, *, n_devices: int, kind: str | None, utilisation:
     if size_of(spec, vocab_size or CHARACTERS) == BEYOND:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
     work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, planned.base)
-    choices = [planned.choice] if isinstance(planned, FineTuning) and planned.choice else []
+    choices = planned.choice.splitlines() if isinstance(planned, FineTuning) else []
     rows, memory, fits = work.largest_rows()
     seconds, basis = work.step_seconds(utilisation, fits)
     steps = work.steps(seconds)

@@ -113,7 +113,7 @@ class Squad(TextRows):
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
-            fix = "correct it; a table of one JSON object on each line is named .jsonl"
+            fix = "correct it; of a table of one JSON object on each line, the first line is to be one"
             raise DataError(f"not JSON: {line}{json_reason(error)}", where=display(self.path), fix=fix) from error
         articles = content.get("data") if isinstance(content, dict) else None
         paragraphs: list[Any] = []
@@ -122,7 +122,7 @@ class Squad(TextRows):
             paragraphs += inside if isinstance(inside, list) else [None]
         if not all(isinstance(one, dict) and _are_objects(one.get("qas")) for one in paragraphs):
             what = "neither a list of objects nor the JSON of SQuAD, which has data, paragraphs and qas"
-            fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}; JSON lines are named .jsonl'
+            fix = 'write [{"text": "..."}, ...], or {"data": [{"paragraphs": [...]}]}'
             raise DataError(what, where=display(self.path), fix=fix)
         return paragraphs
 

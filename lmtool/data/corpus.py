@@ -122,7 +122,7 @@ class Corpus:
             yield first
             yield from chunks
         elif path in self.named:
-            what, fix = "the file is empty: it holds no text", "name a file with text in it"
+            what, fix = "the file holds no text", "name a file with text in it"
             raise DataError(what, where=display(path), fix=fix)
 
     def _divide(self, path: Path, extent: Extent | None = None) -> Iterator[Chunk]:

@@ -5,6 +5,7 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import zlib
@@ -85,21 +86,34 @@ def unpacked_name(path: Path) -> str:
 def suffix(path: Path) -> str:
     """The format inferred from a file's name without an ending of PACKED; .txt by default.
 
-    It is .json where the file has a list of objects; other JSON is text like any other.
+    That of a .json file is .json where it has a list of objects, and .jsonl where it has an object on each line; other
+    JSON is text like any other.
     """
     name = unpacked_name(path)
     if name.endswith(".json"):
-        return ".json" if is_json_list(path) else ".txt"
+        return ".json" if is_json_list(path) else ".jsonl" if is_json_lines(path) else ".txt"
     return next((s for s in SUFFIXES[1:] if name.endswith(s)), ".txt")
 
 
 def is_json_list(path: Path) -> bool:
-    """Whether a file begins as a list of JSON objects does, in UTF-8 or UTF-16."""
+    """Whether a file begins as a list of JSON objects does, or an empty one, in UTF-8 or UTF-16."""
     if not path.is_file():
         return False
     with reading(path), open_bytes(path) as file:
         head = file.read(BLOCK)
-    return head.translate(None, _UNSEEN)[:2] == b"[{"
+    return head.translate(None, _UNSEEN)[:2] in (b"[{", b"[]")
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether the first line of a file is a JSON object, and the second one begins like one, in UTF-8."""
+    if not path.is_file():
+        return False
+    with reading(path), open_bytes(path) as file:
+        lines = file.read(BLOCK).decode("utf-8-sig", errors="replace").split("\n")
+    first, second = [*filter(None, map(str.strip, lines)), "", ""][:2]
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(first), dict) and second.startswith("{")
+    return False
 
 
 def find_files(source: str) -> list[Path]:

@@ -95,13 +95,14 @@ class Prepared:
 def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
     """Bytes and tokens of a store that a causal model predicts: all but the first token of each document.
 
-    A [BOS] there has no bytes.
+    The first token may be a part of a character. A special one has no bytes. A normalized one may have more bytes than
+    the text that it stands for.
     """
     n_bytes = int(np.sum(store.n_bytes))
     for number in range(store.n_documents):
         begin, _ = store.document(number)
         first = int(store.read(begin, begin + 1)[0])
-        n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
+        n_bytes -= min(tokenizer.n_bytes_at_start(first), int(store.n_bytes[number]))
     return n_bytes, len(store) - store.n_documents
 
 

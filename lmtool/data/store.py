@@ -8,6 +8,7 @@ Each block of BLOCK bytes of a .bin file has a checksum (XXH3, 64 bits) in store
 read has been compared with it.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -89,6 +90,10 @@ class _Shard:
             raise self._store.damage
 
 
+_OF_THE_SYSTEM = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+"""Errors that say nothing about a store, which may be whole."""
+
+
 class TokenStore:
     """Token ids of a corpus, memory-mapped from disk.
 
@@ -109,7 +114,7 @@ class TokenStore:
         self.damage: DataError | None = None
         self._disposable = disposable
         try:
-            manifest = self._manifest = _read_manifest(path)
+            manifest = self._manifest = read_manifest(path)
             documents = _mapped(path / _DOCUMENTS, np.dtype("<i8"), (manifest.documents, _COLUMNS))
             self._shards = []
             for number, n in enumerate(manifest.shards):
@@ -125,6 +130,9 @@ class TokenStore:
                 raise DataError("there is no token store", where=str(path), fix=fix) from error
             raise self.refusal(f"{Path(error.filename).name} is missing") from error
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+                what = f"the token store cannot be read: {error.strerror}"
+                raise ResourceError(what, where=str(path), fix=durable.way_to_write(error)) from error
             raise self.refusal(str(error)) from error
         if xxh3_of_blocks(documents.data.cast("B")) != manifest.checksums[_DOCUMENTS]:
             raise self.refusal(f"{_DOCUMENTS} has changed")
@@ -231,7 +239,7 @@ class TokenStore:
         return xxh3(records.encode(self._manifest.checksums))
 
 
-def _read_manifest(path: Path) -> StoreManifest:
+def read_manifest(path: Path) -> StoreManifest:
     """The content of store.json. Raises OSError, and ValueError when it is damaged."""
     raw = durable.read(path / MANIFEST, LARGEST)
     try:

@@ -15,9 +15,18 @@ from typing import Any, NamedTuple
 from lmtool import durable
 from lmtool.data.annotated import CONLL, SQUAD, Conll, Squad, conll_lines
 from lmtool.data.delimited import FIELD_LIMIT, DialectHints
-from lmtool.data.files import display, find_files, infer_encoding, is_json_list, shown, shown_all, unpacked_name
+from lmtool.data.files import (
+    display,
+    find_files,
+    infer_encoding,
+    is_json_lines,
+    is_json_list,
+    shown,
+    shown_all,
+    unpacked_name,
+)
 from lmtool.data.hub import PREFIX, fetch
-from lmtool.data.rowfile import ENDINGS, RowFile, open_rows
+from lmtool.data.rowfile import ENDINGS, Delimited, RowFile, open_rows
 from lmtool.errors import DataError, UsageError
 from lmtool.printable import counted
 from lmtool.recipe.spec.text import Data
@@ -159,6 +168,8 @@ def open_table(
     ending = _ending(path, source)
     encoding = "UTF-8" if source.startswith(PREFIX) else reading.encoding or infer_encoding(path, usual_encoding)
     annotated = {CONLL: Conll, SQUAD: Squad}
+    if ending == SQUAD and is_json_lines(path):
+        ending = ".jsonl"
     if ending in annotated and not (ending == SQUAD and is_json_list(path)):
         file: RowFile = annotated[ending](path, field_limit, encoding)
     else:
@@ -166,7 +177,8 @@ def open_table(
     table = Table(source, file)
     if not table.names:
         if next(table.rows(), None) is None:
-            raise DataError("the table is empty: not even a header", where=where, fix="name a table with rows")
+            what = "the table is empty" + ": not even a header" * isinstance(file, Delimited)
+            raise DataError(what, where=where, fix="name a table with rows")
         raise DataError("the objects have no keys", where=where, fix="name a table with columns")
     _refuse_twice(table.names, where)
     if next(file.records(), None) is None:

@@ -59,9 +59,7 @@ def fill(
     Raises UsageError when the model is not bidirectional, and when a text has no mask or is longer than the context.
     Iterating raises NumericalError when the model's logits are not finite.
     """
-    if model.reads != "both":
-        what = "mask-predict is for bidirectional models, which this one is not"
-        raise UsageError(what, fix="leave --strategy out, or choose greedy, sample or beam")
+    check_fills(model)
     for i, ids in enumerate(texts, 1):
         where = f"prompt {i} of {len(texts)}" if len(texts) > 1 else ""
         if mask_id not in ids:
@@ -73,6 +71,13 @@ def fill(
     banned = sorted({*options.banned_ids, mask_id})
     filler = _Filler(settings, mask_id, banned, ALTERNATIVES if options.details else 0)
     return _run(model, filler, [tuple(text) for text in texts], options)
+
+
+def check_fills(model: LanguageModel) -> None:
+    """Raise UsageError unless the model is bidirectional."""
+    if model.reads != "both":
+        what = "only bidirectional models fill masks, and this one is not bidirectional"
+        raise UsageError(what, fix="omit --mask, --length and --strategy mask-predict, or name an encoder")
 
 
 @dataclass

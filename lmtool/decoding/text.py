@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from lmtool.decoding.constrained import FormState, beginning
 from lmtool.decoding.generate import generate
-from lmtool.decoding.maskpredict import Filled, fill
+from lmtool.decoding.maskpredict import Filled, check_fills, fill
 from lmtool.decoding.request import Alternative, BeamNode, Choice, TokenEvent
 from lmtool.decoding.settings import Beam, Limits, MaskPredict, Options, Settings, TokenOptions, refuse_draft
 from lmtool.decoding.speculative import Draft
@@ -181,6 +181,7 @@ def _fill(
     if options.stop or options.prefix:
         what = "mask-predict does not generate from left to right: it takes no stop string and no prefix"
         raise UsageError(what, fix="omit them")
+    check_fills(model)
     texts = []
     tokenizer = prompt_format.tokenizer
     for prompt in map(_text_of, prompts):

@@ -81,7 +81,7 @@ class Perplexity:
 
     @property
     def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / self.n_bytes
+        return self.nats / math.log(2) / self.n_bytes if self.n_bytes else math.nan
 
     def record(self) -> dict[str, float | int | None]:
         """The JSON record; None for values that are not finite."""

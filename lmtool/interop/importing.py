@@ -37,7 +37,7 @@ from lmtool.run.files import RunInfo
 from lmtool.run.paths import INFO, remember
 from lmtool.run.saving import Snapshot
 from lmtool.run.tensors import MadeTensors
-from lmtool.tokenization.inner import inner_of, raising_panics
+from lmtool.tokenization.inner import SPECIALS, inner_of, raising_panics
 from lmtool.tokenization.tokenizer import Tokenizer
 
 COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
@@ -224,6 +224,17 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
     return tokenizer
 
 
+DOCUMENTS, ONE_TEXT = {"split": "document"}, {"split": "slice", "documents": "whole"}
+"""How a text is read: [BOS] text [EOS] for each document, or all as one text."""
+
+
+def _reads_one_text(described: Described, tokenizer: Tokenizer) -> bool:
+    """Whether it is the export of a run that was trained on one text, not on documents that [BOS] begins."""
+    template = tokenizer.roles.template
+    is_own = tuple(map(tokenizer.name, range(min(len(SPECIALS), tokenizer.vocab_size)))) == SPECIALS
+    return is_own and described.objective["kind"] == "causal" and (template is None or not template.before)
+
+
 def _recipe(source: Source, described: Described, tokenizer: Tokenizer, reference: str) -> Recipe:
     rows = described.model.get("vocab_size")
     if isinstance(rows, int) and rows < tokenizer.vocab_size:
@@ -236,7 +247,7 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
                 "model": {"kind": "transformer", **described.model},
                 "objective": described.objective,
                 "tokenizer": {"kind": "file", "path": "tokenizer.json"},
-                "data": {"split": "document", **described.data},
+                "data": {**(ONE_TEXT if _reads_one_text(described, tokenizer) else DOCUMENTS), **described.data},
                 "training": {"steps": 1, "batch_size": 8},
             }
         )

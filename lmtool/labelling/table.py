@@ -11,7 +11,7 @@ from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Row, Skipped, Table, csv_line, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import choose_columns, named_label
+from lmtool.tables.columns import choose_columns, find_label
 from lmtool.tables.labels import SEPARATOR, as_cell, as_names
 from lmtool.tables.reading import stream_texts
 
@@ -44,7 +44,7 @@ class TableToLabel:
     ) -> "TableToLabel":
         """The rows and texts of a table. Raises DataError where no column holds texts, or another one labels."""
         table = open_table(source, reading)
-        name = reading.label_column or named_label(table) or "label"
+        name = reading.label_column or find_label(table, reading) or "label"
         known = matching_column(name, table.names)
         columns = choose_columns(table, reading.with_values({"label_column": known}), labelled=known is not None)
         rows = [(row, item.texts) for row, item in stream_texts(table, columns, skipped)]

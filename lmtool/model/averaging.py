@@ -242,8 +242,8 @@ class AveragingModel(WithoutNextToken):
     def token_vectors(self) -> Tensor:
         if self.embedding is None:
             raise UsageError(
-                "this model has no token embeddings: its words are one_hot",
-                fix="name an encoder, or a run of the recipe dan",
+                "this model has no vectors of tokens: it counts the words of a text",
+                fix="name a run of another model, such as an encoder or one of the recipe dan",
             )
         # without hashed n-grams the parameter itself
         return self.embedding.weight[: self.vocab_size] if self.spec.ngrams > 1 else self.embedding.weight

@@ -68,13 +68,18 @@ def write_page(path: Path, html: str) -> None:
         durable.replace(path, html.encode())
 
 
-def refuse_other(path: Path, heading: str) -> None:
-    """Raise UsageError for a file that is no page of lmtool with a section whose heading begins so."""
+def is_page(path: Path, heading: str) -> bool:
+    """Whether a file is a page of lmtool with a section whose heading begins so."""
     with suppress(OSError):
         content = durable.read(path).decode("utf-8", "replace")
-        if '<meta name="generator" content="lmtool ' in content and f"<h2>{heading}" in content:
-            return
-    durable.refuse_existing(path)
+        return '<meta name="generator" content="lmtool ' in content and f"<h2>{heading}" in content
+    return False
+
+
+def refuse_other(path: Path, heading: str) -> None:
+    """Raise UsageError for a file that exists and is not such a page; see `is_page`."""
+    if not is_page(path, heading):
+        durable.refuse_existing(path)
 
 
 def render(template: str, /, **values: object) -> Markup:

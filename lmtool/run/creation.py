@@ -72,7 +72,11 @@ def unused_folder(name: str) -> Path:
 
 
 def _short_name(name: str) -> str:
-    """The first words of a recipe's name, at most LONGEST_NAME characters, without the owner of a published model."""
+    """The first words of a recipe's name, at most LONGEST_NAME characters.
+
+    Without the owner of a published model, and without day and number of a run that it is named after.
+    """
+    name = re.sub(r"\d{4}-\d\d-\d\d-(.+)-[0-9a-f]{4}(?=-|$)", r"\1", name)
     name = re.sub(r"^(finetune-|from-)*(?:[^-]|-(?!-))*--", r"\1", name)
     name = re.sub(r"^(finetune-|from-)+", r"\1", name)
     words = [word for part in re.findall(r"[A-Za-z0-9._]+", name) if (word := part.strip("."))]

@@ -187,8 +187,11 @@ class _Entry(NamedTuple):
     rows: int
 
 
-def doubts(histories: Sequence[History]) -> list[str]:
-    """What figures cannot tell of runs, a line each: which is the best, where there are few rows or no common ones."""
+def doubts(histories: Sequence[History], *, are_tested: bool = False) -> list[str]:
+    """What figures cannot tell of runs, a line each: which is the best, where there are few rows or no common ones.
+
+    are_tested: on the same rows, apart from the figures that the runs have.
+    """
     boards: dict[str, list[_Entry]] = {}
     for history in histories:
         chosen = history.chosen or {}
@@ -208,7 +211,8 @@ def doubts(histories: Sequence[History]) -> list[str]:
             lines.append(f"{board}: {rows} are too few to tell {best.run} from {', '.join(alike)}")
         elif others and standard_error(best.metric, best.value, best.rows) is None:
             lines.append(f"{board}: of {rows}; lmtool finetune --seeds 5 shows how far it varies")
-    if any(history.tests for history in histories) and not set.intersection(*(set(h.tests) for h in histories)):
+    has_tests = any(history.tests for history in histories)
+    if has_tests and not are_tested and not set.intersection(*(set(h.tests) for h in histories)):
         lines.append("the runs have no test figures of the same data: lmtool eval RUN FILE measures them")
     return lines
 

@@ -1,17 +1,19 @@
 """Texts of files, the lines of a text and the rows of a table; and those that answer queries, as lines to write."""
 
 import json
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from lmtool.data.corpus import LONGEST_CELL
-from lmtool.data.files import display, find_files, text_lines, unpacked_name
+from lmtool.data.files import display, find_files, suffix, text_lines, unpacked_name
 from lmtool.data.hub import PREFIX
-from lmtool.data.rowfile import ENDINGS, known_column
+from lmtool.data.rowfile import ENDINGS, known_column, matching_column
 from lmtool.data.stdin import STDIN
 from lmtool.data.table import Skipped, csv_line, open_table, skip
 from lmtool.decoding.prompts import read_lines
+from lmtool.recipe.spec.objective import Embedding
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.labels import as_cell
@@ -34,13 +36,22 @@ Hits = tuple[str, list[Entry]]
 """A query, and what is found for it, the best first."""
 
 
+def columns_of_texts(recipe: Recipe) -> tuple[str, ...]:
+    """The columns of the texts that a run was fine-tuned on; none for a run that relates the texts of a row."""
+    data = recipe.data
+    if isinstance(recipe.objective, Embedding) and len(data.text_columns) > 1:
+        return ()
+    return data.text_columns if data.source_column is None else (data.source_column,)
+
+
 def read_entries(
-    sources: Iterable[str], reading: Data, id_column: str | None = None
+    sources: Iterable[str], reading: Data, id_column: str | None = None, usual: Sequence[str] = ()
 ) -> Generator[Entry, None, Skipped]:
     """The lines of text files, of standard input, which "-" names, and the rows of tables, but for blank ones.
 
-    The id of the first of a.txt is a.txt:1. reading: its columns of texts, or else its `column`, are joined by a space;
-    its encoding is of text files too. id_column: of the ids of rows. Returns the bad rows that were skipped.
+    The id of the first of a.txt is a.txt:1. reading: its columns of texts are joined by a space; where it names none,
+    those of `usual` in a table that has them, else its `column`. Its encoding is of text files too. id_column: of the
+    ids of rows. Returns the bad rows that were skipped.
     Raises the errors of files and tables.
     """
     skipped = Skipped()
@@ -49,16 +60,20 @@ def read_entries(
             where, lines = display(Path(name)), text_lines(Path(name), reading.encoding)
             if name == STDIN:
                 lines = filter(str.strip, read_lines(STDIN, "input", "write a text on each line"))
-            is_table = name.startswith(PREFIX) or unpacked_name(Path(name)).endswith(ENDINGS)
-            rows = _rows(name, reading, id_column, skipped) if is_table else enumerate(lines, 1)
+            has_rows = unpacked_name(Path(name)).endswith(ENDINGS) or suffix(Path(name)) != ".txt"
+            is_table = name.startswith(PREFIX) or has_rows
+            rows = _rows(name, reading, id_column, usual, skipped) if is_table else enumerate(lines, 1)
             yield from (Entry(n if isinstance(n, str) else f"{where}:{n}", where, text) for n, text in rows)
     return skipped
 
 
-def _rows(source: str, reading: Data, id_column: str | None, skipped: Skipped) -> Iterator[tuple[str | int, str]]:
+def _rows(
+    source: str, reading: Data, id_column: str | None, usual: Sequence[str], skipped: Skipped
+) -> Iterator[tuple[str | int, str]]:
     """The id of each row of a table, its number where no column has ids, and its texts as one."""
     table = open_table(source, reading, field_limit=LONGEST_CELL)
-    texts = reading.text_columns or (reading.column,)
+    has_usual = bool(usual) and all(matching_column(name, table.names) for name in usual)
+    texts = reading.text_columns or (tuple(usual) if has_usual else (reading.column,))
     columns = choose_columns(table, reading.with_values({"text_columns": texts}), labelled=False)
     where = display(table.path)
     ids = None if id_column is None else known_column(id_column, table.names, where, "--id-column")

@@ -287,11 +287,23 @@ def parse(kind: type[BaseModel], raw: bytes) -> Any:
     except ValidationError as error:
         if error.error_count() > MAX_MISTAKES:
             raise BadRequest(400, f"the body has {error.error_count()} mistakes") from None
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+        # of a value that may be of several types, an empty one says more than what it is not
+        first = next((mistake for mistake in mistakes if "too_short" in mistake["type"]), mistakes[0])
         param = str(first["loc"][0]) if first["loc"] else None
-        what = "this field is not offered here" if first["type"] == "extra_forbidden" else first["msg"]
+        words = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+        what = _WORDS.get(first["type"], words)
         message = f"{param}: {what}" if param else what
         raise BadRequest(400, message[:500], param=param) from None
+
+
+_WORDS = {
+    "missing": "this field is required",
+    "extra_forbidden": "this field is not offered here",
+    "too_short": "it is empty",
+    "string_too_short": "it is empty",
+}
+"""Pydantic's types of errors in plain words."""
 
 
 def listed(head: dict[str, Any], name: str, items: Iterable[Any]) -> bytes:

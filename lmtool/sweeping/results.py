@@ -14,11 +14,9 @@ from lmtool.report.page import COLOURS, Section, TableCell, figure, page, table
 from lmtool.report.training import losses
 from lmtool.run.history import History, number
 from lmtool.run.listing import counting
+from lmtool.sweeping.folder import HEADING
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
 from lmtool.tables.tasks.results import SCORED_BY_OTHERS
-
-HEADING = "Settings, the best first"
-"""The heading that all pages about sweeps have."""
 
 FACTOR = 8
 """Ratio of the largest value of a key to the smallest from which its axis is logarithmic."""

@@ -33,13 +33,11 @@ from lmtool.run.directory import CHECKPOINTS, RECIPE, REPORT, RESULTS, Run, writ
 from lmtool.run.history import History, number
 from lmtool.run.listing import read_values
 from lmtool.run.lock import is_held
+from lmtool.sweeping.folder import BEST, HEADING, PAGE
 from lmtool.sweeping.grid import Axes, GridPoint
 from lmtool.sweeping.halving import Cost
-from lmtool.sweeping.results import HEADING, PointResults, goodness, rows_of, sweep_page, validated
+from lmtool.sweeping.results import PointResults, goodness, rows_of, sweep_page, validated
 from lmtool.training.finetuning import FineTuning, plan_training
-
-PAGE, BEST = "sweep.html", "best.yaml"
-"""Files of a sweep beside its runs."""
 
 HELD_OUT = "data.valid_fraction", "0.25"
 """Of so few rows that a run alone holds none out: settings compared by what they were trained on would tell nothing."""

@@ -402,6 +402,18 @@ def named_label(table: Table) -> str | None:
     return _usual(table, LABELS)
 
 
+def find_label(table: Table, names: Data) -> str | None:
+    """The column of labels, by its usual name, or else as it is inferred; then it has few labels, which recur."""
+    if usual := named_label(table):
+        return usual
+    try:
+        label = choose_columns(table, names).label
+    except DataError:
+        return None
+    cells = [cell for value in _sample(table)[label] if (cell := as_cell(value))] if label else []
+    return label if 0 < 2 * len(set(cells)) <= min(len(cells), 2 * MANY) else None
+
+
 def may_be_labelled(table: Table) -> bool:
     """Whether columns of a table can be chosen without naming any, and its label, by its cells, may be one: some cells
     are equal, or they are numbers."""

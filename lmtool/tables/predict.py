@@ -1,6 +1,6 @@
 """`eval` and `predict` on tables: evaluate a fine-tuned run on labelled rows, and predict unlabelled ones."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple, Self, cast
@@ -49,17 +49,21 @@ def measure_tables(
     reading: Data = AS_TRAINED,
     skipped: Skipped | None = None,
     costs: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Results]:
     """Evaluate a fine-tuned model on each table. Raises DataError for a table that does not fit.
 
     task: one of those that the model was trained on, where there are several. reading: how the tables are read, where
-    that is not as in training. skipped: counts bad rows that are skipped. costs: as for `decide_by`.
+    that is not as in training; columns are inferred where a table has not those of training. skipped: counts bad rows
+    that are skipped. costs: as for `decide_by`. tell: called with a line on columns that are inferred.
     """
     with loaded.joined() as loaded:
         for source in sources:
             texts, of_table = read_rows(loaded, source, task, reading)
             if skipped is not None:
                 skipped.kinds.update(texts.skipped.kinds)
+            if texts.columns.inferred:
+                tell(texts.columns.describe())
             decide_by(of_table, costs)
             results = of_table.measure(_model(loaded), of_table.encode(texts.items), "table", loaded.step)
             yield replace(results, items=texts.items)
@@ -252,8 +256,10 @@ def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bo
     named = _laid_over(data, reading)
     if not labelled:
         named = named.with_values({"label_column": None, "target_column": None})
-        if not _has_trained_texts(table, data, reading):
-            named = named.with_values({"text_columns": (), "source_column": None})
+    if not _has_trained_texts(table, data, reading):
+        named = named.with_values({"text_columns": (), "source_column": None})
+    if named.label_column and reading.label_column is None and not matching_column(named.label_column, table.names):
+        named = named.with_values({"label_column": None})
     if reading.input_column is None and not matching_column(data.input_column or "", table.names):
         named = named.with_values({"input_column": None})
     columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(loaded.recipe.objective))

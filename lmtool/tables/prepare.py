@@ -44,7 +44,7 @@ from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 
 HELD_OUT = "-s data.valid_fraction=0.1"
-NONE_HELD = f"validation: the same, none held out ({HELD_OUT} holds some out)"
+NONE_HELD = f"validation: the training rows, as none are held out ({HELD_OUT} holds some out)"
 
 MOST_VALIDATIONS = 20
 """Validations of a run whose recipe counts epochs between them."""

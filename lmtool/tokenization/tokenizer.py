@@ -172,6 +172,14 @@ class Tokenizer:
         encoding = encoder.encoding_of(self._inner, without_surrogates(text))
         return encoding.ids, encoding.offsets
 
+    def unknown_parts(self, text: str) -> list[str]:
+        """The parts of `text` that are unknown tokens, such as characters, each once. Byte-level BPE knows all."""
+        if self.kind == "bpe":
+            return []
+        ids, places = self.encode_with_places(text)
+        unknown = (text[start:stop] for token, (start, stop) in zip(ids, places, strict=True) if token == self.unk_id)
+        return list(dict.fromkeys(unknown))
+
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Ids of all `texts` in one array, and the number of each text; several times faster than `encode`."""
         return self._encoder(texts)
@@ -212,6 +220,15 @@ class Tokenizer:
             return decoder.decode_bytes(self._bytes, ids)
         stream = self.stream()
         return "".join(map(stream.push, ids)) + stream.flush()
+
+    def n_bytes_at_start(self, token: int) -> int:
+        """The number of bytes of a text that token `token` stands for when the text begins with it."""
+        if self.kind in ("word", "wordpiece"):
+            return len(self.decode([token]).encode())
+        piece = self._bytes[token]
+        if self.kind == "sentencepiece" and self._adds_space:
+            piece = piece.removeprefix(b" ")
+        return len(piece)
 
     def stream(self, shown: Mapping[int, str] | None = None) -> decoder.StreamDecoder:
         """An incremental decoder for one sequence. shown: special tokens that are text as well, with their texts."""

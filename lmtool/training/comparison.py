@@ -71,19 +71,20 @@ class TextResults:
         return {"part": "validation", **asdict(self)}
 
     def lines(self) -> list[str]:
-        """All results as text lines; a model that is worse than counting is told so."""
+        """All results as text lines."""
         ngram, limit = self.ngram_bits_per_byte, self.limit_bits_per_byte
         beside = "" if ngram is None else f"; a {ORDER}-gram model: {ngram:.3f}"
         if self.interpolated_bits_per_byte is not None and self.ngram_weight is not None:
             beside += f"; interpolated with it, weight {self.ngram_weight:.2f}: {self.interpolated_bits_per_byte:.3f}"
         beside += "" if limit is None else f"; the best possible model: {limit:.3f}"
-        lines = [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){beside}"]
-        if ngram is not None and self.bits_per_byte >= ngram:
-            lines.append(
-                f"warning: counting {ORDER}-grams predicts this text better; give more time (--minutes) or more text, "
-                "or take recipe ngram"
-            )
-        return lines
+        return [f"validation: {self.bits_per_byte:.3f} bits per byte (step {self.step}){beside}"]
+
+    def warnings(self) -> list[str]:
+        """A warning where the model is worse than counting."""
+        if self.ngram_bits_per_byte is None or self.bits_per_byte < self.ngram_bits_per_byte:
+            return []
+        fix = "give more time (--minutes) or more text, or take recipe ngram"
+        return [f"counting {ORDER}-grams predicts this text better; {fix}"]
 
 
 def to_count(prepared: Prepared, seed: int) -> Prepared:

@@ -37,11 +37,15 @@ class Started(TrainingEvent):
 
 @dataclass(frozen=True)
 class AlreadyFinished(TrainingEvent):
-    """Training is already complete: all steps are done, or patience has run out."""
+    """Training is already complete: all steps are done, or patience has run out.
+
+    can_go_on: whether it may have more steps, unlike a model that is fitted, or counts its text, once.
+    """
 
     path: Path
     step: int
     early: bool
+    can_go_on: bool = True
 
 
 @dataclass(frozen=True)

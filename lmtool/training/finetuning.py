@@ -21,7 +21,7 @@ from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, ob
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import OF_TABLES, Data
-from lmtool.recipe.spec.training import Tuning
+from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
 from lmtool.tables.columns import RowKind, is_related
@@ -168,9 +168,14 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
     if isinstance(spec, Classification) and spec.contrastive and "objective.contrastive" not in named:
         choice = f"{per_class:.3g} rows of a class: vectors are trained by contrast, then a head is fitted to them; "
         choice += "-s objective.contrastive=false trains both at once, --freeze body the head alone"
-    elif per_class > FEW_OF_CLASS and isinstance(spec, Classification) and resolved.recipe.tuning == Tuning():
-        choice = f"{per_class:.3g} rows of a class: all weights are trained; --freeze body trains the head alone"
+    elif per_class > FEW_OF_CLASS and isinstance(spec, Classification) and _trains_all(resolved.recipe):
+        choice = f"{per_class:,.0f} rows of a class: all weights are trained; --freeze body trains the head alone"
     return FineTuning(resolved, base, tables, choice)
+
+
+def _trains_all(recipe: Recipe) -> bool:
+    """Whether all weights are trained, none frozen, and not the head alone fitted."""
+    return recipe.tuning == Tuning() and not isinstance(recipe.optimizer, Lbfgs)
 
 
 def _embeds(base: Base, data: Data, settings: Sequence[Setting]) -> str:

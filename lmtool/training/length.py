@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from lmtool.compute.processes import World
 from lmtool.objective import Objective
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.recipe.spec.training import Checkpointing, Evaluation
+from lmtool.recipe.spec.training import Checkpointing, Evaluation, Lbfgs
 from lmtool.tables.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Timed
@@ -125,12 +125,23 @@ def with_length(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
     """The recipe with the steps that its epochs and tokens give, and a line on them.
 
     Unchanged, without a line, where it has neither, for a table, whose steps are known when it is read, and with a
-    limit of time, by which `train` sets the steps.
+    limit of time, by which `train` sets the steps. Where a model is fitted or counted at once, a line says that time
+    does not limit it.
     """
-    if recipe.training.minutes is not None or data.unit == "row" or not (limits := _limits(recipe, data)):
-        return recipe, ""
+    untimed = ""
+    if (minutes := recipe.training.minutes) is not None:
+        if is_timed(recipe):
+            return recipe, ""
+        untimed = f"training.minutes {minutes:g} has no effect: the model is fitted at once, not step by step"
+    if data.unit == "row" or not (limits := _limits(recipe, data)):
+        return recipe, untimed
     steps, why = min(limits)
-    return with_known_steps(recipe, steps), f"length: {steps:,} steps, for {why}"
+    return with_known_steps(recipe, steps), f"length: {steps:,} steps, for {why}" + f"; {untimed}" * bool(untimed)
+
+
+def is_timed(recipe: Recipe) -> bool:
+    """Whether steps take time that could limit them: not those of a model that is fitted or counted at once."""
+    return not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
 
 
 def most_steps(recipe: Recipe, data: TrainingData) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import base_of, read_tokenizer, recipe_of, teacher_of, written_recipe
 from lmtool.inference.load import Initialization, features_of
+from lmtool.interop.names import HUB, pointer_of
 from lmtool.interop.reference import find
 from lmtool.printable import counted
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
@@ -20,6 +21,7 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Setting
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Lbfgs
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
@@ -49,11 +51,12 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         if passed:
             yield Info(f"resuming {run.name}, since {', '.join(passed)}")
         reference = str(run.path)
+    if reference.startswith(HUB) and not pointer_of(reference).exists():  # it would be downloaded first
+        raise _without_training(reference)
     named = find(reference)
     run = named.run
     if run.info.origin is not None:
-        fix = "train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN"
-        raise CheckpointError("an imported model has no training to resume", where=str(run.path), fix=fix)
+        raise _without_training(str(run.path))
     written, doubts = written_recipe(named)
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
@@ -71,7 +74,10 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                 # else steps would follow from epochs again
                 recipe = recipe.with_values({"training.epochs": None, "training.min_steps": None})
             changed, now = changes(before, recipe), changes(written, recipe)
-            _refuse(changed, recipe, checkpoint, run)
+            _refuse(changed, before, recipe, checkpoint, run)
+            if "training.steps" in changed and checkpoint.step < before.training.steps:
+                stopped = f"the planned end moves; the run has done {counted(checkpoint.step, 'step')}"
+                changed["training.steps"] += f" ({stopped})"
             resumed = Resumed(checkpoint, TrainingState.read(checkpoint, run.validated, recipe))
             read_tokenizer(run)
             unusable = dict(damaged_records(run))
@@ -91,7 +97,15 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                     run.end("finished")
                 if not recipe.checkpoint.keep_optimizer:
                     run.drop_optimizers()
-                yield AlreadyFinished(run.path, checkpoint.step, resumed.state.is_stale(recipe.evaluation))
+                is_stale = resumed.state.is_stale(recipe.evaluation)
+                can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
+                yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
+
+
+def _without_training(where: str) -> CheckpointError:
+    """The error for a published model, imported or not."""
+    fix = "train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN"
+    return CheckpointError("a published model has no training to resume", where=where, fix=fix)
 
 
 def _continue(
@@ -171,12 +185,15 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
     return data
 
 
-def _refuse(changed: Mapping[str, str], recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
-    """Raise UsageError with the changes that a resumed run does not allow."""
+def _refuse(changed: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
+    """Raise UsageError with the changes that a resumed run does not allow. before: the recipe of the checkpoint."""
     if refused := unchangeable(changed):
         what = f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}"
         fix = f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}"
         raise UsageError(what, where=str(run.recipe_path), fix=fix)
+    if recipe.model.counts and before.training.steps == checkpoint.step < recipe.training.steps:
+        what = f"the whole text was counted in {counted(checkpoint.step, 'step')}, and a token may be counted only once"
+        raise UsageError(what, where="training.steps", fix="omit it; for more text, train a new run")
     if recipe.training.steps < checkpoint.step:
         what = f"training.steps is {recipe.training.steps}, and the run has done {counted(checkpoint.step, 'step')}"
         fix = f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP"

@@ -50,6 +50,7 @@ from lmtool.training.length import (
     LEAST_SHARE,
     FirstSteps,
     Speed,
+    is_timed,
     most_steps,
     timed,
     with_known_steps,
@@ -185,7 +186,7 @@ class _TrainingSession:
         self.initialization, self.limits, self.recipe = initialization, limits, recipe
         self.began: float | None = None
         self.speed: Speed | None = None
-        self.first = None if recipe.model.counts or isinstance(recipe.optimizer, Lbfgs) else FirstSteps.of(recipe)
+        self.first = FirstSteps.of(recipe) if is_timed(recipe) else None
         self.minutes = None if self.first is None else recipe.training.minutes
         self.deadline = math.inf
         self.most, self.limited_by = most_steps(recipe, data)

@@ -10,11 +10,15 @@ import pytest
 
 from lmtool import durable
 from lmtool.checks import cache as module
-from lmtool.checks.cache import KINDS, CacheEntry, find_entries, remove_entry
+from lmtool.checks.cache import KINDS, CacheEntry, describe_entry, find_entries, remove_entry
+from lmtool.data.cached import TOKENS
 from lmtool.data.hub import DATASETS
+from lmtool.data.prepare import encode_files
 from lmtool.durable import TEMPORARY, locked
 from lmtool.errors import UsageError
 from lmtool.interop.names import imports_folder
+from lmtool.recipe.spec.text import CharTokenizer, Data
+from lmtool.tokenization.tokenizer import Tokenizer
 from tests.training.tiny import Work
 
 KEY, SHORT = "0123456789abcdef" * 4, "0123456789abcdef"
@@ -50,6 +54,17 @@ def make_all(folder: Path) -> dict[str, Path]:
 
 def paths(entries: Iterable[CacheEntry]) -> set[Path]:
     return {entry.path for entry in entries}
+
+
+def test_what_tokens_are_of_is_told(folder: Path, tmp_path: Path) -> None:
+    """Their names are checksums."""
+    (tmp_path / "a.txt").write_text("one two\n\nthree", encoding="utf-8")
+    data = Data(split="document", documents="blank-line")
+    encode_files([str(tmp_path / "a.txt")], data, Tokenizer.train(CharTokenizer(kind="char"), ["one two three"]))
+    make(folder / TOKENS / KEY, is_folder=True)
+    (damaged, whole) = sorted(map(describe_entry, find_entries(["tokens"])), key=lambda line: "documents" in line)
+    assert "16 tokens, 2 documents" in whole
+    assert damaged == f"{KEY[:12]}: unfinished, or damaged"
 
 
 def test_each_kind_is_found_and_removed(folder: Path) -> None:

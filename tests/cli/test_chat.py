@@ -203,7 +203,7 @@ def test_a_message_longer_than_the_context_is_told(chat, forgetful):
     ("arguments", "words", "code"),
     [
         (["--greedy", "--top-k", "3"], "greedy contradicts top-k", 2),
-        (["--top-p", "0"], "top_p is 0", 2),
+        (["--top-p", "0"], "--top-p is 0", 2),
         (["--system", "refuse me"], "no, thanks", 3),
         (["--num-beams", "3"], "num-beams", 2),
     ],

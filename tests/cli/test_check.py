@@ -268,7 +268,7 @@ def test_a_table_is_read_as_finetune_reads_it(lmtool, home, n, label):
     held = re.findall(r"validation: ([\d,]+) rows", trained)
     assert held == re.findall(r"validation: ([\d,]+) rows", checked)
     assert bool(held) == (n == 600)
-    assert ("none held out" in checked) == (n == 60)
+    assert ("none are held out" in checked) == (n == 60)
 
 
 # Texts

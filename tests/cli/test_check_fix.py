@@ -105,6 +105,7 @@ def test_nothing_is_overwritten(lmtool, folder):
     failed = lmtool("check", "a.csv", "--fix", "b.csv")
     assert failed.code == 2
     assert "b.removed.jsonl" in failed.err
+    assert not failed.out, "it is refused before anything is checked"
     assert not (folder / "b.csv").exists()
     assert (folder / "b.removed.jsonl").read_text() == "mine"
     assert (folder / "a.csv").read_text() == content

@@ -121,7 +121,7 @@ REFUSED = [
     (("generate", "a", "--complete"), "no form to complete"),
     (("generate", "a", "--choices", "a", "--stop", "b"), "stop strings"),
     (("generate", "a", "--choices", "a", "--prefix", "b"), "prefix"),
-    (("generate", "a", "--choices", "a", "--no-repeat-ngram", "2"), "no_repeat_ngram"),
+    (("generate", "a", "--choices", "a", "--no-repeat-ngram", "2"), "--no-repeat-ngram"),
     (("generate", "a", "--choices", "a", "--num-beams", "2", "--complete"), "beam search"),
     (("generate", "a", "--regex", "a{90}", "--complete", "--max-new-tokens", "9"), "shortest text"),
     (("generate", "--replay", "x.jsonl", "--choices", "a"), "replay"),

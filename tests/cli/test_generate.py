@@ -170,6 +170,14 @@ def test_warnings_are_told_even_when_quiet(load):
     assert call("ciao", "--quiet").stderr == "warning: step-000500 is damaged\n"
 
 
+def test_parts_of_a_prompt_that_are_unknown_are_told_even_when_quiet(load, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "unknown_parts", lambda _, text: [*filter("猫é".count, text)])
+    load(history_model())
+    (line,) = call("a é 猫 é", "--quiet", "--max-new-tokens", "1").stderr.splitlines()
+    assert line.startswith("warning: ")
+    assert "'é', '猫'" in line
+
+
 def test_several_results_are_parted(load):
     load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
     assert call("a", "b", "--greedy").stdout == "a!\n---\nb!\n"
@@ -211,9 +219,12 @@ def test_several_texts_are_whole_on_a_terminal(load, monkeypatch):
         (["a", "--greedy", "--top-k", "3"], "greedy contradicts top-k"),
         (["a", "--greedy", "-n", "2"], "2 samples"),
         (["a", "--prompt-file", "-"], "both"),
-        (["a", "--top-p", "0"], "top_p is 0"),
+        (["a", "--top-p", "0"], "--top-p is 0"),
+        (["a", "--beam-groups", "3"], "--beam-groups is 3, which does not divide --num-beams 4"),
+        (["a", "--temperature", "-1"], "--temperature is -1"),
+        (["a", "--mask", "X"], "omit --mask"),
         (["a", "--seed", "-1"], "seed is -1"),
-        (["a", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["a", "--max-new-tokens", "0"], "--max-new-tokens is 0"),
         (["a", "--stop", ""], "stop string is empty"),
         (["a" * 40], "41 tokens, but the model's context is 32"),
     ],
@@ -428,11 +439,11 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
     [
         (["--temperature", "-1"], ["temperature is -1.0"]),
         (["--temperature", "nan"], ["nan is not a finite number", "--temperature"]),
-        (["--top-p", "0"], ["top_p is 0.0"]),
-        (["--min-p", "2"], ["min_p is 2.0"]),
-        (["--typical-p", "0"], ["typical_p is 0.0"]),
-        (["--num-beams", "0"], ["num_beams is 0"]),
-        (["--num-return", "5"], ["num_return is 5", "num_beams is 4"]),
+        (["--top-p", "0"], ["--top-p is 0.0"]),
+        (["--min-p", "2"], ["--min-p is 2.0"]),
+        (["--typical-p", "0"], ["--typical-p is 0.0"]),
+        (["--num-beams", "0"], ["--num-beams is 0"]),
+        (["--num-return", "5"], ["--num-return is 5", "--num-beams is 4"]),
         (["--num-beams", "4", "--beam-groups", "3", "--diversity", "1"], ["does not divide"]),
         (["--num-beams", "4", "--temperature", "1"], ["beam contradicts temperature"]),
         (["--num-beams", "4", "-n", "2"], ["2 samples", "--num-return"]),
@@ -443,12 +454,12 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
         (["--by", "confidence", "--top-k", "3"], ["confidence contradicts top-k"]),
         (["--by", "gibbs", "--length", "3"], ["bidirectional"]),
         (["--greedy", "--strategy", "beam"], ["greedy contradicts strategy beam"]),
-        (["--min-new-tokens", "300"], ["min_new_tokens is 300"]),
-        (["--max-time", "0"], ["max_time is 0"]),
+        (["--min-new-tokens", "300"], ["--min-new-tokens is 300"]),
+        (["--max-time", "0"], ["--max-time is 0"]),
         (["--logit-bias", "x"], ["not a bias: 'x'"]),
         (["--logit-bias", "x=nan"], ["logit_bias is nan"]),
-        (["--no-repeat-ngram", "-1"], ["no_repeat_ngram is -1"]),
-        (["--repetition-penalty", "0"], ["repetition_penalty is 0"]),
+        (["--no-repeat-ngram", "-1"], ["--no-repeat-ngram is -1"]),
+        (["--repetition-penalty", "0"], ["--repetition-penalty is 0"]),
         (["--rounds", "0"], ["rounds is 0"]),
         (["--replay", "x", "--greedy"], ["--replay takes prompts"]),
         (["--replay", "x", "--draft", "ngram"], ["--replay takes prompts"]),

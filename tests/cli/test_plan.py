@@ -92,6 +92,15 @@ def test_a_run_is_planned_on_a_table(lmtool, run, table):
     assert found["epochs"] == pytest.approx(2, abs=0.7)
 
 
+def test_each_note_has_a_line_of_its_own(lmtool, run, home):
+    """Which run is fine-tuned, and what of it is trained."""
+    lines = [f"a {word} play number {i},{word}" for i in range(150) for word in ("good", "poor")]
+    (home / "many.csv").write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    out = lmtool.succeeds("plan", "many.csv", "-q").out
+    assert "\\n" not in out
+    assert len([line for line in out.splitlines() if line.startswith("note: ")]) == 2
+
+
 def test_a_student_is_planned_with_the_tokenizer_of_its_teacher(lmtool, run, corpus):
     teacher = ("-s", "distillation.teacher=last")
     found = json.loads(lmtool.succeeds("plan", corpus, "--recipe", "tiny", *teacher, *FLAT, "--json", "-q").out)

@@ -13,6 +13,7 @@ from lmtool.cli import progress
 from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
+from lmtool.training.comparison import TextResults
 from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Timed, Warn
 from lmtool.training.fit import Step
 
@@ -303,6 +304,13 @@ def test_quiet_leaves_warnings(stderr):
     ]
 
 
+def test_quiet_leaves_the_warning_of_a_model_that_loses_to_counting(stderr):
+    stream = stderr()
+    tell([started(), TextResults(7, 100, 3.0, 2.5, 2.25, None)], quiet=True)
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("warning: ")
+
+
 def test_a_process_that_only_computes_says_nothing(stderr):
     stream = stderr(80)
     tell(STORY, shown=False)
@@ -317,6 +325,10 @@ def test_a_process_that_only_computes_says_nothing(stderr):
         (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
         (AlreadyFinished(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
         (AlreadyFinished(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
+        (
+            AlreadyFinished(Path("a"), 1, early=False, can_go_on=False),
+            "finished: a has completed its only step, and more",
+        ),
         (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation did not improve; best"),
         (
             Ended("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),

@@ -21,8 +21,8 @@ USAGE, DATA, CHECKPOINT, ENVIRONMENT, NOT_FINITE = 2, 3, 4, 5, 6
 # Text
 
 BAD_TEXTS = {
-    "empty.txt": (b"", ["the file is empty"]),
-    "blank.txt": (b"  \n\n \n", ["the file is empty"]),
+    "empty.txt": (b"", ["the file holds no text"]),
+    "blank.txt": (b"  \n\n \n", ["the file holds no text"]),
     "binary.txt": (b"\x89PNG\r\n\x1a\n\0\0\0", ["binary", "NUL byte at offset 8"]),
     "program": (b"text " * 40_000 + b"\0", ["binary", "NUL byte at offset 200000"]),
     "latin.txt": ("café au lait".encode("latin-1"), ["not valid UTF-8", "0xe9", "offset 3"]),
@@ -556,3 +556,8 @@ def test_numbers_that_no_training_has(lmtool, home, corpus, setting, what):
 def test_a_file_in_place_of_a_command(lmtool, home, corpus):
     lmtool.refuses(USAGE, corpus, words=["no command", f"lmtool pretrain {corpus}"])
     lmtool.refuses(USAGE, "pretrian", corpus, words=["pretrain"])
+
+
+def test_a_published_model_is_not_asked_for_to_be_resumed(lmtool, home, monkeypatch):
+    monkeypatch.setattr("lmtool.interop.importing.download", lambda *_: pytest.fail("it is downloaded"))
+    lmtool.refuses(4, "resume", "hf:some/model", words=["no training to resume", "hf:some/model", "--from"])

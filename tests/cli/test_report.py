@@ -222,6 +222,16 @@ def test_few_rows_are_not_taken_to_rank_runs(lmtool, tables):
     assert "12 rows are too few to tell one from two" in page.read_text()
 
 
+def test_runs_that_are_compared_on_a_table_do_not_lack_one(lmtool, tables):
+    """Though the figures that they have are of different tables."""
+    for name, options in (("one", ("--test", "few.csv")), ("two", ())):
+        lmtool.succeeds("finetune", "train.csv", *LINEAR, *options, "-o", f"runs/{name}")
+    lacking = "the runs have no test figures of the same data"
+    for options, lacks in (((), True), (("--test", "few.csv"), False)):
+        found = json.loads(lmtool.succeeds("runs", "compare", "one", "two", *options, "--json").out)
+        assert any(note.startswith(lacking) for note in found["notes"]) == lacks
+
+
 def test_what_eval_measures_is_listed(lmtool, tables):
     """Unless the run was trained on it, or at another checkpoint than the best one."""
     lmtool.succeeds("finetune", "train.csv", *LINEAR, "-o", "runs/one")
@@ -237,6 +247,8 @@ def test_what_eval_measures_is_listed(lmtool, tables):
     shown = lmtool.succeeds("runs", "show", "one").out.splitlines()
     assert any("few.csv: rows 12, loss " in line for line in shown)
     lmtool.succeeds("check", "one", "-q")
+    keep_evaluation(tables / "runs/one", ["latest"], [], {"step": Run.open(tables / "runs/one").best_step, "rows": 2})
+    assert any("latest: rows 2" in line for line in lmtool.succeeds("runs", "show", "one").out.splitlines())
 
 
 def test_what_few_rows_say_of_a_loss_is_left_open(lmtool, tables):

@@ -55,6 +55,22 @@ def weights(run):
     return (listed(Path(run) / "checkpoints")[-1][1] / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_sweep_is_removed_with_all_of_its_runs(lmtool, home, corpus, inside, others):
+    """And without what is not its own."""
+    lmtool.succeeds("sweep", corpus, *SMALL, "--seeds", "2", "-o", "runs/grid", "-q")
+    folder = home / "runs/grid"
+    if others:
+        (folder / "mine").write_text("mine")
+    lmtool.refuses(2, "runs", "rm", "grid", words=["--yes"])
+    done = lmtool.succeeds("runs", "rm", "grid", "--yes")
+    assert [line.split(",")[0] for line in done.out.splitlines()][:2] == [
+        f"removed runs/grid/seed={seed}" for seed in (1, 2)
+    ]
+    assert ([path.name for path in folder.iterdir()] if folder.exists() else []) == ["mine"] * others
+    assert ("kept in" in done.err) == others
+
+
 def test_each_combination_is_a_run_like_any_other(lmtool, home, corpus, inside):
     values = ["-s", "optimizer.lr=0.01,0.02", "-s", "model.n_layers=1..2", "--seeds", "2"]
     done = lmtool.succeeds("sweep", corpus, *SMALL, *values, "-o", "runs/grid", "--json")

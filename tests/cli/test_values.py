@@ -54,6 +54,21 @@ COMMANDS = {
 """Arguments with which each command begins to work."""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("eval", "last", "a.txt", "--stride", "0"), "the least is 1"),
+        (("serve", "last", "--port", "99999"), "the most is 65535"),
+        (("generate", "a", "--temperature", "x"), "not a number"),
+        (("generate", "a", "--seed", "1.5"), "not a whole number"),
+        (("generate", "a", "--strategy", "x"), "'x' is not one of"),
+    ],
+)
+def test_values_are_refused_in_plain_words(lmtool, home, arguments, words):
+    (where, *_) = lmtool.refuses(2, *arguments, words=[words])
+    assert not any(word in where for word in ("Input should", "Value error", "a valid"))
+
+
 def commands(group, name=""):
     for part, command in getattr(group, "commands", {}).items():
         yield from commands(command, f"{name} {part}".strip())

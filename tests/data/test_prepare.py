@@ -10,7 +10,7 @@ import pytest
 
 from lmtool.data import prepare as prepare_module
 from lmtool.data import store as store_module
-from lmtool.data.prepare import encode_files, prepare, spread_sample
+from lmtool.data.prepare import encode_files, prepare, scored, spread_sample
 from lmtool.data.store import TokenStore
 from lmtool.durable import cache_folder
 from lmtool.errors import DataError, ResourceError, UsageError
@@ -87,6 +87,26 @@ def test_other_tokenizers_give_their_own_ids(kind: str, table: Path, cache: Path
     expected = [[1, *prepared.tokenizer.encode(row), 2] for row in rows_of(table)]
     store = prepared.train
     assert [store.read(*store.document(i)).tolist() for i in range(store.n_documents)] == expected
+
+
+@pytest.mark.parametrize("text", ["猫", "é", "é\u20ac and more", "plain words", "\u200d\U0001f431 cat"])
+def test_the_bytes_of_a_first_token_that_is_not_scored(text: str, tmp_path: Path, cache: Path) -> None:
+    """It may be a part of a character."""
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    tokenizer = Tokenizer.train(BPE, [prose(5_000)])
+    store = encode_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
+    spelled = [tokenizer.spellings()[token][0] for token in tokenizer.encode(text)]
+    assert b"".join(spelled) == text.encode()
+    assert scored(store, tokenizer) == (len(b"".join(spelled[1:])), len(spelled) - 1)
+
+
+@pytest.mark.parametrize("text", ["\ufb03 x", "\u3392", "\ufdfa\ufdfa"])
+def test_normalization_leaves_no_negative_number_of_bytes(text: str, tmp_path: Path, cache: Path) -> None:
+    """A normalized word may have more bytes than the text that it stands for."""
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    tokenizer = Tokenizer.train(WordPieceTokenizer(kind="wordpiece", vocab_size=500), [prose(5_000) + text])
+    store = encode_files([str(tmp_path / "a.txt")], Data(split="slice", documents="whole"), tokenizer)
+    assert 0 <= scored(store, tokenizer)[0] <= len(text.encode())
 
 
 def test_a_long_document_is_framed_once(tmp_path: Path, cache: Path) -> None:

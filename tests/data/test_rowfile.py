@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lmtool.data.corpus import open_corpus
 from lmtool.data.delimited import FIELD_LIMIT, DialectHints
-from lmtool.data.files import BLOCK
+from lmtool.data.files import BLOCK, suffix
 from lmtool.data.hub import fetch
 from lmtool.data.rowfile import open_rows
 from lmtool.data.table import Skipped, open_table
@@ -161,6 +161,21 @@ def outcome(read: Callable[[Path], list[Any]], path: Path) -> list[Any]:
         return read(path)
     except DataError as error:
         return [error.what, error.where]
+
+
+@pytest.mark.parametrize("before", ["", "\ufeff\n"])
+def test_objects_on_lines_are_read_so_whatever_the_name_says(before: str, tmp_path: Path) -> None:
+    """A file of one line may be anything."""
+    lines = [json.dumps({"text": cell}) for cell in CELLS]
+    path = tmp_path / "a.json"
+    path.write_text(before + "\n".join(lines) + "\n", encoding="utf-8")
+    table = open_table(str(path))
+    assert [row.values[0] for row in table.rows()] == CELLS
+    assert suffix(path) == ".jsonl"
+    path.write_text(lines[0])
+    assert suffix(path) == ".txt"
+    with pytest.raises(DataError):
+        open_table(str(path))
 
 
 def test_a_list_of_objects_is_read_as_its_lines_are(tmp_path: Path) -> None:

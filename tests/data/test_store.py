@@ -1,9 +1,13 @@
 """The token store: round trips, shards, crashes, and damaged files."""
 
+import errno
 import json
+import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -301,6 +305,16 @@ def test_only_a_disposable_store_goes_when_it_is_damaged(tmp_path: Path) -> None
         TokenStore(store.path, disposable=True).verify()
     assert "run the command again" in caught.value.fix
     assert not (store.path / "store.json").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+def test_an_error_of_the_system_is_no_damage(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write(tmp_path / "store", chunks(10))
+    with monkeypatch.context() as patch:
+        patch.setattr("lmtool.durable.map_file", Mock(side_effect=OSError(code, os.strerror(code))))
+        with pytest.raises(ResourceError, match=re.escape(os.strerror(code))):
+            TokenStore(store.path, disposable=True)
+    TokenStore(store.path).verify()
 
 
 @pytest.mark.parametrize("rows", ["backwards", "negative", "too far"])

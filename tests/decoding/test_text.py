@@ -30,6 +30,9 @@ class ByteTokenizer:
     def encode(self, text):
         return [SPECIAL + byte for byte in text.encode()]
 
+    def unknown_parts(self, text):
+        return []
+
     def piece(self, token):
         return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
 

@@ -22,6 +22,7 @@ from lmtool.export import exporting
 from lmtool.export.exporting import export
 from lmtool.inference.base import Base
 from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.perplexity import EvaluationText, measure
 from lmtool.model.heads import Classifier, Tagger
 from lmtool.recipe.load import load
 from lmtool.recipe.spec.recipe import Recipe
@@ -242,6 +243,22 @@ def test_generation(case: str, tmp_path: Path) -> None:
 
 
 # Files
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gpt2 of one stream", "llama"])
+def test_texts_are_evaluated_like_those_of_the_run(case: str, tmp_path: Path) -> None:
+    """As documents between [BOS] and [EOS], or as one text without them."""
+    _, recipe, kind = CASES[case]
+    if case == "gpt2 of one stream":
+        recipe = recipe.with_values({"data.split": "slice", "data.documents": "whole"})
+    run = made(tmp_path / "run", recipe, tokenizer_of(kind))
+    export(str(run), tmp_path / "out")
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS), encoding="utf-8")
+    (mine, theirs) = (
+        measure(str(name), EvaluationText([str(tmp_path / "text.txt")])).perplexity for name in (run, tmp_path / "out")
+    )
+    assert (theirs.tokens, theirs.n_bytes) == (mine.tokens, mine.n_bytes)
+    assert theirs.loss == pytest.approx(mine.loss, rel=1e-4)
 
 
 @pytest.mark.sampled(2)

@@ -121,6 +121,7 @@ REFUSALS: dict[str, Refusal] = {
         (),
         ("exists already", "things.labelled.csv"),
     ),
+    "a class is named twice": (2, lambda: things(ROWS), ("--labels", "a,b, a"), ("twice", "--labels")),
     "the result is no CSV": (2, lambda: things(ROWS), ("-o", "out.xlsx"), (".csv",)),
     "another table": (
         2,

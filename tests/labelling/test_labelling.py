@@ -79,6 +79,20 @@ def test_labels_of_the_table_are_answers_and_stay_in_their_column(begin: Begin, 
     ]
 
 
+def test_labels_are_found_by_the_cells_of_a_column(begin: Begin, tmp_path: Path) -> None:
+    """Where its name does not tell; what has other cells in each row is none."""
+    rows = [f"{i},{text},{mood}" for i, (mood, text) in enumerate(TEXTS)]
+    labelling = begin(write(tmp_path / "moods.csv", rows, "number,text,mood"))
+    assert labelling.table.label == "mood"
+    assert len(labelling.answers()) == len(TEXTS)
+
+
+def test_a_column_that_is_no_label_is_not_taken_for_one(begin: Begin, tmp_path: Path) -> None:
+    labelling = begin(write(tmp_path / "own.csv", [f"{i}-x,{text}" for i, (_, text) in enumerate(TEXTS)], "own,text"))
+    assert labelling.table.label == "label"
+    assert not labelling.answers()
+
+
 def test_two_windows_get_different_rows_and_never_overwrite_each_other(table: Path, begin: Begin) -> None:
     labelling = begin(table)
     windows = {name: labelling.next(name)["row"] for name in "abcdefgh"}

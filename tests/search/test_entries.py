@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmtool.errors import DataError, UsageError
+from lmtool.recipe.load import load
+from lmtool.recipe.spec.objective import Classification, Embedding, Seq2Seq
 from lmtool.recipe.spec.text import Data
-from lmtool.search.entries import Entry, as_csv, as_json_lines, read_entries
+from lmtool.search.entries import Entry, as_csv, as_json_lines, columns_of_texts, read_entries
 from tests.errors import refuses
 
 ROWS = [("k1", "Cats", "They purr."), ("k2", "", "No title."), ("k3", " ", ""), ("k4", "Été", 'A "quoted", thing')]
@@ -43,17 +45,40 @@ def test_a_line_or_a_row_is_a_text_unless_it_is_blank(folder):
     ], "the number of a row is that which all commands tell"
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet"])
 def test_columns_are_joined_and_ids_are_those_of_a_column(folder, name):
     path, rows = folder / name, [dict(zip(("Key", "title", "text"), row, strict=True)) for row in ROWS]
     if name == "a.jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif name == "a.json":
+        path.write_text(json.dumps(rows))
     elif name == "a.parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         write(path, delimiter="\t" if name == "a.tsv" else ",")
     read = entries(name, id_column="key", text_columns=("Title", "text"))
     assert read == [Entry(key, name, text) for key, text in zip(("k1", "k2", "k4"), BOTH, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "objective", "read"),
+    [
+        ({"text_columns": ("TITLE",)}, Classification(kind="classification"), ["Cats", "Été"]),
+        ({"text_columns": ("title", "text")}, Classification(kind="classification"), BOTH),
+        ({"text_columns": ("title", "text")}, Embedding(kind="embedding"), ["They purr.", "No title.", ROWS[3][2]]),
+        ({"text_columns": ("said",)}, Classification(kind="classification"), ["They purr.", "No title.", ROWS[3][2]]),
+        ({"source_column": "title", "target_column": "text"}, Seq2Seq(kind="seq2seq"), ["Cats", "Été"]),
+    ],
+)
+def test_texts_are_those_of_the_columns_that_the_run_was_trained_on(folder, columns, objective, read):
+    """Where the table has them; of related texts of a row each is a text of its own."""
+    write(folder / "a.csv")
+    recipe = load("transformer-tiny", []).recipe
+    recipe = recipe.with_values({"data": Data(**columns), "objective": objective})
+    found = read_entries(["a.csv"], Data(), usual=columns_of_texts(recipe))
+    assert [entry.text for entry in found] == read
+    (named,) = [entry.text for entry in read_entries(["a.csv"], Data(text_columns=("key",)), usual=("title",))][:1]
+    assert named == "k1"
 
 
 def test_numbers_are_ids_as_they_are_written(folder):

@@ -314,7 +314,7 @@ def of_pairs(work: Work, *overrides: str) -> Any:
 
 def test_rows_that_are_to_be_learnt_are_all_trained_on_and_measured(work: Work) -> None:
     events = of_pairs(work, "data.valid_fraction=0", "training.epochs=1")
-    assert any("none held out" in line and "data.valid_fraction" in line for line in events[0].data)
+    assert any("none are held out" in line and "data.valid_fraction" in line for line in events[0].data)
     (results,) = [event for event in events if isinstance(event, Results)]
     assert (results.part, results.rows) == ("held-out quarter", 8)
     assert ended(events).step == 4

@@ -95,6 +95,20 @@ def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pyte
             assert shown == pytest.approx(expected, rel=1e-3)
 
 
+def test_columns_under_other_names_are_inferred(work: Work) -> None:
+    """Those of texts, of labels, or both; a line says which."""
+    loaded, table = learned(work, "class")
+    (expected,) = measure_tables(loaded, [str(table)])
+    header, *rows = table.read_text().splitlines()
+    told: list[str] = []
+    for other in ("id,review,label", "id,text,sentiment", "id,review,sentiment"):
+        (work.folder / "other.csv").write_text("\n".join([other, *rows]) + "\n")
+        (found,) = measure_tables(loaded, [str(work.folder / "other.csv")], tell=told.append)
+        assert found.record() == expected.record()
+    assert len(told) == 3
+    assert header == "id,text,label"
+
+
 def test_bad_rows_are_told_or_counted(work: Work) -> None:
     loaded, table = learned(work, "class")
     table.write_text(table.read_text() + "24,a,b,c\n25,the cat,a\n")

@@ -125,6 +125,21 @@ def test_characters_are_lossless_but_for_the_unknown() -> None:
     assert chars.vocab_size == 10 + len(set(text))
 
 
+@pytest.mark.parametrize(
+    ("spec", "unknown"),
+    [
+        (CharTokenizer(kind="char"), ["Z", "猫", "!"]),
+        (WordTokenizer(kind="word", vocab_size=20), ["Z", "猫", "!"]),
+        (WordPieceTokenizer(kind="wordpiece", vocab_size=100), ["Z", "猫", "!"]),
+        (BpeTokenizer(vocab_size=300), []),
+    ],
+)
+def test_parts_that_are_unknown_are_named_once(spec: TokenizerSpec, unknown: list[str]) -> None:
+    tokenizer = Tokenizer.train(spec, ["a cat sat a cat"])
+    assert tokenizer.unknown_parts("a Z cat 猫 sat Z !") == unknown
+    assert tokenizer.unknown_parts("a cat") == []
+
+
 def test_lone_surrogates_become_replacement_characters() -> None:
     assert BPE.decode(BPE.encode("a\ud800b")) == "a\ufffdb"
 

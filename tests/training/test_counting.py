@@ -12,6 +12,7 @@ from lmtool.inference.load import build_model, load_run
 from lmtool.model import NGramModel
 from lmtool.objective import Cut
 from lmtool.recipe.load import load
+from lmtool.training.events import AlreadyFinished
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
 from tests.training.tiny import MemoryStore, Work, after, documents, ended, lasting, metrics, no_report
@@ -90,6 +91,7 @@ def test_nothing_is_counted_twice(work: Work) -> None:
     work.pretrain(*NGRAM)
     with pytest.raises(UsageError, match="counted in 5 steps"):
         work.resume("training.steps=+5")
+    assert work.resume() == [AlreadyFinished(work.run(), 5, early=False, can_go_on=False)]
 
 
 def test_from_a_run_the_other_text_is_added_whole(work: Work) -> None:

@@ -10,6 +10,7 @@ from lmtool.recipe.load import settings_of
 from lmtool.sweeping.sweep import Typed
 from lmtool.training import finetuning
 from lmtool.training.finetuning import plan_finetuning
+from tests.training.tiny import Work
 
 
 @pytest.fixture
@@ -95,6 +96,15 @@ def test_a_sweep_over_features_chooses_none(folder: Path) -> None:
     path = str(table(folder / "rows.csv", 600, "ending"))
     typed, _, _ = Typed([path], None, None, []).planned({"model.ngrams": ["1", "2"]}, pytest.fail)
     assert typed.fixed == []
+
+
+def test_a_linear_model_whose_head_is_fitted_is_not_said_to_be_trained_whole(tmp_path: Path) -> None:
+    rows = [f"a {word} play {i},{word}" for i in range(100) for word in ("good", "bad")]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    work = Work(tmp_path / "work")
+    work.learn_table("linear", tmp_path / "t.csv")
+    plan = plan_finetuning(str(work.run()), None, settings_of([f"data.train={tmp_path / 't.csv'}"]))
+    assert "weights" not in plan.choice
 
 
 @pytest.mark.parametrize("recipe", [None, "linear"])

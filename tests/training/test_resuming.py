@@ -221,6 +221,21 @@ def test_so_it_is_where_the_run_is_finished(key: str, bases: Bases) -> None:
     assert work.resume() == [AlreadyFinished(work.run(), written(work.run()).training.steps, early=False)]
 
 
+def test_what_is_fitted_once_does_not_go_on(work: Work) -> None:
+    rows = [f"the cat {'ran home' if i % 2 else 'sat'} {i % 5},{'ab'[i % 2]}" for i in range(40)]
+    (work.folder / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    work.learn_table("linear", work.folder / "table.csv")
+    assert work.resume() == [AlreadyFinished(work.run(), 1, early=False, can_go_on=False)]
+
+
+@pytest.mark.parametrize(("name", "tells"), [("stopped", True), ("finished", False)])
+def test_more_steps_of_a_stopped_run_count_from_its_planned_end(bases: Bases, name: str, tells: bool) -> None:
+    told = bases.of("training.steps", name).resume("training.steps=+3")
+    (change,) = (change for change in told[0].changes if change.startswith("training.steps"))
+    assert change.startswith("training.steps 12 -> 15")
+    assert ("6 steps" in change) == tells
+
+
 # What each does
 
 

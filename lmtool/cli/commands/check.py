@@ -58,6 +58,7 @@ def check(
     lmtool check book.txt --tokenizer last --json
     lmtool check --device
     """
+    from lmtool.data.files import unpacked_name
     from lmtool.interop.names import HUB
     from lmtool.interop.reference import run_of
 
@@ -78,7 +79,10 @@ def check(
         raise UsageError("--near needs --run, whose vectors are compared", fix="name one: --run RUN")
     if fix is not None and names and Path(names[0]).is_dir():
         raise UsageError("--fix needs a table, not a folder", where=names[0], fix="name a table")
-    check_new(fix)
+    log = None if fix is None else fix.with_suffix(".removed.jsonl")
+    if fix is not None and names:
+        check_new(fix, *filter(None, [Path(unpacked_name(Path(names[0]))).suffix]))
+        check_new(log)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
     others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
     settings = settings_in(options, READING, *others, overrides=overrides)
@@ -89,16 +93,12 @@ def check(
         reports.append(check_cache())
     for checked in reports:
         _show(checked, as_json)
-    if fix is not None:
+    if fix is not None and log is not None:
         from lmtool.checks.fixing import write_fixed
-        from lmtool.data.files import unpacked_name
         from lmtool.recipe.load import settings_of
 
         # no rows are held out of the table that is fixed
         recipe = _recipe([*settings, *settings_of(["data.valid_fraction=0"])])
-        log = fix.with_suffix(".removed.jsonl")
-        check_new(fix, Path(unpacked_name(Path(recipe.data.train[0]))).suffix)
-        check_new(log)
         model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
         n_gone = write_fixed(recipe, fix, log, model)
         if as_json:

@@ -13,6 +13,7 @@ from lmtool.errors import UsageError
 from lmtool.printable import counted
 
 if TYPE_CHECKING:
+    from lmtool.recipe.spec.recipe import Recipe
     from lmtool.search.entries import Entry
 
 
@@ -53,7 +54,7 @@ def embed(
     check_new(output, ".npz", ".jsonl")
     loaded = open_model(run, device, precision)
     describe(loaded, quiet or output is None)
-    texts = (entry.text for entry in _read(text, typed, loaded.recipe.data.column, reading))
+    texts = (entry.text for entry in _read(text, typed, loaded.recipe, reading))
     embedded = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main():
         for line in embedding.as_lines(embedded):
@@ -64,13 +65,15 @@ def embed(
     put_data(output)
 
 
-def _read(files: list[str] | None, typed: list[str] | None, column: str, reading: dict[str, Any]) -> "Iterator[Entry]":
+def _read(
+    files: list[str] | None, typed: list[str] | None, recipe: "Recipe", reading: dict[str, Any]
+) -> "Iterator[Entry]":
     """The texts that are typed, then those of files, by default of standard input; bad rows that are skipped are told.
 
-    column: of tables, unless the options of reading name others.
+    recipe: of the run, whose columns are read of tables, unless the options of reading name others.
     """
     from lmtool.recipe.load import Setting
-    from lmtool.search.entries import Entry, read_entries
+    from lmtool.search.entries import Entry, columns_of_texts, read_entries
 
     sources = files or ([] if typed else ["-"])
     stated = settings_in(reading, OF_TEXTS)
@@ -79,8 +82,9 @@ def _read(files: list[str] | None, typed: list[str] | None, column: str, reading
             f"{stated[0].flag} is for files and tables, and there are only typed texts", fix="leave it out"
         )
     yield from (Entry("", "", text) for text in typed or [])
-    data = as_data([*stated, Setting("data.column", column, "")])
-    describe_skipped((yield from read_entries(sources, data, reading.get("id_column"))))
+    data = as_data([*stated, Setting("data.column", recipe.data.column, "")])
+    usual = columns_of_texts(recipe)
+    describe_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
 
 
 @sets(OF_TEXTS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))})
@@ -114,7 +118,7 @@ def index(
     if texts:
         loaded = open_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
         describe(loaded, quiet)
-        entries = list(_read(texts, None, loaded.recipe.data.column, reading))
+        entries = list(_read(texts, None, loaded.recipe, reading))
         with Display(shown=True, quiet=quiet) as display:
             counts = indexing.add(output, loaded, entries, display.report)
     else:
@@ -161,7 +165,7 @@ def query(
     opened = open_index(index, run, rerank=rerank, device=device)
     if STDIN in (queries or ()):
         queries, query_file = [text for text in queries or () if text != STDIN], [*(query_file or ()), STDIN]
-    texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe.data.column, reading)]
+    texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe, reading)]
     if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
         raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")
     answers = opened.answers(texts, k)

@@ -19,7 +19,7 @@ from lmtool.cli.arguments import (
     TypedText,
 )
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_result, warn, warn_of_leaks
+from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_result, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display
 from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 from lmtool.errors import NumericalError, UsageError
@@ -158,7 +158,8 @@ def evaluate(
         model = opened(run)
         describe(model, quiet)
         with table_files(text or (), data.encoding) as sources:
-            each = measure_tables(model, sources, task, data, skipped, costs)
+            shows = is_main() and not quiet
+            each = measure_tables(model, sources, task, data, skipped, costs, tell if shows else lambda line: None)
             for source, results in zip(text or (), each, strict=True):
                 leaks = warn_of_leaks(model, (item.named for item in results.items))
                 if is_main() and costs is None:

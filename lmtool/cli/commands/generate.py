@@ -12,7 +12,17 @@ import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, put, put_data, put_json, tell, warn, warn_of_cut_forms
+from lmtool.cli.output import (
+    check_new,
+    describe,
+    put,
+    put_data,
+    put_json,
+    tell,
+    warn,
+    warn_of_cut_forms,
+    warn_of_unknown,
+)
 from lmtool.cli.settings import form_in, with_settings
 from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
@@ -144,6 +154,7 @@ def generate(
         echoed = generator.echoed(prompts[0], settings, echo)
         completions = _streamed(echoed, generator.generate(prompts, settings, options))
     describe(generator.loaded, quiet, f"seed {settings.seed}")
+    warn_of_unknown(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
     drafting = []
     if generator.drafter is not None:
         warn(generator.drafter.warnings)

@@ -72,7 +72,9 @@ def predict(
 
     ending = "" if output is None else output.suffix.lower()
     if ending == ".parquet":
-        raise UsageError("predictions are written as text", where=str(output), fix="end its name with .csv or .jsonl")
+        raise UsageError(
+            "predictions are written as text", where=str(output), fix="end its name with .csv, .jsonl or .json"
+        )
     if as_json and ending not in ("", ".jsonl", ".json"):
         raise UsageError(f"--json contradicts a {ending} file", where=str(output), fix="end its name with .jsonl")
     as_json |= ending in (".jsonl", ".json")

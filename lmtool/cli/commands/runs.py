@@ -75,7 +75,10 @@ def show(run: RunName = "last", json: Json = False) -> None:
         ("model", summary.model),
         ("step", str(summary.step)),
         ("result", _result(summary)),
-        *(("test", _figures(figures, source.removesuffix("test").strip())) for source, figures in summary.test.items()),
+        *(
+            ("test", _figures(figures, f" {source}".removesuffix(" test").strip()))
+            for source, figures in summary.test.items()
+        ),
         (f"{part} loss", _loss(summary.valid_loss)),
         (f"lowest {part} loss", _loss(summary.best_valid_loss)),
         ("size", decimal(summary.bytes)),
@@ -150,9 +153,10 @@ def compare(
         )
     (test,) = with_stdin("table", test)
     histories = [History.of(find(run).run) for run in runs]
-    different, notes = differences(histories), doubts(histories)
+    different = differences(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
     tested += [] if suite is None else _compared_on_suite((suite, task), runs, json)
+    notes = doubts(histories, are_tested=bool(tested))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
         tests = {"tests": [one.record() for one in tested]} if tested else {}
@@ -237,13 +241,13 @@ def merge(
 
 
 def rm(
-    runs: list[str] | None = argument("RUN", "Names or directories of runs, or last."),
+    runs: list[str] | None = argument("RUN", "Names or directories of runs or sweeps, or last."),
     older_than: str | None = option(
         "AGE", "Instead of RUN: all runs last used so long ago, such as 12h, 30d or 8w; imported ones stay."
     ),
     yes: bool = flag("Do not ask.", "--yes", "-y"),
 ) -> None:
-    """Remove runs with all their checkpoints, after asking. A run that is in use is never removed.
+    """Remove runs with all their checkpoints, after asking; of a sweep all runs. A run in use is never removed.
 
     Examples:
     lmtool runs rm 2026-11-20-tiny-7f3a last
@@ -251,11 +255,16 @@ def rm(
     """
     from lmtool.run import removal
     from lmtool.run.listing import size_of
+    from lmtool.sweeping.folder import find_sweep, remove_sweep, runs_of_sweep
 
     if bool(runs) == (older_than is not None):
         raise UsageError("give the runs to remove, or --older-than", fix="see lmtool runs rm --help")
+    sweeps: dict[Path, list[Path]] = {}
     if older_than is None:
-        paths = removal.named_runs(runs or ())
+        found = {name: find_sweep(name) for name in runs or ()}
+        sweeps = {folder: runs_of_sweep(folder) for folder in found.values() if folder is not None}
+        alone = [name for name, folder in found.items() if folder is None]
+        paths = removal.named_runs([*alone, *(str(path) for inside in sweeps.values() for path in inside)])
     else:
         paths = removal.runs_older_than(removal.parse_age(older_than))
         if not paths:
@@ -271,6 +280,9 @@ def rm(
         put(f"removed {path}, {decimal(size)} freed")
         if path.exists():
             tell(f"kept in {path}: files that are not the run's")
+    for folder, inside in sweeps.items():
+        if not remove_sweep(folder, inside):
+            tell(f"kept in {folder}: files that are not the sweep's")
     if len(paths) > 1:
         put(f"{decimal(freed)} freed in all")
 
@@ -343,10 +355,10 @@ def cache(
 
 def _rows_of_cache(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
     """The columns of each entry of the cache, or of all entries of a kind together, the last used first."""
-    from lmtool.checks.cache import KINDS
+    from lmtool.checks.cache import KINDS, describe_entry
 
     if single:
-        return [[plain(entry.path.name), decimal(entry.size), _time(entry.used.isoformat())] for entry in entries]
+        return [[plain(describe_entry(one)), decimal(one.size), _time(one.used.isoformat())] for one in entries]
     rows = []
     for kind in KINDS:
         if some := [entry for entry in entries if entry.kind == kind]:

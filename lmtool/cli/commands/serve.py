@@ -11,6 +11,7 @@ from lmtool.cli.output import check_new, describe, describe_skipped, open_model,
 from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in, with_stdin
 from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import ResourceError, UsageError
+from lmtool.printable import counted
 
 
 def serve(
@@ -100,6 +101,7 @@ def label(
     _check_installed("label")
 
     from lmtool.checksum import sha256_of_file
+    from lmtool.data.files import shown
     from lmtool.data.table import Skipped
     from lmtool.labelling.journal import Journal
     from lmtool.labelling.labelling import Labelling
@@ -108,10 +110,16 @@ def label(
     from lmtool.labelling.table import TableToLabel
 
     data = as_data(settings_in(reading))
+    names = [name for part in labels.split(",") if (name := part.strip())]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"the class {shown(twice)} is named twice", where=f"--labels {labels}", fix="name it once")
     (table,) = with_stdin("table", table)
     skipped = Skipped() if data.skip_bad_rows else None
     rows = TableToLabel.read(table, data, multi, skipped, output)
     describe_skipped(skipped)
+    n_labelled = sum(labels is not None for labels in rows.labels)
+    if n_labelled and data.label_column is None and not quiet:
+        tell(f"column {shown(rows.label)} has {counted(n_labelled, 'label')}; --label-column NAME begins another one")
     journal = rows.output.with_suffix(".answers.jsonl")
     if not journal.exists():
         check_new(rows.output, ".csv")
@@ -120,7 +128,6 @@ def label(
     if loaded is not None:
         describe(loaded, quiet)
     features = features_of([" ".join(texts) for _, texts in rows.rows], loaded)
-    names = [name for part in labels.split(",") if (name := part.strip())]
     labelling = Labelling(rows, Journal(journal, head), features, names)
 
     def told(line: str) -> None:
