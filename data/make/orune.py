@@ -3,15 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import translation_words as words
 from language import (
     ASPECTS,
-    CLASS_OF,
     CLASSES,
-    EXCEPTIONS,
     LINKS,
     PERSONS,
     PRONOUN_MARKS,
+    QUESTION,
     TENSES,
     VERBAL,
     Form,
@@ -28,8 +26,7 @@ from language import (
     pronoun,
     root,
 )
-
-QUESTION = {"where": "yoma", "when": "yoti", "why": "yonu", "how many": "yomi"}
+from vocabulary import TIME, VERB
 
 
 @dataclass
@@ -165,7 +162,7 @@ def assemble(
 
 def time(node: Any) -> list[Form]:
     _, tense, key = leaf(node.kids[0])
-    roots = next(entry.roots for entry in words.TIME[tense] if entry.key == key)
+    roots = next(entry.roots for entry in TIME[tense] if entry.key == key)
     if roots[-1] == "in":
         return [case_form(((root("t." + roots[0]), roots[0]),), False, "LOC")]
     return [plain("t", piece) for piece in roots]
@@ -199,7 +196,7 @@ def phrase(node: Any) -> Phrase:
 
 def verb_of(node: Any) -> Phrase:
     _, key, _ = leaf(node.kids[0])
-    *modifiers, head = next(verb.roots for verb in words.VERB[node.symbol[1]] if verb.key == key)
+    *modifiers, head = next(verb.roots for verb in VERB[node.symbol[1]] if verb.key == key)
     return Phrase(manner=[plain("m", piece) for piece in modifiers], stem=[(root("v." + head), key_gloss(head))])
 
 
@@ -245,10 +242,15 @@ def complement(kids: Any) -> Phrase:
     be = [(root("v.be"), "be")]
     if kids[0].symbol[0] == "LOC":
         return Phrase(place=place(kids[0]), stem=be)
-    _, key, material, _, cat = leaf(kids[2].kids[0])
-    mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), False)
-    noun = noun_forms(key, material, False, "NOM")
-    return Phrase(object=noun + [agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in kids[1].kids], stem=be)
+    return Phrase(object=with_adjectives(kids[2], kids[1].kids, False, "NOM")[0], stem=be)
+
+
+def with_adjectives(noun: Any, adjectives: Any, plural: bool, case: str) -> tuple[list[Form], str]:
+    """A noun and its adjectives, and its mark."""
+    _, key, material, _, cat = leaf(noun.kids[0])
+    mark = marker(key, cat, plural)
+    said = [agreeing(root("a." + leaf(one)[1]), leaf(one)[1], mark) for one in adjectives]
+    return noun_forms(key, material, plural, case) + said, mark
 
 
 def relative(node: Any, mark: str) -> list[Form]:
@@ -266,11 +268,7 @@ def open_question(node: Any) -> list[Form]:
     if asked == "who":
         return verbal(rest[0], [Form("yora", "who")], "na")
     if asked in ("whose", "which"):
-        _, key, material, _, cat = leaf(rest[1].kids[0])
-        mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), False)
-        said = noun_forms(key, material, False, "NOM") + [
-            agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in rest[0].kids
-        ]
+        said, mark = with_adjectives(rest[1], rest[0].kids, False, "NOM")
         said = [Form("yoras", "who-GEN"), *said] if asked == "whose" else [*said, agreeing("yo", "which", mark)]
         return verbal(rest[2], said, mark)
     *counted, aux, subject, verb, _ = rest
@@ -282,14 +280,7 @@ def open_question(node: Any) -> list[Form]:
     elif asked == "where":
         said.place = [Form(QUESTION[asked], asked)]
     elif asked == "how many":
-        _, key, material, _, cat = leaf(counted[1].kids[0])
-        mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), True)
-        noun = noun_forms(key, material, True, "ACC")
-        said.object = [
-            Form(QUESTION[asked], asked),
-            *noun,
-            *(agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in counted[0].kids),
-        ]
+        said.object = [Form(QUESTION[asked], asked), *with_adjectives(counted[1], counted[0].kids, True, "ACC")[0]]
     else:
         said.before.insert(0, Form(QUESTION[asked], asked))
     return assemble(*nominal(subject, "NOM"), finite([aux], ""), said)
@@ -339,8 +330,8 @@ def nominal(node: Any, case: str) -> tuple[list[Form], str]:
                 more, mark = nominal(kid, case)
                 said, marks = said + more, [*marks, mark]
         classes = {cls for cls, pair in CLASSES.items() for mark in marks if mark in pair}
-        cls = classes.pop() if len(classes) == 1 else 1 if 1 in classes else 4
-        return [*said, Form("so", "both")], marker(cls, True)
+        cls = classes.pop() if len(classes) == 1 else "1" if "1" in classes else "4"
+        return [*said, Form("so", "both")], CLASSES[cls][True]
     return described(node, case)
 
 
@@ -348,7 +339,7 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
     """BASE or SPOT: determiner, adjectives and noun."""
     before: list[Form] = []
     after: list[tuple[str, str]] = []
-    adjectives: list[str] = []
+    adjectives: Any = ()
     determined = False
     for kid in node.kids:
         kind, meaning = kid.symbol[0], leaf(kid)
@@ -359,7 +350,7 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
             before += numeral(int(leaf(kid.kids[0])[1]))
             determined = True
         elif kind == "A":
-            adjectives += [leaf(grandchild)[1] for grandchild in kid.kids]
+            adjectives = kid.kids
         elif meaning:
             determined = True
             word = {"these": "this", "those": "that"}.get(meaning[0], meaning[0])
@@ -370,15 +361,12 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
             elif word != "the":
                 after.append((root("q." + word), word))
         else:
-            _, key, material, num, cat = leaf(kid.kids[0])
-    plural = num == "p"
-    mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), plural)
-    of_all = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), True)
-    said = noun_forms(key, material, plural, case)
-    said += [agreeing(root("a." + adjective), adjective, mark) for adjective in adjectives]
+            noun = kid
+    _, key, _, num, cat = leaf(noun.kids[0])
+    said, mark = with_adjectives(noun, adjectives, num == "p", case)
     said += [agreeing(shape, gloss, mark) for shape, gloss in after]
     if not determined:
-        said.append(agreeing("i", "INDEF", of_all))
+        said.append(agreeing("i", "INDEF", marker(key, cat, True)))
     return before + said, mark
 
 

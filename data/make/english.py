@@ -4,38 +4,35 @@ A symbol is a tuple: its kind, then features (category, number, form of the verb
 `expand(symbol)` lists what a symbol may become: (weight, symbols). What could be read in two ways is not written: what
 follows a relative clause never belongs to the main one, and "with" always describes the noun before it.
 
-Features: cat is a category of NOUNS; sem is the category of a subject; pn is person and number (1s 2 1p 3s 3p); level
-says how deep clauses may nest; form is base, third, past, participle, ing, and two that are spelt as base is: infinitive after "to", imperative.
+Features: cat is a category of NOUN; sem is the category of a subject; pn is person and number (1s 2 1p 3s 3p); level
+says how deep clauses may nest; form is base, third, past, participle, ing, and two that are spelt as base is: infinitive
+after "to", imperative.
 """
 
 from functools import cache
 
-import translation_words as words
-from translation_phrases import (
-    PRONOUNS,
-    SUBJECTS,
-    Rules,
-    Symbol,
-    adjectives,
-    base,
-    cat_of,
-    coordination,
-    noun_phrase,
-    nouns,
-    object_of,
-    owner,
-    path,
-    place,
-    spot,
-    spots,
-    w,
-)
+from vocabulary import LISTS, NOUN, NUMBERS, SPOTS, TIME, VERB, comparative
+from words import table
 
+Symbol = tuple
+Rules = list[tuple[float, tuple[Symbol, ...]]]
+
+HUMAN = ("m", "f", "p", "h")
+PRONOUNS = {row.subject: row for row in table(LISTS["pronouns"])}
+SUBJECTS = [(row.cat, row.num, float(row.weight)) for row in table(LISTS["subjects"])]
 FORMS = ("base", "third", "past", "participle", "ing")
 BE = {"past": {"1s": "was", "3s": "was"}, "pres": {"1s": "am", "3s": "is"}}
-NOT_WANTED = {key.replace("_", " ") for key in words.NOT_WANTED.split()}
-NOT_ORDERED = NOT_WANTED | {*words.NOT_ORDERED.split()}
-NO_MANNER = NOT_ORDERED | words.STATIVE | {*words.NO_MANNER.split()}
+NOT_WANTED, STATIVE = {*LISTS["not_wanted"]}, {*LISTS["stative"]}
+NOT_ORDERED = NOT_WANTED | {*LISTS["not_ordered"]}
+NO_MANNER = NOT_ORDERED | STATIVE | {*LISTS["no_manner"]}
+
+
+def w(text: str, *meaning: str) -> Symbol:
+    return ("w", text, meaning or (text,))
+
+
+def cat_of(sem: str) -> str:
+    return "h" if sem in HUMAN else sem
 
 
 def be(tense: str, pn: str) -> str:
@@ -45,7 +42,7 @@ def be(tense: str, pn: str) -> str:
 @cache
 def subjects(level: int) -> list[tuple[float, str, str, Symbol]]:
     """(weight, pn, sem, symbol) of every kind of subject."""
-    found = [(1.0, *PRONOUNS[text], w(text, "subject", text)) for text in PRONOUNS]
+    found = [(1.0, row.pn, row.sem, w(text, "subject", text)) for text, row in PRONOUNS.items()]
     found += [(6.0, "3s", sex, ("NAME", sex)) for sex in "mf"]
     found += [(p, "3" + num, "p" if cat == "k" else cat, ("NP", cat, num, level)) for cat, num, p in SUBJECTS]
     return [*found, (2.0, "3p", "h", ("CO", "h")), (0.8, "3p", "a", ("CO", "a")), (0.4, "3p", "t", ("CO", "t"))]
@@ -126,7 +123,7 @@ def finite(pn: str, sem: str, tense: str, level: int, timed: bool = False) -> Ru
         add(5, present, time="habit")
         add(1.5, "base", w(do + " not", "not"), kind="VP", time="habit")
         if tense == "pres":
-            for adverb in words.OFTEN:
+            for adverb in LISTS["often"]:
                 add(0.5, present, w(adverb, "often", adverb), time="")
             add(0.6, present, w("never", "never"), kind="VP", time="")
             add(1.5, "ing", w(be("pres", pn), "aspect", "prog"), time="")
@@ -180,7 +177,7 @@ def core(kinds: str, form: str, sem: str, level: int, inner: bool = False) -> Ru
     if who not in "ha":
         return rules
     for cat, p in zip("tegsha", (3, 1.2, 0.6, 0.6, 2.5, 2), strict=True):
-        if who + cat in words.VERB:
+        if who + cat in VERB:
             add(p, "a", who + cat, ("OBJ", cat, level))
     add(1, "b", who + "l", ("NP", "l", "s", level))
     add(1.5, "b", "go" if who == "h" else "ago", ("PATH",))
@@ -203,9 +200,9 @@ def core(kinds: str, form: str, sem: str, level: int, inner: bool = False) -> Ru
 def verb(frame: str, form: str, manner: str = "") -> Rules:
     without = NO_MANNER if manner and frame != "want" else set()
     if form == "ing":
-        without = without | words.STATIVE
+        without = without | STATIVE
     if form == "participle":
-        without = without | {"like", "smell", "fear", "need"}
+        without = without | {*LISTS["not_perfect"]}
     if form == "infinitive":
         without = without | NOT_WANTED
     if form == "imperative":
@@ -213,23 +210,22 @@ def verb(frame: str, form: str, manner: str = "") -> Rules:
     if frame == "want" and form in ("ing", "imperative"):
         return []
     index = FORMS.index(form) if form in FORMS else 0
-    found = [verb for verb in words.VERB.get(frame, []) if verb.key not in without]
+    found = [verb for verb in VERB.get(frame, []) if verb.key not in without]
     return [(1, (w(verb.forms[index], "verb", verb.key, form),)) for verb in found]
 
 
 def complement(pn: str, sem: str) -> Rules:
     """What is said after "to be"."""
     who = cat_of(sem)
-    states = sorted({*words.PREDICATES.get(who, "").split(), *words.STATES.get(who, "").split()})
+    states = sorted({*LISTS["predicates"].get(who, ()), *LISTS["states"].get(who, ())})
     rules: Rules = [(3 / len(states), (w(adjective, "adjective", adjective),)) for adjective in states]
     rules += [(1 / len(states), (w("very"), w(adjective, "adjective", adjective, "very"))) for adjective in states]
-    if who in words.PREDICATES:
-        plain = words.PREDICATES[who].split()
+    if plain := LISTS["predicates"].get(who, ()):
         than = (w("than", "than"), ("NP", "p" if who == "h" else who, "s", 0))
-        rules += [(0.6 / len(plain), (w(words.comparative(a), "adjective", a, "more"), *than)) for a in plain]
+        rules += [(0.6 / len(plain), (w(comparative(a), "adjective", a, "more"), *than)) for a in plain]
         if who == "h":
             rules += [
-                (0.3 / len(plain), (w(words.comparative(a), "adjective", a, "more"), than[0], ("NAME", s)))
+                (0.3 / len(plain), (w(comparative(a), "adjective", a, "more"), than[0], ("NAME", s)))
                 for a in plain
                 for s in "mf"
             ]
@@ -244,11 +240,11 @@ def adverbs(kind: str, sem: str, tense: str) -> Rules:
     """Manner, place, time, in this order."""
     manner, time = (("MANNER", cat_of(sem)),) if "m" in kind else (), (("TIME", tense),)
     rules: Rules = [(2, manner)] if manner else []
-    if tense in words.TIMES:
+    if tense in TIME:
         rules.append((0.7 if manner else 2, (*manner, *time)))
     if "a" in kind:
         rules.append((0.7 if manner else 2, (*manner, ("LOC",))))
-        if tense in words.TIMES and not manner:
+        if tense in TIME and not manner:
             rules.append((0.7, (("LOC",), *time)))
     return rules
 
@@ -339,19 +335,160 @@ def order() -> Rules:
     return rules + [(p / 2, (w("please", "please"), *said, w("."))) for p, said in forms]
 
 
+# --- nouns and what goes with them ------------------------------------------------------------------------------------
+
+
+def noun_phrase(cat: str, num: str, level: int) -> Rules:
+    rules: Rules = [(6, (("BASE", cat, num),))]
+    if level > 0 and cat not in "ws":
+        if cat in HUMAN:
+            rules.append((0.9, (("BASE", cat, num), w("with", "with"), ("BASE", "t", "s", "carried"))))
+            rules.append((0.3, (("BASE", cat, num), w("with", "with"), ("BASE", "t", "p", "carried"))))
+        if cat not in "eks":
+            who = w("who" if cat in HUMAN else "that", "rel")
+            rules.append((1.5, (("BASE", cat, num), who, ("RF", "3" + num, cat, level - 1))))
+        if "h" + cat_of(cat) in VERB and cat != "g":
+            rules.append(
+                (1.2, (("BASE", cat, num), w("whom" if cat in HUMAN else "that", "rel"), ("GAP", "h" + cat_of(cat))))
+            )
+    return rules
+
+
+def base(cat: str, num: str, carried: str = "") -> Rules:
+    """A noun with its determiner and adjectives; what somebody is described by is indefinite."""
+    noun = (("A", "h" if cat in HUMAN else cat), ("N", cat, num))
+    if carried:
+        return [(1, (w("a", "a"), *noun))] if num == "s" else [(2, noun), (1, (("NUM",), *noun))]
+    if cat == "k":
+        return [(3, (("OWN",), *noun[1:]))]
+    rules: Rules = [(5, (w("the", "the"), *noun))]
+    owned = 2.0 if cat in "ates" else 0.2 if cat in "lg" else 0
+    if owned:
+        rules.append((owned, (("OWN",), *noun)))
+    if cat == "s":
+        return [*rules, (2, (w("some", "some"), *noun)), (2, noun)]
+    if num == "s":
+        rules += [(0.5, (w(text, text), *noun)) for text in ("this", "that") if cat not in "w"]
+        return [*rules, (3, (w("a", "a"), *noun))] if cat != "w" else rules
+    rules += [(2, noun), *((0.4, (w(text, text), *noun)) for text in ("these", "those", "many", "some", "several"))]
+    return [*rules, (1.5, (("NUM",), *noun)), (0.5, (w("the", "the"), ("NUM",), *noun))]
+
+
+def owner() -> Rules:
+    rules: Rules = [(1, (w(row.owner, "owner", text),)) for text, row in PRONOUNS.items()]
+    rules += [(2, (("NAME'S", sex),)) for sex in "mf"]
+    return [
+        *rules,
+        (3, (w("the", "the"), ("N'S", "p"))),
+        (0.3, (w("the", "the"), ("N'S", "m"))),
+        (0.3, (w("the", "the"), ("N'S", "f"))),
+    ]
+
+
+def adjectives(cat: str) -> Rules:
+    if cat == "w":
+        return [(1, ())]
+    first, second = LISTS["adjectives"][cat].values()
+    leaves = [[(w(text, "adjective", text),) for text in row] for row in (first, second)]
+    one = len(first) + len(second)
+    rules: Rules = [(5, ()), *((3 / one, leaf) for row in leaves for leaf in row)]
+    return rules + [(1.5 / len(first) / len(second), (*a, *b)) for a in leaves[0] for b in leaves[1]]
+
+
+def nouns(cat: str, num: str, suffix: str = "") -> Rules:
+    """Possessors take 's, here only in the singular."""
+    form = "sp".index(num)
+    rules: Rules = [
+        (1, (w(noun.forms[form] + suffix, "noun", noun.key, "", num, cat),))
+        for noun in NOUN[cat]
+        if num == "s" or noun.key not in LISTS["only_one"]
+    ]
+    for material, heads in LISTS["compounds"].items():
+        for noun in NOUN[cat]:
+            if noun.key in heads:
+                rules.append((0.4, (w(f"{material} {noun.forms[form]}", "noun", noun.key, material, num, cat),)))
+    return rules
+
+
+def coordination(cat: str) -> Rules:
+    if cat == "h":
+        some = [
+            (3.0, ("NAME", "m")),
+            (3.0, ("NAME", "f")),
+            (1.5, ("BASE", "p", "s")),
+            (0.7, ("BASE", "m", "s")),
+            (0.7, ("BASE", "f", "s")),
+            (0.7, ("BASE", "k", "s")),
+        ]
+    elif cat == "a":
+        some = [(3.0, ("BASE", "a", "s")), (1.0, ("BASE", "a", "p")), (0.8, ("BASE", "p", "s"))]
+    else:
+        some = [(3.0, ("BASE", cat, "s")), (1.0, ("BASE", cat, "p"))]
+    both = w("and", "both")
+    rules = [(p * q, (a, both, b)) for p, a in some for q, b in some if cat != "a" or "a" in (a[1], b[1])]
+    if cat == "h":
+        rules += [(p * q * r / 30, (a, w(","), b, both, c)) for p, a in some[:2] for q, b in some for r, c in some]
+    return rules
+
+
+def object_of(cat: str, level: int) -> Rules:
+    if cat == "h":
+        rules: Rules = [(2 * p, (("NP", c, n, level),)) for c, n, p in SUBJECTS if c in (*HUMAN, "k")]
+        rules += [(4, (("NAME", sex),)) for sex in "mf"]
+        rules += [(0.7, (w(row.object, "object", text),)) for text, row in PRONOUNS.items()]
+        return [*rules, (1.5, (("CO", "h"),))]
+    if cat == "s":
+        return [(1, (("BASE", "s", "s"),))]
+    return [(5, (("NP", cat, "s", level),)), (2, (("NP", cat, "p", level),)), (0.7, (("CO", cat),))]
+
+
+def place() -> Rules:
+    rules: Rules = []
+    for prep in SPOTS["AT"]:
+        p = {"in": 4.0, "at": 1.5, "on": 1.5}.get(prep, 0.7)
+        rules.append((p, (w(prep, "in" if p > 1 else "post", prep), ("SPOT", "AT", prep))))
+    return rules
+
+
+def path() -> Rules:
+    to, origin = (w("to", "to"), ("SPOT", "TO", "")), (w("from", "from"), ("SPOT", "TO", ""))
+    rules: Rules = [(4, to), (1, origin), (1, origin + to), (1, (w("home", "home"),))]
+    for via in SPOTS["VIA"]:
+        past = (w(via, "post", via), ("SPOT", "VIA", via))
+        rules += [(0.5, past), (0.25, past + to)]
+    return rules
+
+
+def spot(where: str, prep: str) -> Rules:
+    """A place that goes with the preposition; "beside the gate", not "through the gate"."""
+    named = [noun.key for noun in NOUN["l"] if noun.key != "attic"] if where == "TO" else SPOTS[where][prep]
+    rules: Rules = []
+    for cat in "lu":
+        share = sum(noun.key in named for noun in NOUN[cat])
+        if share:
+            rules += [
+                (p * share, (w(det, det), ("A", cat), ("SPOTS", cat, " ".join(named))))
+                for det, p in (("the", 5), ("a", 1))
+            ]
+    return rules
+
+
+def spots(cat: str, named: str) -> Rules:
+    return [rule for rule in nouns(cat, "s") if rule[1][0][2][1] in named.split()]
+
+
 KINDS = {
     "S": sentence, "SP": subject_and_predicate, "P": predicate, "T": tail, "CL": clause, "F": finite, "VV": verb_phrases,
     "VP": verb_phrase, "CORE": core, "V": verb, "PRED": complement, "ADV": adverbs, "NP": noun_phrase, "RF": relative,
     "GAP": gap, "BASE": base, "OWN": owner, "A": adjectives, "N": nouns, "CO": coordination, "OBJ": object_of,
     "LOC": place, "PATH": path, "SPOT": spot, "SPOTS": spots, "YN": question, "WH": open_question, "ORDER": order,
     "N'S": lambda cat: nouns(cat, "s", "'s"),
-    "NAME": lambda sex: [(1, (w(name, "name", name),)) for name in NAMES[sex].split()],
-    "NAME'S": lambda sex: [(1, (w(name + "'s", "name", name),)) for name in NAMES[sex].split()],
-    "NUM": lambda: [(1 / (n + 2), (w(text, "number", str(n)),)) for text, n in words.NUMBERS.items()],
-    "MANNER": lambda who: [(1, (w(text, "manner", text),)) for text in words.MANNER[who].split()],
-    "TIME": lambda tense: [(1, (w(time.key, "time", tense, time.key),)) for time in words.TIME[tense]],
+    "NAME": lambda sex: [(1, (w(name, "name", name),)) for name in LISTS["names"][sex]],
+    "NAME'S": lambda sex: [(1, (w(name + "'s", "name", name),)) for name in LISTS["names"][sex]],
+    "NUM": lambda: [(1 / (n + 2), (w(text, "number", str(n)),)) for text, n in NUMBERS.items()],
+    "MANNER": lambda who: [(1, (w(text, "manner", text),)) for text in LISTS["manner"][who]],
+    "TIME": lambda tense: [(1, (w(time.key, "time", tense, time.key),)) for time in TIME[tense]],
 }  # fmt: skip
-NAMES = {"m": words.MALE_NAMES, "f": words.FEMALE_NAMES}
 
 
 @cache
