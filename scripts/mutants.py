@@ -12,6 +12,7 @@ that no test finds is a gap, or the program it makes is equivalent; scripts/muta
 import argparse
 import ast
 import faulthandler
+import itertools
 import json
 import os
 import random
@@ -36,7 +37,6 @@ import yaml
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "mutants"
 COVERAGE, DURATIONS, REPORT = BUILD / "coverage", BUILD / "durations.json", BUILD / "report.json"
-EQUIVALENT = ROOT / "scripts" / "mutants.yaml"
 ROOMS = ("model", "objective", "decoding", "training", "tables", "run")
 FAST = "not slow and not system and not gpu and not browser and not real"
 PATIENCE = 60.0
@@ -45,30 +45,9 @@ PATIENCE = 60.0
 MEMORY = 32 * 2**30
 """Bytes of addresses that the tests of a mutant may take, which may ask for any number."""
 
-COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-}
-OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "*"),
-    ast.Pow: ("**", "*"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-    ast.MatMult: ("@", "*"),
-}
+LISTS = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
+SWAPS: dict[str, tuple[str, str]] = LISTS["swaps"]
+"""For each kind of comparison and operator how it is written, and what takes its place."""
 
 
 @dataclass(frozen=True)
@@ -98,139 +77,98 @@ class Mutant:
         return source[: self.start] + self.text.encode() + source[self.stop :]
 
 
-class Finder(ast.NodeVisitor):
+Change = tuple[str, int, int, str]
+"""Its kind, and the characters from start to stop that become a text."""
+
+
+class Finder:
     """Collects the mutants of a file: inside functions, without annotations, decorators, defaults and f-strings."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self.path, self.source, self.mutants = path, source, list[Mutant]()
         self.lines = source.splitlines(keepends=True)
-        self.offsets = [0]
-        for line in self.lines:
-            self.offsets.append(self.offsets[-1] + len(line))
-        self.statement, self.depth = 0, 0
-        self.visit(ast.parse(source))
+        self.offsets = [0, *itertools.accumulate(map(len, self.lines))]
+        self.visit(ast.parse(source), 0, False)
 
-    def span(self, node: Any) -> tuple[int, int]:
-        return (
-            self.offsets[node.lineno - 1] + node.col_offset,
-            self.offsets[node.end_lineno - 1] + node.end_col_offset,
-        )
+    def visit(self, node: ast.AST, statement: int, inside: bool) -> None:
+        """Add the mutants of a node and of those below it; inside: of a function."""
+        if isinstance(node, ast.stmt):
+            statement = node.lineno
+        if inside:
+            for change in self.changes(node):
+                self.add(statement, *change)
+        match node:
+            case ast.JoinedStr() | ast.Raise():  # text for people, and its parts have no positions
+                below: list[ast.AST] = []
+            case ast.FunctionDef():
+                below, inside = [*node.body[ast.get_docstring(node) is not None :]], True
+            case ast.AnnAssign(value=value):
+                below = [value] if value else []
+            case _:
+                below = [*ast.iter_child_nodes(node)]
+        for child in below:
+            self.visit(child, statement, inside)
 
-    def add(self, kind: str, start: int, stop: int, text: str) -> None:
-        if not self.depth:
-            return
+    def add(self, statement: int, kind: str, start: int, stop: int, text: str) -> None:
         line = sum(offset <= start for offset in self.offsets)
-        before = self.source[start:stop].decode()
-        context = self.lines[line - 1].decode().strip()
-        mutant = Mutant(self.path, line, self.statement, kind, start, stop, text, context, " ".join(before.split()))
+        before, context = self.source[start:stop].decode(), self.lines[line - 1].decode().strip()
+        mutant = Mutant(self.path, line, statement, kind, start, stop, text, context, " ".join(before.split()))
         ast.parse(mutant.applied(self.source))
         self.mutants.append(mutant)
 
-    def between(self, kind: str, left: ast.expr, right: ast.expr, swap: tuple[str, str]) -> None:
-        """Replace the operator in the gap of two operands, which may also hold parentheses, breaks and comments."""
+    def span(self, node: Any) -> tuple[int, int]:
+        start, stop = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        return self.offsets[start[0] - 1] + start[1], self.offsets[stop[0] - 1] + stop[1]
+
+    def text(self, node: Any) -> str:
+        start, stop = self.span(node)
+        return self.source[start:stop].decode()
+
+    def changes(self, node: Any) -> Iterator[Change]:
+        """The changes of a node itself."""
+        match node:
+            case ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Expr(value=ast.Call()):
+                yield "statement", *self.span(node), "pass"
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
+                yield "statement", *self.span(node), "pass"
+            case ast.Break():
+                yield "statement", *self.span(node), "continue"
+            case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+                yield "return", *self.span(value), "None"
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                yield "condition", *self.span(test), f"not ({self.text(test)})"
+            case ast.comprehension(ifs=tests):
+                yield from (("condition", *self.span(test), f"not ({self.text(test)})") for test in tests)
+            case ast.Compare(left=left, ops=operators, comparators=others):
+                for one, other, operator in zip([left, *others], others, operators, strict=False):
+                    yield from self.swapped("comparison", one, other, operator)
+            case ast.BoolOp(op=operator, values=values):
+                for one, other in itertools.pairwise(values):
+                    yield from self.swapped("and-or", one, other, operator)
+            case ast.BinOp(left=left, op=operator, right=right):
+                texts = (
+                    isinstance(side, ast.JoinedStr) or str is type(getattr(side, "value", 0)) for side in (left, right)
+                )
+                if not any(texts):
+                    yield from self.swapped("arithmetic", left, right, operator)
+            case ast.Constant(value=bool() as value):
+                yield "constant", *self.span(node), str(not value)
+            case ast.Constant(value=int() | float() as value):
+                yield "constant", *self.span(node), repr(value + 1)
+                yield "constant", *self.span(node), f"({value - 1!r})"
+            case ast.Call(args=[first, second, *_]) if ast.Starred not in (type(first), type(second)):
+                (start, middle), (after, stop) = self.span(first), self.span(second)
+                if self.text(first) != self.text(second):
+                    between = self.source[middle:after].decode()
+                    yield "arguments", start, stop, self.text(second) + between + self.text(first)
+
+    def swapped(self, kind: str, left: ast.expr, right: ast.expr, operator: Any) -> Iterator[Change]:
+        """Another operator in the gap of two operands, which may also hold parentheses, breaks and comments."""
+        old, new = SWAPS.get(type(operator).__name__, ("", ""))
         start, stop = self.span(left)[1], self.span(right)[0]
-        at = self.source.find(swap[0].encode(), start, stop)
-        if at >= 0 and b"#" not in self.source[start:stop]:
-            self.add(kind, at, at + len(swap[0]), swap[1])
-
-    def visit(self, node: ast.AST) -> None:
-        if isinstance(node, ast.stmt):
-            self.statement = node.lineno
-        super().visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self.depth += 1
-        for statement in node.body[ast.get_docstring(node) is not None :]:
-            self.visit(statement)
-        self.depth -= 1
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """An f-string is text for people, and its parts have no positions."""
-
-    def visit_Raise(self, node: ast.Raise) -> None:
-        self.add("statement", *self.span(node), "pass")
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        if isinstance(node.value, ast.Call):
-            self.add("statement", *self.span(node), "pass")
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self.add("statement", *self.span(node), "pass")
-        self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        if isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
-            self.add("statement", *self.span(node), "pass")
-        self.generic_visit(node)
-
-    def visit_Continue(self, node: ast.Continue) -> None:
-        self.add("statement", *self.span(node), "pass")
-
-    def visit_Break(self, node: ast.Break) -> None:
-        self.add("statement", *self.span(node), "continue")
-
-    def visit_Return(self, node: ast.Return) -> None:
-        if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            self.add("return", *self.span(node.value), "None")
-        self.generic_visit(node)
-
-    def negated(self, test: ast.expr) -> None:
-        start, stop = self.span(test)
-        self.add("condition", start, stop, f"not ({self.source[start:stop].decode()})")
-
-    def visit_If(self, node: ast.If) -> None:
-        self.negated(node.test)
-        self.generic_visit(node)
-
-    visit_IfExp = visit_While = visit_If  # type: ignore[assignment]
-
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        for test in node.ifs:
-            self.negated(test)
-        self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        operands = [node.left, *node.comparators]
-        for i, operator in enumerate(node.ops):
-            self.between("comparison", operands[i], operands[i + 1], COMPARISONS[type(operator)])
-        self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        swap = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-        for left, right in zip(node.values, node.values[1:], strict=False):
-            self.between("and-or", left, right, swap)
-        self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        is_text = any(
-            isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
-            for side in (node.left, node.right)
-        )
-        if not is_text and type(node.op) in OPERATORS:
-            self.between("arithmetic", node.left, node.right, OPERATORS[type(node.op)])
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        value = node.value
-        if isinstance(value, bool):
-            self.add("constant", *self.span(node), str(not value))
-        elif isinstance(value, int | float):
-            self.add("constant", *self.span(node), repr(value + 1))
-            self.add("constant", *self.span(node), f"({value - 1!r})")
-
-    def visit_Call(self, node: ast.Call) -> None:
-        first, second = (*node.args, None, None)[:2]
-        if first and second and not any(isinstance(argument, ast.Starred) for argument in (first, second)):
-            (start, middle), (after, stop) = self.span(first), self.span(second)
-            parts = (self.source[after:stop], self.source[middle:after], self.source[start:middle])
-            if parts[0] != parts[2]:
-                self.add("arguments", start, stop, b"".join(parts).decode())
-        self.generic_visit(node)
+        at = self.source.find(old.encode(), start, stop)
+        if old and at >= 0 and b"#" not in self.source[start:stop]:
+            yield kind, at, at + len(old), new
 
 
 def mutants(root: Path, rooms: tuple[str, ...]) -> list[Mutant]:
@@ -388,7 +326,7 @@ def copied(folder: Path) -> Path:
 
 def campaign(count: int, seed: int, rooms: tuple[str, ...], jobs: int) -> int:
     """Try a sample, print each outcome and the share by room; 0 where at least 90 % are found."""
-    known = {entry["mutant"]: entry["reason"] for entry in yaml.safe_load(EQUIVALENT.read_text()) or []}
+    known = {entry["mutant"] for entry in LISTS["equivalent"]}
     every = mutants(ROOT, rooms)
     sample = [mutant for mutant in random.Random(seed).sample(every, len(every)) if mutant.name not in known][:count]
     print(f"{len(sample)} of {len(every):,} mutants, seed {seed}", flush=True)
