@@ -1,27 +1,32 @@
 """The English of the translation table: a grammar that gives every sentence exactly one tree.
 
 A symbol is a tuple: its kind, then features (category, number, form of the verb, ...). A leaf is ("w", text, meaning).
-`expand(symbol)` lists what a symbol may become: (weight, symbols). What could be read in two ways is not written: what
-follows a relative clause never belongs to the main one, and "with" always describes the noun before it.
+`expand(symbol)` lists what a symbol may become: (weight, symbols). The rules are in words/english.yaml. What could be
+read in two ways is not written: what follows a relative clause never belongs to the main one, and "with" always
+describes the noun before it.
 
 Features: cat is a category of NOUN; sem is the category of a subject; pn is person and number (1s 2 1p 3s 3p); level
 says how deep clauses may nest; form is base, third, past, participle, ing, and two that are spelt as base is: infinitive
 after "to", imperative.
 """
 
+import re
+from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from vocabulary import LISTS, NOUN, NUMBERS, SPOTS, TIME, VERB, comparative
-from words import table
+from words import load, table
 
 Symbol = tuple
 Rules = list[tuple[float, tuple[Symbol, ...]]]
 
+GRAMMAR = {name: block.splitlines() for name, block in load("english").items()}
+RULE = re.compile(r"(\S+) (?:([abc]) )?(.*)")
+SYMBOL = re.compile(r"\[([^\]=]+)(?:=([^\]]+))?\]|([A-Z'Y]+)(?:\(([^)]*)\))?")
 HUMAN = ("m", "f", "p", "h")
 PRONOUNS = {row.subject: row for row in table(LISTS["pronouns"])}
-SUBJECTS = [(row.cat, row.num, float(row.weight)) for row in table(LISTS["subjects"])]
 FORMS = ("base", "third", "past", "participle", "ing")
-BE = {"past": {"1s": "was", "3s": "was"}, "pres": {"1s": "am", "3s": "is"}}
 NOT_WANTED, STATIVE = {*LISTS["not_wanted"]}, {*LISTS["stative"]}
 NOT_ORDERED = NOT_WANTED | {*LISTS["not_ordered"]}
 NO_MANNER = NOT_ORDERED | STATIVE | {*LISTS["no_manner"]}
@@ -35,169 +40,117 @@ def cat_of(sem: str) -> str:
     return "h" if sem in HUMAN else sem
 
 
-def be(tense: str, pn: str) -> str:
-    return BE[tense].get(pn, "were" if tense == "past" else "are")
+@cache
+def symbols(text: str) -> tuple[Symbol, ...]:
+    """What a line of the grammar writes, with its features filled in."""
+    found = []
+    for leaf, meaning, kind, features in SYMBOL.findall(text):
+        features = tuple("" if feature == "-" else feature for feature in features.split())
+        found.append((kind, *features) if kind else w(leaf, *meaning.split()))
+    return tuple(found)
+
+
+def rules(*names: str, weight: float = 1.0, kinds: str = "", **features: Any) -> Rules:
+    """The rules of some parts of the grammar; kinds: the letters of those that are taken."""
+    found: Rules = []
+    for line in (line for name in names for line in GRAMMAR[name]):
+        share, kind, written = RULE.fullmatch(
+            line.format_map({k: v or "-" for k, v in (features | {"kinds": kinds}).items()})
+        ).groups()  # type: ignore[union-attr]
+        if (kind or "") in kinds and "[-" not in written:
+            found.append((weight * float(Fraction(share)), symbols(written)))
+    return found
+
+
+def agreeing(pn: str) -> dict[str, str]:
+    """The forms that agree with a subject."""
+    singular = pn == "3s"
+    return {
+        **{"do": "does" if singular else "do", "have": "has" if singular else "have"},
+        **{"present": "third" if singular else "base", "was": "was" if pn in ("1s", "3s") else "were"},
+        "is": {"1s": "am", "3s": "is"}.get(pn, "are"),
+    }
 
 
 @cache
-def subjects(level: int) -> list[tuple[float, str, str, Symbol]]:
-    """(weight, pn, sem, symbol) of every kind of subject."""
-    found = [(1.0, row.pn, row.sem, w(text, "subject", text)) for text, row in PRONOUNS.items()]
-    found += [(6.0, "3s", sex, ("NAME", sex)) for sex in "mf"]
-    found += [(p, "3" + num, "p" if cat == "k" else cat, ("NP", cat, num, level)) for cat, num, p in SUBJECTS]
-    return [*found, (2.0, "3p", "h", ("CO", "h")), (0.8, "3p", "a", ("CO", "a")), (0.4, "3p", "t", ("CO", "t"))]
+def subjects(level: int) -> list[tuple[float, dict[str, str]]]:
+    """The weight and the features of every kind of subject."""
+    found = []
+    for line in GRAMMAR["subjects"]:
+        weight, subject = line.format(level=level).split(" ", 1)
+        [(kind, first, *more)] = symbols(subject)
+        if kind == "w":
+            pn, sem = PRONOUNS[first].pn, PRONOUNS[first].sem
+        else:
+            sem, num = "p" if first == "k" else first, {"NAME": "s", "CO": "p"}.get(kind) or more[0]
+            pn = "3" + num
+        found.append((float(weight), {"subject": subject, "pn": pn, "sem": sem, **agreeing(pn)}))
+    return found
 
 
-def sentence() -> Rules:
-    rules: Rules = [(12, (("SP", ""),)), (2, (("YN",),)), (2, (("WH",),)), (1.5, (("ORDER",),))]
-    rules += [(1, (("TIME", tense), ("SP", tense))) for tense in ("past", "habit", "fut")]
-    for conj, first, second in [
-        *((c, "past", "past") for c in ("when", "because", "although", "after", "before")),
-        *((c, "pres", "fut") for c in ("if", "when")),
-        *((c, "pres", "pres") for c in ("when", "because", "if")),
-    ]:
-        rules.append((0.3, (w(conj, "sub", conj), ("CL", first, 1), w(","), ("CL", second, 2), w("."))))
-    return rules
-
-
-def subject_and_predicate(tense: str) -> Rules:
-    return [(p, (subject, ("P", pn, sem, tense))) for p, pn, sem, subject in subjects(2)]
+def about_subjects(depth: int, *names: str, **features: Any) -> Rules:
+    return [rule for weight, one in subjects(depth) for rule in rules(*names, weight=weight, **one, **features)]
 
 
 def predicate(pn: str, sem: str, tense: str) -> Rules:
-    """A sentence that begins with a time has its tense from it, and no second time in its first clause."""
-    shares = {tense: 1.0} if tense else {"past": 6.0, "pres": 3.0, "fut": 1.5}
-    return [(p, (("F", pn, sem, t, 2, bool(tense)), ("T", pn, sem, t))) for t, p in shares.items()]
+    return rules("predicate after a time" if tense else "predicate", pn=pn, sem=sem, tense=tense)
 
 
 def tail(pn: str, sem: str, tense: str) -> Rules:
-    """The end of a statement: a full stop, or another clause, in which a pronoun may stand for the subject."""
-    rules: Rules = [(6, (w("."),))]
     pronoun = {"m": "he", "f": "she", "p": "", "h": ""}.get(sem, "it")
     pronoun = {"1s": "I", "2": "you", "1p": "we", "3s": pronoun, "3p": "they"}[pn]
-    tense = "pres" if tense == "habit" else tense
     then = "past" if tense == "past" else "pres"
-    because = w("because", "sub", "because")
-    for conj in ("and", "but"):
-        joined = (w(","), w(conj, "join", conj))
-        rules.append((1, (*joined, ("CL", tense, 1, pronoun), w("."))))
-        rules.append((0.3, (*joined, ("CL", tense, 1, pronoun), because, ("CL", then, 1, pronoun), w("."))))
-        if pronoun:
-            rules.append((1, (*joined, w(pronoun, "again", pronoun), ("F", pn, sem, tense, 1), w("."))))
-    more = {"although": 0.5, "before": 0.4, "after": 0.4} if tense == "past" else {"if": 0.6}
-    for conj, p in ({"because": 1, "when": 0.7} | more).items():
-        rules.append((p, (w(conj, "sub", conj), ("CL", then, 1, pronoun), w("."))))
-        if pronoun:
-            rules.append((p, (w(conj, "sub", conj), w(pronoun, "again", pronoun), ("F", pn, sem, then, 1), w("."))))
-    return rules
+    features = {"pn": pn, "sem": sem, "tense": "pres" if tense == "habit" else tense, "then": then}
+    return rules(
+        "tail", "tail, past" if tense == "past" else "tail, not past", pronoun=pronoun, taken=pronoun, **features
+    )
 
 
-def clause(tense: str, level: int, taken: str = "") -> Rules:
+def clause(tense: str, level: str, taken: str) -> Rules:
     """A clause; the pronoun that is taken stands for the subject of the sentence, and is no subject here."""
     return [
-        (p, (subject, ("F", pn, sem, tense, level)))
-        for p, pn, sem, subject in subjects(level - 1)
-        if subject[:2] != ("w", taken)
+        rule
+        for rule in about_subjects(int(level) - 1, "clause", tense=tense, level=level)
+        if rule[1][0][:2] != ("w", taken)
     ]
 
 
-def finite(pn: str, sem: str, tense: str, level: int, timed: bool = False) -> Rules:
-    """A verb phrase with its tense, aspect, mood and negation. What is not simple present takes no "every day"."""
-    present = "third" if pn == "3s" else "base"
-    do, have = ("does", "has") if pn == "3s" else ("do", "have")
-    rules: Rules = []
-
-    def add(p: float, form: str, *before: Symbol, kind: str = "VV", time: str = tense) -> None:
-        rules.append((p, (*before, (kind, form, sem, level, "" if timed else time))))
-
-    if tense == "past":
-        add(9, "past")
-        add(1.8, "base", w("did not", "not"), kind="VP")
-        add(1.2, "ing", w(be("past", pn), "aspect", "prog"))
-        add(1, "participle", w("had", "aspect", "perf"))
-        add(0.5, "past", w("never", "never"), kind="VP", time="")
-    elif tense == "fut":
-        add(5, "base", w("will", "will"))
-        add(1.5, "base", w("will not", "will", "not"), kind="VP")
-    else:
-        add(5, present, time="habit")
-        add(1.5, "base", w(do + " not", "not"), kind="VP", time="habit")
-        if tense == "pres":
-            for adverb in LISTS["often"]:
-                add(0.5, present, w(adverb, "often", adverb), time="")
-            add(0.6, present, w("never", "never"), kind="VP", time="")
-            add(1.5, "ing", w(be("pres", pn), "aspect", "prog"), time="")
-            add(1, "participle", w(have, "aspect", "perf"), time="")
-            add(0.6, "participle", w(have + " not", "aspect", "perf", "not"), kind="VP", time="")
-        if cat_of(sem) in "ha":
-            for modal, negated, p in (("can", "cannot", 1), ("must", "must not", 0.6)):
-                add(p, "base", w(modal, "aspect", modal), time="habit")
-                add(p / 2, "base", w(negated, "aspect", modal, "not"), kind="VP", time="habit")
-    if tense == "habit":
-        return rules
-    if tense == "fut":
-        return [*rules, (1, (w("will be", "be", "will"), ("PRED", pn, sem)))]
-    is_ = be("past" if tense == "past" else "pres", pn)
-    return [*rules, (3, (w(is_, "be"), ("PRED", pn, sem))), (1, (w(is_ + " not", "be", "not"), ("PRED", pn, sem)))]
+def finite(pn: str, sem: str, tense: str, level: str, timed: str) -> Rules:
+    names = {"past": ["past"], "fut": ["fut"], "habit": ["habit"], "pres": ["habit", "pres"]}[tense]
+    if tense in ("habit", "pres") and cat_of(sem) in "ha":
+        names.append("modal")
+    if tense != "habit":
+        names.append(f"to be, {tense}")
+    time, habit = ("", "") if timed else (tense, "habit")
+    return rules(*names, pn=pn, sem=sem, level=level, time=time, habit=habit, **agreeing(pn))
 
 
-def verb_phrases(form: str, sem: str, level: int, tense: str) -> Rules:
-    """One verb phrase, or two joined by "and"; the first of two ends in no relative clause or adverb, nor, as it
-    might join infinitives, is it "want to"."""
-    return [
-        (6, (("VP", form, sem, level, tense),)),
-        (0.8, (("CORE", "ab", form, sem, 0, form == "base"), w("and", "and"), ("VP", form, sem, level, tense))),
-    ]
+def verb_phrases(form: str, sem: str, level: str, tense: str) -> Rules:
+    inner = "inner" if form == "base" else ""
+    return rules("verb phrases", form=form, sem=sem, level=level, tense=tense, inner=inner)
 
 
-def verb_phrase(form: str, sem: str, level: int, tense: str) -> Rules:
-    """Adverbs follow only where no relative clause could claim them."""
-    rules: Rules = [(5, (("CORE", "abc", form, sem, level),))]
-    if tense != "rel":
-        for kind, p in (("a", 1.5), ("b", 0.7)):
-            rules.append((p, (("CORE", kind, form, sem, 0), ("ADV", kind, sem, tense))))
-            if cat_of(sem) in "ha":
-                rules.append((p, (("CORE", kind + "m", form, sem, 0), ("ADV", kind + "m", sem, tense))))
-    return rules
+def verb_phrase(form: str, sem: str, level: str, tense: str) -> Rules:
+    adverbs = [] if tense == "rel" else [f"adverbs of {'others' if cat_of(sem) in 'ha' else 'things'}"]
+    return rules("verb phrase", *adverbs, form=form, sem=sem, level=level, tense=tense)
 
 
-def core(kinds: str, form: str, sem: str, level: int, inner: bool = False) -> Rules:
-    """A verb with its objects. Kinds: a may be followed by a place, b by other adverbs only, c by neither; m: in some
-    manner, which leaves out verbs that have none."""
-    who = cat_of(sem)
-    rules: Rules = []
-
-    def add(p: float, kind: str, frame: str, *rest: Symbol) -> None:
-        if kind in kinds:
-            rules.append((p, (("V", frame, form, "m" if "m" in kinds else ""), *rest)))
-
-    add(3, "a", who + "0")
+def core(kinds: str, form: str, sem: str, level: str, inner: str) -> Rules:
+    """A verb with its objects. Kinds: what may follow; m: in some manner, which leaves out verbs that have none."""
+    who, names = cat_of(sem), ["core"]
     if who == "t":
-        add(2, "b", "lie", ("LOC",))
-    if who not in "ha":
-        return rules
-    for cat, p in zip("tegsha", (3, 1.2, 0.6, 0.6, 2.5, 2), strict=True):
-        if who + cat in VERB:
-            add(p, "a", who + cat, ("OBJ", cat, level))
-    add(1, "b", who + "l", ("NP", "l", "s", level))
-    add(1.5, "b", "go" if who == "h" else "ago", ("PATH",))
+        names.append("core of things")
+    if who in "ha":
+        names.append("core of others")
     if who == "h":
-        to, origin = (w("to", "to"), ("OBJ", "h", level)), (w("from", "from"), ("OBJ", "h", level))
-        add(1.2, "b", "give", ("OBJ", "t", 0), *to)
-        add(0.6, "b", "give", ("OBJ", "e", 0), *to)
-        add(0.8, "b", "get", ("OBJ", "t", 0), *origin)
-        add(1, "b", "sit", ("LOC",))
+        names.append("core of people")
         if not inner:
-            rules.append((1.2, (("V", "want", form), w("to"), ("CORE", kinds, "infinitive", sem, level, True))))
-            if level > 1:
-                for tense, share in (
-                    {"past": 1.5}.items() if form == "past" else (("pres", 0.5), ("fut", 0.5), ("past", 0.5))
-                ):
-                    add(share, "c", "think", w("that", "that"), ("CL", tense, 1))
-    return rules
+            names += ["wish"] + ["thought, past" if form == "past" else "thought"] * (int(level) > 1)
+    manner, go = "m" if "m" in kinds else "", "go" if who == "h" else "ago"
+    return rules(*names, kinds=kinds, form=form, sem=sem, level=level, who=who, m=manner, go=go)
 
 
-def verb(frame: str, form: str, manner: str = "") -> Rules:
+def verb(frame: str, form: str, manner: str) -> Rules:
     without = NO_MANNER if manner and frame != "want" else set()
     if form == "ing":
         without = without | STATIVE
@@ -221,7 +174,7 @@ def complement(pn: str, sem: str) -> Rules:
     rules: Rules = [(3 / len(states), (w(adjective, "adjective", adjective),)) for adjective in states]
     rules += [(1 / len(states), (w("very"), w(adjective, "adjective", adjective, "very"))) for adjective in states]
     if plain := LISTS["predicates"].get(who, ()):
-        than = (w("than", "than"), ("NP", "p" if who == "h" else who, "s", 0))
+        than = (w("than", "than"), ("NP", "p" if who == "h" else who, "s", "0"))
         rules += [(0.6 / len(plain), (w(comparative(a), "adjective", a, "more"), *than)) for a in plain]
         if who == "h":
             rules += [
@@ -249,140 +202,59 @@ def adverbs(kind: str, sem: str, tense: str) -> Rules:
     return rules
 
 
-def relative(pn: str, sem: str, level: int) -> Rules:
-    rest = (sem, level, "rel")
-    return [
-        (6, (("VP", "past", *rest),)),
-        (2, (("VP", "third" if pn == "3s" else "base", *rest),)),
-        (1, (w("did not", "not"), ("VP", "base", *rest))),
-        (1, (w("had", "aspect", "perf"), ("VP", "participle", *rest))),
-        (0.8, (w(be("past", pn), "aspect", "prog"), ("VP", "ing", *rest))),
-        (0.8, (w(be("pres", pn), "aspect", "prog"), ("VP", "ing", *rest))),
-        (1, (w(be("past", pn), "be"), ("PRED", pn, sem))),
-        (1, (w(be("pres", pn), "be"), ("PRED", pn, sem))),
-    ]
+def relative(pn: str, sem: str, level: str) -> Rules:
+    return rules("relative", pn=pn, sem=sem, level=level, **agreeing(pn))
 
 
 def gap(frame: str) -> Rules:
-    """A clause whose object is the noun that it describes: "that the boy found"."""
-    rules: Rules = []
-    for p, pn, sem, subject in subjects(0):
-        if cat_of(sem) == "h":
-            rules += [
-                (p, (subject, ("V", frame, "past"))),
-                (p / 4, (subject, ("V", frame, "third" if pn == "3s" else "base"))),
-            ]
-            rules += [(p / 6, (subject, w("had", "aspect", "perf"), ("V", frame, "participle")))]
-            rules += [(p / 6, (subject, w("did not", "not"), ("V", frame, "base")))]
-    return rules
+    return [
+        rule
+        for weight, one in subjects(0)
+        if cat_of(one["sem"]) == "h"
+        for rule in rules("gap", weight=weight, frame=frame, **one)
+    ]
 
 
 def question() -> Rules:
-    """Answered by yes or no."""
-    rules: Rules = []
-    for p, pn, sem, subject in subjects(1):
-        do, have = ("does", "has") if pn == "3s" else ("do", "have")
-        asked: list[tuple[float, Symbol, Symbol]] = [
-            (3, w("did", "past"), ("VP", "base", sem, 1, "past")),
-            (1, w(do, "do"), ("VP", "base", sem, 1, "habit")),
-            (1, w("will", "will"), ("VP", "base", sem, 1, "fut")),
-            (0.5, w(have, "aspect", "perf"), ("VP", "participle", sem, 1, "")),
-        ]
-        if cat_of(sem) in "ha":
-            asked.append((0.7, w("can", "aspect", "can"), ("VP", "base", sem, 1, "habit")))
-        for tense in ("past", "pres"):
-            asked.append((0.5, w(be(tense, pn), "aspect", "prog", tense), ("VP", "ing", sem, 1, "")))
-            asked.append((0.7, w(be(tense, pn), "be", tense), ("PRED", pn, sem)))
-        rules += [(p * q, (aux, subject, predicate, w("?"))) for q, aux, predicate in asked]
-    return rules
+    return [
+        rule
+        for weight, one in subjects(1)
+        for rule in rules("question", weight=weight, can="can" if cat_of(one["sem"]) in "ha" else "", **one)
+    ]
 
 
 def open_question() -> Rules:
-    end = w("?")
-    rules: Rules = [
-        (p, (w("who", "who"), ("F", "3s", "h", tense, 1), end)) for tense, p in (("past", 5), ("pres", 2), ("fut", 1))
-    ]
-    for tense, p in (("past", 3), ("pres", 1)):
-        for cat, q in (("a", 0.5), ("t", 0.2)):
-            rules.append((p * q, (w("whose", "whose"), ("A", cat), ("N", cat, "s"), ("F", "3s", cat, tense, 1), end)))
-            rules.append((p * q, (w("which", "which"), ("A", cat), ("N", cat, "s"), ("F", "3s", cat, tense, 1), end)))
-    for p, pn, sem, subject in subjects(0):
-        does = "does" if pn == "3s" else "do"
-        for aux, meaning, q in (("did", "past", 3), (does, "do", 1), ("will", "will", 1)):
-            if cat_of(sem) == "h":
-                rules.append((0.25 * p * q, (w("what", "what"), w(aux, meaning), subject, ("V", "ht", "base"), end)))
-                rules.append((0.1 * p * q, (w("whom", "whom"), w(aux, meaning), subject, ("V", "hh", "base"), end)))
-                many = (w("how many"), ("A", "t"), ("N", "t", "p"))
-                rules.append((0.1 * p * q, (*many, w(aux, meaning), subject, ("V", "ht", "base"), end)))
-            if cat_of(sem) in "ha":
-                rules.append(
-                    (0.15 * p * q, (w("where", "where"), w(aux, meaning), subject, ("CORE", "a", "base", sem, 0), end))
-                )
-                rules.append(
-                    (0.1 * p * q, (w("when", "when"), w(aux, meaning), subject, ("CORE", "ab", "base", sem, 1), end))
-                )
-            rules.append((0.2 * p * q, (w("why", "why"), w(aux, meaning), subject, ("VP", "base", sem, 1, "rel"), end)))
-    return rules
-
-
-def order() -> Rules:
-    what = ("CORE", "ab", "imperative", "h", 1, True)
-    adverb = (("CORE", "a", "imperative", "h", 0, True), ("LOC",))
-    later = (("CORE", "ab", "imperative", "h", 0, True), ("TIME", "fut"))
-    forms: Rules = [(2, (what,)), (1, adverb), (1, later)]
-    rules: Rules = [(p, (*said, w("."))) for p, said in forms]
-    rules += [(p / 2, (w("do not", "not"), *said, w("."))) for p, said in forms]
-    return rules + [(p / 2, (w("please", "please"), *said, w("."))) for p, said in forms]
+    found = rules("who")
+    for weight, one in subjects(0):
+        who = cat_of(one["sem"])
+        names = ["what"] * (who == "h") + ["where"] * (who in "ha") + ["why"]
+        for aux, meaning, share in (("did", "past", 3), (one["do"], "do", 1), ("will", "will", 1)):
+            found += rules(*names, weight=weight * share, aux=aux, meaning=meaning, **one)
+    return found
 
 
 # --- nouns and what goes with them ------------------------------------------------------------------------------------
 
 
-def noun_phrase(cat: str, num: str, level: int) -> Rules:
-    rules: Rules = [(6, (("BASE", cat, num),))]
-    if level > 0 and cat not in "ws":
-        if cat in HUMAN:
-            rules.append((0.9, (("BASE", cat, num), w("with", "with"), ("BASE", "t", "s", "carried"))))
-            rules.append((0.3, (("BASE", cat, num), w("with", "with"), ("BASE", "t", "p", "carried"))))
-        if cat not in "eks":
-            who = w("who" if cat in HUMAN else "that", "rel")
-            rules.append((1.5, (("BASE", cat, num), who, ("RF", "3" + num, cat, level - 1))))
-        if "h" + cat_of(cat) in VERB and cat != "g":
-            rules.append(
-                (1.2, (("BASE", cat, num), w("whom" if cat in HUMAN else "that", "rel"), ("GAP", "h" + cat_of(cat))))
-            )
-    return rules
+def noun_phrase(cat: str, num: str, level: str) -> Rules:
+    names, is_human = ["noun phrase"], cat in HUMAN
+    if int(level) > 0 and cat not in "ws":
+        names += ["somebody with something"] * is_human + ["noun that does"] * (cat not in "eks")
+        names += ["noun that is seen"] * ("h" + cat_of(cat) in VERB and cat != "g")
+    pronouns = {"who": "who" if is_human else "that", "whom": "whom" if is_human else "that"}
+    return rules(*names, cat=cat, num=num, kind=cat_of(cat), below=str(int(level) - 1), **pronouns)
 
 
-def base(cat: str, num: str, carried: str = "") -> Rules:
-    """A noun with its determiner and adjectives; what somebody is described by is indefinite."""
-    noun = (("A", "h" if cat in HUMAN else cat), ("N", cat, num))
+def base(cat: str, num: str, carried: str) -> Rules:
+    """A noun with its determiner and adjectives."""
     if carried:
-        return [(1, (w("a", "a"), *noun))] if num == "s" else [(2, noun), (1, (("NUM",), *noun))]
-    if cat == "k":
-        return [(3, (("OWN",), *noun[1:]))]
-    rules: Rules = [(5, (w("the", "the"), *noun))]
-    owned = 2.0 if cat in "ates" else 0.2 if cat in "lg" else 0
-    if owned:
-        rules.append((owned, (("OWN",), *noun)))
-    if cat == "s":
-        return [*rules, (2, (w("some", "some"), *noun)), (2, noun)]
-    if num == "s":
-        rules += [(0.5, (w(text, text), *noun)) for text in ("this", "that") if cat not in "w"]
-        return [*rules, (3, (w("a", "a"), *noun))] if cat != "w" else rules
-    rules += [(2, noun), *((0.4, (w(text, text), *noun)) for text in ("these", "those", "many", "some", "several"))]
-    return [*rules, (1.5, (("NUM",), *noun)), (0.5, (w("the", "the"), ("NUM",), *noun))]
-
-
-def owner() -> Rules:
-    rules: Rules = [(1, (w(row.owner, "owner", text),)) for text, row in PRONOUNS.items()]
-    rules += [(2, (("NAME'S", sex),)) for sex in "mf"]
-    return [
-        *rules,
-        (3, (w("the", "the"), ("N'S", "p"))),
-        (0.3, (w("the", "the"), ("N'S", "m"))),
-        (0.3, (w("the", "the"), ("N'S", "f"))),
-    ]
+        names = [f"carried, {num}"]
+    elif cat == "k":
+        names = ["kin"]
+    else:
+        names = ["the"] + ["owned"] * (cat in "ateslg")
+        names += ["some"] if cat == "s" else [] if cat == "w" and num == "s" else ["one" if num == "s" else "many"]
+    return rules(*names, cat=cat, num=num, kind=cat_of(cat), owned="2" if cat in "ates" else "0.2")
 
 
 def adjectives(cat: str) -> Rules:
@@ -411,35 +283,16 @@ def nouns(cat: str, num: str, suffix: str = "") -> Rules:
 
 
 def coordination(cat: str) -> Rules:
-    if cat == "h":
-        some = [
-            (3.0, ("NAME", "m")),
-            (3.0, ("NAME", "f")),
-            (1.5, ("BASE", "p", "s")),
-            (0.7, ("BASE", "m", "s")),
-            (0.7, ("BASE", "f", "s")),
-            (0.7, ("BASE", "k", "s")),
-        ]
-    elif cat == "a":
-        some = [(3.0, ("BASE", "a", "s")), (1.0, ("BASE", "a", "p")), (0.8, ("BASE", "p", "s"))]
-    else:
-        some = [(3.0, ("BASE", cat, "s")), (1.0, ("BASE", cat, "p"))]
+    some = rules(f"both, {cat}" if cat in "ha" else "both", cat=cat)
     both = w("and", "both")
-    rules = [(p * q, (a, both, b)) for p, a in some for q, b in some if cat != "a" or "a" in (a[1], b[1])]
+    found = [(p * q, (*a, both, *b)) for p, a in some for q, b in some if cat != "a" or "a" in (a[0][1], b[0][1])]
     if cat == "h":
-        rules += [(p * q * r / 30, (a, w(","), b, both, c)) for p, a in some[:2] for q, b in some for r, c in some]
-    return rules
+        found += [(p * q * r / 30, (*a, w(","), *b, both, *c)) for p, a in some[:2] for q, b in some for r, c in some]
+    return found
 
 
-def object_of(cat: str, level: int) -> Rules:
-    if cat == "h":
-        rules: Rules = [(2 * p, (("NP", c, n, level),)) for c, n, p in SUBJECTS if c in (*HUMAN, "k")]
-        rules += [(4, (("NAME", sex),)) for sex in "mf"]
-        rules += [(0.7, (w(row.object, "object", text),)) for text, row in PRONOUNS.items()]
-        return [*rules, (1.5, (("CO", "h"),))]
-    if cat == "s":
-        return [(1, (("BASE", "s", "s"),))]
-    return [(5, (("NP", cat, "s", level),)), (2, (("NP", cat, "p", level),)), (0.7, (("CO", cat),))]
+def object_of(cat: str, level: str) -> Rules:
+    return rules(f"object, {cat}" if cat in "hs" else "object", cat=cat, level=level)
 
 
 def place() -> Rules:
@@ -451,12 +304,7 @@ def place() -> Rules:
 
 
 def path() -> Rules:
-    to, origin = (w("to", "to"), ("SPOT", "TO", "")), (w("from", "from"), ("SPOT", "TO", ""))
-    rules: Rules = [(4, to), (1, origin), (1, origin + to), (1, (w("home", "home"),))]
-    for via in SPOTS["VIA"]:
-        past = (w(via, "post", via), ("SPOT", "VIA", via))
-        rules += [(0.5, past), (0.25, past + to)]
-    return rules
+    return rules("path") + [rule for via in SPOTS["VIA"] for rule in rules("via", prep=via)]
 
 
 def spot(where: str, prep: str) -> Rules:
@@ -478,10 +326,10 @@ def spots(cat: str, named: str) -> Rules:
 
 
 KINDS = {
-    "S": sentence, "SP": subject_and_predicate, "P": predicate, "T": tail, "CL": clause, "F": finite, "VV": verb_phrases,
+    "S": lambda: rules("sentence"), "SP": lambda tense: about_subjects(2, "subject and predicate", tense=tense), "P": predicate, "T": tail, "CL": clause, "F": finite, "VV": verb_phrases,
     "VP": verb_phrase, "CORE": core, "V": verb, "PRED": complement, "ADV": adverbs, "NP": noun_phrase, "RF": relative,
-    "GAP": gap, "BASE": base, "OWN": owner, "A": adjectives, "N": nouns, "CO": coordination, "OBJ": object_of,
-    "LOC": place, "PATH": path, "SPOT": spot, "SPOTS": spots, "YN": question, "WH": open_question, "ORDER": order,
+    "GAP": gap, "BASE": base, "OWN": lambda: rules("owner"), "A": adjectives, "N": nouns, "CO": coordination, "OBJ": object_of,
+    "LOC": place, "PATH": path, "SPOT": spot, "SPOTS": spots, "YN": question, "WH": open_question, "ORDER": lambda: rules("order"),
     "N'S": lambda cat: nouns(cat, "s", "'s"),
     "NAME": lambda sex: [(1, (w(name, "name", name),)) for name in LISTS["names"][sex]],
     "NAME'S": lambda sex: [(1, (w(name + "'s", "name", name),)) for name in LISTS["names"][sex]],

@@ -1,10 +1,10 @@
 """Orune, the invented language of the translation table: its sounds, roots, word forms and sentences.
 
-    translate(tree) -> [Form, ...]     tree of translation_english.py; a Form is (text, gloss)
+    translate(tree) -> [Form, ...]     tree of english.py; a Form is (text, gloss)
 
 Every sentence has exactly one translation. Order: time, subject, place, goal or source, object, manner, verb; clauses
 that depend on another come before it; what describes a noun by a noun or a clause stands before it, its adjectives and
-its article after it. The morphemes are listed below; A and U in them stand for the vowels of harmony.
+its article after it. The morphemes are in words/orune.yaml; A and U in them stand for the vowels of harmony.
 """
 
 import hashlib

@@ -118,7 +118,7 @@ def past_or_present(leaves: list[Any], verb: Any) -> str:
     """The tense of a relative clause."""
     if leaves:
         return "pres" if leaves[0].symbol[1] in ("is", "are") else "past"
-    return "past" if verb.symbol[1] == "past" or verb.symbol[2:] == ("past",) else "pres"
+    return "past" if verb.symbol[1] == "past" else "pres"
 
 
 def finite(leaves: list[Any], tense: str) -> Finite:

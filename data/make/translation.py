@@ -2,7 +2,7 @@
 
     python data/make/translation.py --words 13 18 FILE          print the rows whose source has 13 to 18 words
 
-A sentence of n words is drawn from the grammar of translation_english.py on the condition that it has n words: each
+A sentence of n words is drawn from the grammar of english.py on the condition that it has n words: each
 choice is weighted by how probable it makes that length, which is computed exactly. So its probability is the product of
 the rules' weights over that of the length. n is one of 3 to 30: the four buckets equally often, and within a bucket
 every length. A sentence drawn before is drawn again, so its probability is also divided by what the others had left.
