@@ -34,9 +34,13 @@ def table(block: str) -> list[Any]:
 
 @functools.cache
 def fork(block: str) -> Fork:
-    """(weight, phrase, outcome) of each line."""
-    found = [re.fullmatch(r"([\d.]+) ([\w -]+): (.*)", line) for line in block.splitlines()]
-    return [(float(line[1]), line[3], line[2]) for line in found if line]
+    """(weight, phrase, outcome) of each line. Raises ValueError."""
+    ways = []
+    for line in block.splitlines():
+        if (found := re.fullmatch(r"([\d.]+) ([\w -]+): (.*)", line)) is None:
+            raise ValueError(f"no way of a fork: {line}")
+        ways.append((float(found[1]), found[3], found[2]))
+    return ways
 
 
 def before(words: list[str]) -> list[str]:
