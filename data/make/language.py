@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from vocabulary import BY_KEY, LISTS, SPOTS, TIME, VERB
-from words import load
+from words import load, table
 
 LANGUAGE = load("orune")
 ONSETS, CODAS = LANGUAGE["onsets"], LANGUAGE["codas"]
@@ -21,7 +21,8 @@ CLASSES, PERSONS, PRONOUN_MARKS = LANGUAGE["classes"], LANGUAGE["persons"], LANG
 CLASS_OF = LANGUAGE["class_of"] | {noun: cls for cls, nouns in LANGUAGE["exceptions"].items() for noun in nouns}
 """The class of a category of nouns, and of nouns that are in another one."""
 CASES, VERBAL, ASPECTS, TENSES = (LANGUAGE[name] for name in ("cases", "verbal", "aspects", "tenses"))
-LINKS, DIGITS, QUESTION = (LANGUAGE[name] for name in ("links", "digits", "questions"))
+LINKS, DIGITS = LANGUAGE["links"], LANGUAGE["digits"]
+QUESTIONS = {row.asked: row for row in table(LANGUAGE["questions"])}
 RESERVED = {*(mark for pair in CLASSES.values() for mark in pair), *PERSONS.values(), *LANGUAGE["prefixes"]}
 """No root begins as a verb's prefix does."""
 

@@ -9,7 +9,7 @@ from language import (
     LINKS,
     PERSONS,
     PRONOUN_MARKS,
-    QUESTION,
+    QUESTIONS,
     TENSES,
     VERBAL,
     Form,
@@ -180,15 +180,7 @@ def phrase(node: Any) -> Phrase:
         two.earlier, two.time, two.before = one, one.time + two.time, one.before + two.before
         return two
     if kind == "VP":
-        said = phrase(kids[0])
-        for adverb in kids[1].kids if len(kids) > 1 else ():
-            if adverb.symbol[0] == "TIME":
-                said.time += time(adverb)
-            elif adverb.symbol[0] == "LOC":
-                said.place += place(adverb)
-            else:
-                said.manner.insert(0, plain("m", leaf(adverb.kids[0])[1]))
-        return said
+        return gather(phrase(kids[0]), kids[1].kids if len(kids) > 1 else ())
     if kind == "V":
         return verb_of(node)
     return core(kids)
@@ -210,21 +202,28 @@ def core(kids: Any) -> Phrase:
         said = phrase(rest[1])
         said.stem.insert(1, (VERBAL[leaf(verb.kids[0])[1]], leaf(verb.kids[0])[1]))
         return said
-    said, case = verb_of(verb), "ACC"
-    for kid in rest:
+    return gather(verb_of(verb), rest)
+
+
+def gather(said: Phrase, kids: Any) -> Phrase:
+    """Add what goes with a verb: objects, adverbs, a clause."""
+    case = "ACC"
+    for kid in kids:
         kind, meaning = kid.symbol[0], leaf(kid)
         if meaning in (("to",), ("from",)):
             case = "ALL" if meaning == ("to",) else "ABL"
+        elif kind == "TIME":
+            said.time += time(kid)
         elif kind == "LOC":
             said.place += place(kid)
         elif kind == "PATH":
             said.goal += path(kid)
+        elif kind == "MANNER":
+            said.manner.insert(0, plain("m", leaf(kid.kids[0])[1]))
         elif kind == "CL":
             said.before += clause(kid, "that")
-        elif not meaning and case == "ACC":
-            said.object += nominal(kid, case)[0]
-        elif not meaning:
-            said.goal += nominal(kid, case)[0]
+        elif kind in ("OBJ", "NP"):
+            (said.object if case == "ACC" else said.goal).extend(nominal(kid, case)[0])
     return said
 
 
@@ -272,37 +271,19 @@ def open_question(node: Any) -> list[Form]:
         said = [Form("yoras", "who-GEN"), *said] if asked == "whose" else [*said, agreeing("yo", "which", mark)]
         return verbal(rest[2], said, mark)
     *counted, aux, subject, verb, _ = rest
-    said = phrase(verb)
-    if asked == "what":
-        said.object = [Form("yosen", "what-ACC")]
-    elif asked == "whom":
-        said.object = [Form("yoran", "who-ACC")]
-    elif asked == "where":
-        said.place = [Form(QUESTION[asked], asked)]
-    elif asked == "how many":
-        said.object = [Form(QUESTION[asked], asked), *with_adjectives(counted[1], counted[0].kids, True, "ACC")[0]]
-    else:
-        said.before.insert(0, Form(QUESTION[asked], asked))
+    said, question = phrase(verb), QUESTIONS[asked]
+    nouns = with_adjectives(counted[1], counted[0].kids, True, "ACC")[0] if counted else []
+    getattr(said, question.part)[:0] = [Form(question.word, question.gloss), *nouns]
     return assemble(*nominal(subject, "NOM"), finite([aux], ""), said)
 
 
 def order(node: Any) -> list[Form]:
     """A command: the bare root with -hu or -hi."""
-    said, negative, first = Phrase(), False, []
-    for kid in node.kids:
-        kind, meaning = kid.symbol[0], leaf(kid)
-        if kind == "CORE":
-            said = phrase(kid)
-        elif kind == "LOC":
-            said.place += place(kid)
-        elif kind == "TIME":
-            said.time += time(kid)
-        elif meaning == ("not",):
-            negative = True
-        elif meaning == ("please",):
-            first = [plain("f", "please")]
+    said = gather(next(phrase(kid) for kid in node.kids if kid.symbol[0] == "CORE"), node.kids)
+    negative, polite = (any(leaf(kid) == (word,) for kid in node.kids) for word in ("not", "please"))
     stem = [("vi", "NEG")] * negative + said.stem + [("hU", "IMP")]
-    return first + said.before + said.time + said.rest() + [build(*stem, harmony=said.stem[0][0])]
+    verb = build(*stem, harmony=said.stem[0][0])
+    return [plain("f", "please")] * polite + said.before + said.time + said.rest() + [verb]
 
 
 def nominal(node: Any, case: str) -> tuple[list[Form], str]:

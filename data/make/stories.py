@@ -18,6 +18,7 @@ from world import PLACES, Animal, Person, Promise, Role, World
 
 SEED = 7
 PEOPLE, COLOUR, WEATHER = load("people"), load("colour"), load("weather")
+SKIES = WEATHER["kinds"]
 PLOTS = load("plots_people") | load("plots_things")
 SIDE_STORIES = load("side_stories")
 DATED = ("promise", "secret", "illness", "suspicion", "letter", "coats", "watch")
@@ -32,7 +33,6 @@ TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]
 """Trades of those who have a name, and of those who are only called by their trade."""
 MOODS, CHILD_MOODS = before(PEOPLE["moods"]), before(PEOPLE["child_moods"])
 
-WHEN = "<One {weather} {hour} in {month},|On a {weather} {month} {hour},|One {weather} {hour},>"
 LATE_INTRO = "a {x.mood}{x.noun} <named|called> {x}"
 INTRO = f"<{LATE_INTRO}|{{x}}, a {{x.mood}}{{x.noun}},>"
 
@@ -57,8 +57,8 @@ class Tale(Story):
         self.owing = False  # whether it has still to end
         self.passers_by = False
         self.set(
-            weather=Lazy(list(WEATHER), "zipf"),
-            month=Lazy(lambda: WEATHER[self["weather"]]["months"]),
+            weather=Lazy(list(SKIES), "zipf"),
+            month=Lazy(lambda: SKIES[self["weather"]]["months"]),
             hour=Lazy(("morning", "afternoon", "day"), (3, 2, 1)),
             day=Lazy(lexicon.DAYS),
         )
@@ -222,8 +222,8 @@ class Tale(Story):
 
     def date(self) -> None:
         """When it is, and perhaps what the weather looks like."""
-        if self.say(WHEN, "It was a {weather} {hour} in {month}.", weights=(3, 1)):
-            self.say(*WEATHER[self["weather"]]["seen"].splitlines())
+        if self.say(*WEATHER["date"].splitlines(), weights=(3, 1)):
+            self.say(*SKIES[self["weather"]]["seen"].splitlines())
         else:
             self.gap = " "
 
@@ -267,17 +267,11 @@ class Tale(Story):
         """Perhaps look back at the day, if it had a date, or at the evening's weather."""
         weather, month = self.slots["weather"], self.slots["month"]
         if not isinstance(weather, str):
-            self.maybe("And that was the end of it.", "People talked about it for a long time.", p=0.2)
+            self.maybe(*WEATHER["close"].splitlines(), p=0.2)
             return
         day = "that {weather} day" + " in {month}" * isinstance(month, str)
-        self.maybe(
-            f"{{a}} <never forgot|often thought of|liked to tell of> {day}.",
-            "And all that on one {weather} day!",
-            f"When {{a}} went to bed, {WEATHER[weather]['evening']}.",
-            "{a} wrote about it in {a.his} diary, <three whole pages|and underlined one word twice|with a drawing>.",
-            f"So ended {day}.",
-            p=0.4,
-        )
+        ways = WEATHER["close, dated"].replace("{the day}", day).replace("{the evening}", SKIES[weather]["evening"])
+        self.maybe(*ways.splitlines(), p=0.4)
 
 
 def story(teller: Teller) -> Tale:

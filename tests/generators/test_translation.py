@@ -126,8 +126,7 @@ def analyse(make):
     subjects = marks | {mark: language.mark_gloss(mark) for mark in language.PERSONS.values()}
     cases = {"": "", "n": "ACC", "s": "GEN", "l": "ALL", "mA": "LOC", "tA": "ABL", "kA": "COM"}
     fixed = {"so": {"and", "both"}, "mo": {"but"}, "ke": {"Q"}, "yora": {"who"}, "yoras": {"who-GEN"}}
-    fixed |= {"yosen": {"what-ACC"}, "yoran": {"who-ACC"}}
-    fixed |= {shape: {english} for english, shape in make.language.QUESTION.items()}
+    fixed |= {row.word: {row.gloss} for row in make.language.QUESTIONS.values()}
     fixed |= {shape: {str(digit)} for digit, shape in language.DIGITS.items()}
 
     def harmony(text):
