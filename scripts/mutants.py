@@ -11,12 +11,10 @@ that no test finds is a gap, or the program it makes is equivalent; scripts/muta
 
 import argparse
 import ast
-import faulthandler
 import itertools
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -39,8 +37,8 @@ BUILD = ROOT / "build" / "mutants"
 COVERAGE, DURATIONS, REPORT = BUILD / "coverage", BUILD / "durations.json", BUILD / "report.json"
 ROOMS = ("model", "objective", "decoding", "training", "tables", "run")
 FAST = "not slow and not system and not gpu and not browser and not real"
-PATIENCE = 60.0
-"""Seconds beyond twenty times its usual duration after which a test counts as hanging."""
+PATIENCE = 600.0
+"""Seconds beyond twenty times their usual duration after which tests count as hanging."""
 
 MEMORY = 32 * 2**30
 """Bytes of addresses that the tests of a mutant may take, which may ask for any number."""
@@ -194,42 +192,6 @@ class Durations:
         DURATIONS.write_text(json.dumps(self.seconds))
 
 
-class Chosen:
-    """A plugin that runs some tests alone, in their order, and ends the process when one of them hangs."""
-
-    def __init__(self, tests: dict[str, float]) -> None:
-        self.tests = tests
-        self.stderr = os.dup(2)
-        """The one of the process, before pytest captures what is written to it."""
-        self.watch(10 * PATIENCE)
-
-    def watch(self, seconds: float) -> None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=self.stderr)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self) -> None:
-        """The examples of each run, and no search for a smaller one that fails."""
-        from hypothesis import Phase, settings  # after its plugin, or pytest warns of it, which is an error
-
-        phases = [Phase.explicit, Phase.generate]
-        settings.register_profile("mutants", settings(), phases=phases, derandomize=True, database=None)
-        settings.load_profile("mutants")
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        files = list(dict.fromkeys(test.split("::")[0] for test in self.tests))
-        items[:] = sorted(
-            (item for item in items if item.nodeid in self.tests),
-            key=lambda item: files.index(item.nodeid.split("::")[0]),
-        )
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.watch(PATIENCE + 20 * self.tests.get(nodeid, 0))
-
-    def pytest_runtest_logfinish(self) -> None:
-        self.watch(10 * PATIENCE)
-
-
 def collect(arguments: list[str]) -> int:
     """Run the fast tests with coverage by test."""
     shutil.rmtree(BUILD, ignore_errors=True)
@@ -269,40 +231,32 @@ def executed(sample: list[Mutant]) -> Iterator[list[str]]:
         yield [test for file in order for test in by_file[file] if test in tests]
 
 
-def attempt(tests_file: str) -> int:
-    """Run the tests of a file until the first fails; the exit status of pytest. Runs within a copy."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    tests: dict[str, float] = json.loads(Path(tests_file).read_text())
-    files = dict.fromkeys(test.split("::")[0] for test in tests)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-rfE"]
-    return int(pytest.main([*options, *files], plugins=[Chosen(tests)]))
-
-
 def outcome(mutant: Mutant, tests: list[str], copy: Path) -> tuple[str, str]:
     """(`killed`, `survived`, `hangs` or `not executed`, what the tests said last)."""
     if not tests:
         return "not executed", ""
-    seconds = json.loads(DURATIONS.read_text())
+    seconds: dict[str, float] = json.loads(DURATIONS.read_text())
     path = copy / mutant.path
     source = path.read_bytes()
     path.write_bytes(mutant.applied(source))
-    chosen = copy / "chosen.json"
-    chosen.write_text(json.dumps({test: seconds[test] for test in tests}))
+    (copy / "chosen.txt").write_text("\n".join(tests))
+    options = "-x -q -p no:cacheprovider --no-header -rfE --hypothesis-profile mutants @chosen.txt"
     try:
         ended = subprocess.run(
-            [sys.executable, "scripts/mutants.py", "attempt", str(chosen)],
+            ["sh", "-c", f"ulimit -v {MEMORY >> 10}; exec {sys.executable} -m pytest {options}"],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            timeout=PATIENCE + 20 * sum(seconds[test] for test in tests),
         )
+    except subprocess.TimeoutExpired:
+        return "hangs", ""
     finally:
         path.write_bytes(source)
     last = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))][:1]
-    if "Timeout (" in ended.stdout:
-        return "hangs", " ".join(last)
     # a mutant may also break what is run when tests are collected, but not the call of pytest, nor leave nothing to run
     if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise RuntimeError(ended.stdout)
@@ -363,7 +317,7 @@ def campaign(count: int, seed: int, rooms: tuple[str, ...], jobs: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["collect", "try", "attempt"])
+    parser.add_argument("command", choices=["collect", "try"])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", choices=ROOMS)
@@ -371,8 +325,6 @@ def main() -> int:
     options, others = parser.parse_known_args()
     if options.command == "collect":
         return collect(others)
-    if options.command == "attempt":
-        return attempt(others[0])
     return campaign(options.count, options.seed, tuple(options.room or ROOMS), options.jobs)
 
 
