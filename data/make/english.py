@@ -6,8 +6,8 @@ read in two ways is not written: what follows a relative clause never belongs to
 describes the noun before it.
 
 Features: cat is a category of NOUN; sem is the category of a subject; pn is person and number (1s 2 1p 3s 3p); level
-says how deep clauses may nest; form is base, third, past, participle, ing, and two that are spelt as base is: infinitive
-after "to", imperative.
+says how deep clauses may nest; form is base, third, past, participle, ing, and two that are spelt as base is:
+infinitive after "to", imperative.
 """
 
 import re
@@ -326,10 +326,14 @@ def spots(cat: str, named: str) -> Rules:
 
 
 KINDS = {
-    "S": lambda: rules("sentence"), "SP": lambda tense: about_subjects(2, "subject and predicate", tense=tense), "P": predicate, "T": tail, "CL": clause, "F": finite, "VV": verb_phrases,
-    "VP": verb_phrase, "CORE": core, "V": verb, "PRED": complement, "ADV": adverbs, "NP": noun_phrase, "RF": relative,
-    "GAP": gap, "BASE": base, "OWN": lambda: rules("owner"), "A": adjectives, "N": nouns, "CO": coordination, "OBJ": object_of,
-    "LOC": place, "PATH": path, "SPOT": spot, "SPOTS": spots, "YN": question, "WH": open_question, "ORDER": lambda: rules("order"),
+    "P": predicate, "T": tail, "CL": clause, "F": finite, "VV": verb_phrases, "VP": verb_phrase, "CORE": core,
+    "V": verb, "PRED": complement, "ADV": adverbs, "NP": noun_phrase, "RF": relative, "GAP": gap, "BASE": base,
+    "A": adjectives, "N": nouns, "CO": coordination, "OBJ": object_of, "LOC": place, "PATH": path, "SPOT": spot,
+    "SPOTS": spots, "YN": question, "WH": open_question,
+    "S": lambda: rules("sentence"),
+    "SP": lambda tense: about_subjects(2, "subject and predicate", tense=tense),
+    "OWN": lambda: rules("owner"),
+    "ORDER": lambda: rules("order"),
     "N'S": lambda cat: nouns(cat, "s", "'s"),
     "NAME": lambda sex: [(1, (w(name, "name", name),)) for name in LISTS["names"][sex]],
     "NAME'S": lambda sex: [(1, (w(name + "'s", "name", name),)) for name in LISTS["names"][sex]],

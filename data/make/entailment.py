@@ -1,8 +1,8 @@
 """entailment.csv: a short story, and a statement about how things are at its end.
 
-A row is written backwards. First the statement is drawn, then the label, and only then a story after which the statement
-is true (entailment), false (contradiction), or may be either (neutral). So every statement is as likely under each
-label, and nothing can be guessed from the statement alone.
+A row is written backwards. First the statement is drawn, then the label, and only then a story after which the
+statement is true (entailment), false (contradiction), or may be either (neutral). So every statement is as likely under
+each label, and nothing can be guessed from the statement alone.
 
 A story interleaves threads, each of which follows one thing (or person, or promise): one thread decides the label, the
 other is there to mislead. What a thread can tell is worked out from the world: all its courses of events are simulated,
@@ -384,7 +384,7 @@ def reaches(plan: Plan, start: int, goal: int) -> bool:
 
 @functools.cache
 def order_plans() -> Sorted:
-    """Three comparisons that link four people; by whether person 0 comes before person 1, whom none compares directly."""
+    """Three comparisons that link four people, by whether person 0 comes before person 1; none compares these two."""
     pairs = [pair for pair in itertools.permutations(range(4), 2) if set(pair) != {0, 1}]
     every = [tuple(("compare", *pair) for pair in three) for three in itertools.permutations(pairs, 3)]
 

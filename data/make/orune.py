@@ -1,4 +1,4 @@
-"""Sentences of Orune: from the tree of an English sentence to its translation. See language.py for words and phrases."""
+"""Sentences of Orune: from the tree of an English sentence to its translation. language.py has words and phrases."""
 
 from dataclasses import dataclass, field
 from typing import Any

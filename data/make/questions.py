@@ -1,5 +1,5 @@
-"""questions.json: short passages of the world and questions about them, in the form of SQuAD 2.0: the answer is a span of
-the passage, or there is none.
+"""questions.json: short passages of the world and questions about them, in the form of SQuAD 2.0: the answer is a span
+of the passage, or there is none.
 
 A passage tells three events, two of them about the same thing, which may change hands. Most questions ask for one
 part of one event, where other events have parts of the same kind; some ask who has a thing in the end. A third has no

@@ -1,9 +1,10 @@
 """reviews.csv: short reviews of shops, meals and books; the label is what the writer makes of it, all in all.
 
-Each review takes a side (or none) by one argument: plain praise or blame, a contrast, hearsay believed or not, a change,
-a comparison, advice, or irony that only its end gives away. The same words serve both sides, since adjectives are often
-denied, and what is granted ("true, the soup was thin, but ...") counts for less than what it is granted for. A few mild
-texts ("It could be worse.") come with either of two labels; what that costs is known exactly (see labelled.py).
+Each review takes a side (or none) by one argument: plain praise or blame, a contrast, hearsay believed or not, a
+change, a comparison, advice, or irony that only its end gives away. The same words serve both sides, since adjectives
+are often denied, and what is granted ("true, the soup was thin, but ...") counts for less than what it is granted for.
+A few mild texts ("It could be worse.") come with either of two labels; what that costs is known exactly (see
+labelled.py).
 """
 
 import functools

@@ -66,7 +66,7 @@ class Tale(Story):
     # --- steps --------------------------------------------------------------------------------------------------
 
     def play(self, steps: Sequence[Any]) -> None:
-        """Do the steps. `fork`, `left` and `case` have an outcome, and `when` does its steps if it was one of those named."""
+        """Do the steps. `fork`, `left` and `case` have an outcome; `when` does its steps if it is one that it names."""
         outcome = None
         for step in steps:
             [(head, content)] = step.items() if isinstance(step, dict) else [(step, None)]
@@ -208,7 +208,7 @@ class Tale(Story):
     # --- telling ------------------------------------------------------------------------------------------------
 
     def say(self, *ways: str, weights: Sequence[float] | None = None) -> int:
-        """As in Story. Where somebody without a slot was spoken of, the next pronoun might mean that one: none is used."""
+        """As in Story. After somebody without a slot was spoken of, whom a pronoun might mean, none is used."""
         which = super().say(*ways, weights=weights)
         if self.passers_by:
             self.said.clear()

@@ -1,8 +1,8 @@
-"""tags.conll: sentences of the world, each word with the tag of the entity it belongs to (BIO): who, which pet, which boat,
-where, when.
+"""tags.conll: sentences of the world, each word with the tag of the entity it belongs to (BIO): who, which pet, which
+boat, where, when.
 
-The names are shared out so that no list of words suffices: a boat or a pet may be called Rosa, a street after Miller, the
-month of May names a boat; the words around a name decide what it names, and they always do.
+The names are shared out so that no list of words suffices: a boat or a pet may be called Rosa, a street after Miller,
+the month of May names a boat; the words around a name decide what it names, and they always do.
 """
 
 import itertools

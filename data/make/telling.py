@@ -1,8 +1,8 @@
 """Sentences from templates, whose choices and slots are filled from left to right as they are written.
 
 A template is text with `<one way|another way>` (nested as needed; a choice may be empty) and `{slot}` or `{slot.form}`.
-A slot holds a string, a `Lazy` value, or anything with `render(form, said)` (see world.py). A lazy value is drawn at the
-moment its first word is written, so that the parser of choice.py never has to guess what is not yet visible.
+A slot holds a string, a `Lazy` value, or anything with `render(form, said)` (see world.py). A lazy value is drawn at
+the moment its first word is written, so that the parser of choice.py never has to guess what is not yet visible.
 """
 
 import functools
@@ -54,7 +54,7 @@ def compiled(template: str) -> tuple[Any, ...]:
 
 @dataclass
 class Ask:
-    """A slot that cannot be written before something is drawn: texts[i] is what option i would write (None: unknown)."""
+    """A slot that needs something drawn before it is written. texts(i): what option i would write (None: unknown)."""
 
     options: Sequence[Any]
     weights: Sequence[float] | None

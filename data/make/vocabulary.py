@@ -45,7 +45,7 @@ def comparative(adjective: str) -> str:
 
 
 def word(entry: str, kind: str = "") -> Word:
-    """An entry `form/form=root+root`: a noun in the singular and plural; a verb in base, third person, past, participle, -ing."""
+    """An entry `form/form=root+root`: a noun (singular, plural) or a verb (base, third, past, participle, -ing)."""
     head, _, roots = entry.partition("=")
     key, *more = forms = head.split("/")
     if kind == "noun":
