@@ -101,7 +101,7 @@ mutants: $(VENV)/.dev
 	$(BIN)/python scripts/mutants.py collect -n 2
 	$(BIN)/python scripts/mutants.py try $(MUTANTS)
 
-data: $(VENV)/.made
+data: $(VENV)/.runtime
 	$(BIN)/python data/make/bundle.py
 
 reference: $(VENV)/.runtime

@@ -49,7 +49,7 @@ from lmtool.training.optimizer import Optimizers
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
 
 from lexicon import MEN, TREASURES, WOMEN
-from world import Give, Person, Thing, World
+from world import Person, Thing, World
 
 IGNORE = -100
 
@@ -67,7 +67,7 @@ def exchange(rng: random.Random) -> dict[str, str]:
         thing = rng.choice(things)
         giver = world.holder(thing)
         taker = rng.choice([one for one in people if one is not giver])
-        world.do(Give(giver, thing, taker))
+        world.give(giver, thing, taker)
         said.append(f"{giver.name} gave the {thing.noun} to {taker.name}.")
     asked = rng.choice(things)
     prompt = " ".join([*said, f"Who has the {asked.noun} now?"])

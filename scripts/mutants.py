@@ -11,11 +11,10 @@ that no test finds is a gap, or the program it makes is equivalent; scripts/muta
 
 import argparse
 import ast
-import faulthandler
+import itertools
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -36,39 +35,17 @@ import yaml
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "mutants"
 COVERAGE, DURATIONS, REPORT = BUILD / "coverage", BUILD / "durations.json", BUILD / "report.json"
-EQUIVALENT = ROOT / "scripts" / "mutants.yaml"
 ROOMS = ("model", "objective", "decoding", "training", "tables", "run")
 FAST = "not slow and not system and not gpu and not browser and not real"
-PATIENCE = 60.0
-"""Seconds beyond twenty times its usual duration after which a test counts as hanging."""
+PATIENCE = 600.0
+"""Seconds beyond twenty times their usual duration after which tests count as hanging."""
 
 MEMORY = 32 * 2**30
 """Bytes of addresses that the tests of a mutant may take, which may ask for any number."""
 
-COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-}
-OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "*"),
-    ast.Pow: ("**", "*"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-    ast.MatMult: ("@", "*"),
-}
+LISTS = yaml.safe_load((ROOT / "scripts" / "mutants.yaml").read_text(encoding="utf-8"))
+SWAPS: dict[str, tuple[str, str]] = LISTS["swaps"]
+"""For each kind of comparison and operator how it is written, and what takes its place."""
 
 
 @dataclass(frozen=True)
@@ -98,139 +75,98 @@ class Mutant:
         return source[: self.start] + self.text.encode() + source[self.stop :]
 
 
-class Finder(ast.NodeVisitor):
+Change = tuple[str, int, int, str]
+"""Its kind, and the characters from start to stop that become a text."""
+
+
+class Finder:
     """Collects the mutants of a file: inside functions, without annotations, decorators, defaults and f-strings."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self.path, self.source, self.mutants = path, source, list[Mutant]()
         self.lines = source.splitlines(keepends=True)
-        self.offsets = [0]
-        for line in self.lines:
-            self.offsets.append(self.offsets[-1] + len(line))
-        self.statement, self.depth = 0, 0
-        self.visit(ast.parse(source))
+        self.offsets = [0, *itertools.accumulate(map(len, self.lines))]
+        self.visit(ast.parse(source), 0, False)
 
-    def span(self, node: Any) -> tuple[int, int]:
-        return (
-            self.offsets[node.lineno - 1] + node.col_offset,
-            self.offsets[node.end_lineno - 1] + node.end_col_offset,
-        )
+    def visit(self, node: ast.AST, statement: int, inside: bool) -> None:
+        """Add the mutants of a node and of those below it; inside: of a function."""
+        if isinstance(node, ast.stmt):
+            statement = node.lineno
+        if inside:
+            for change in self.changes(node):
+                self.add(statement, *change)
+        match node:
+            case ast.JoinedStr() | ast.Raise():  # text for people, and its parts have no positions
+                below: list[ast.AST] = []
+            case ast.FunctionDef():
+                below, inside = [*node.body[ast.get_docstring(node) is not None :]], True
+            case ast.AnnAssign(value=value):
+                below = [value] if value else []
+            case _:
+                below = [*ast.iter_child_nodes(node)]
+        for child in below:
+            self.visit(child, statement, inside)
 
-    def add(self, kind: str, start: int, stop: int, text: str) -> None:
-        if not self.depth:
-            return
+    def add(self, statement: int, kind: str, start: int, stop: int, text: str) -> None:
         line = sum(offset <= start for offset in self.offsets)
-        before = self.source[start:stop].decode()
-        context = self.lines[line - 1].decode().strip()
-        mutant = Mutant(self.path, line, self.statement, kind, start, stop, text, context, " ".join(before.split()))
+        before, context = self.source[start:stop].decode(), self.lines[line - 1].decode().strip()
+        mutant = Mutant(self.path, line, statement, kind, start, stop, text, context, " ".join(before.split()))
         ast.parse(mutant.applied(self.source))
         self.mutants.append(mutant)
 
-    def between(self, kind: str, left: ast.expr, right: ast.expr, swap: tuple[str, str]) -> None:
-        """Replace the operator in the gap of two operands, which may also hold parentheses, breaks and comments."""
+    def span(self, node: Any) -> tuple[int, int]:
+        start, stop = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        return self.offsets[start[0] - 1] + start[1], self.offsets[stop[0] - 1] + stop[1]
+
+    def text(self, node: Any) -> str:
+        start, stop = self.span(node)
+        return self.source[start:stop].decode()
+
+    def changes(self, node: Any) -> Iterator[Change]:
+        """The changes of a node itself."""
+        match node:
+            case ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Expr(value=ast.Call()):
+                yield "statement", *self.span(node), "pass"
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
+                yield "statement", *self.span(node), "pass"
+            case ast.Break():
+                yield "statement", *self.span(node), "continue"
+            case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+                yield "return", *self.span(value), "None"
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                yield "condition", *self.span(test), f"not ({self.text(test)})"
+            case ast.comprehension(ifs=tests):
+                yield from (("condition", *self.span(test), f"not ({self.text(test)})") for test in tests)
+            case ast.Compare(left=left, ops=operators, comparators=others):
+                for one, other, operator in zip([left, *others], others, operators, strict=False):
+                    yield from self.swapped("comparison", one, other, operator)
+            case ast.BoolOp(op=operator, values=values):
+                for one, other in itertools.pairwise(values):
+                    yield from self.swapped("and-or", one, other, operator)
+            case ast.BinOp(left=left, op=operator, right=right):
+                texts = (
+                    isinstance(side, ast.JoinedStr) or str is type(getattr(side, "value", 0)) for side in (left, right)
+                )
+                if not any(texts):
+                    yield from self.swapped("arithmetic", left, right, operator)
+            case ast.Constant(value=bool() as value):
+                yield "constant", *self.span(node), str(not value)
+            case ast.Constant(value=int() | float() as value):
+                yield "constant", *self.span(node), repr(value + 1)
+                yield "constant", *self.span(node), f"({value - 1!r})"
+            case ast.Call(args=[first, second, *_]) if ast.Starred not in (type(first), type(second)):
+                (start, middle), (after, stop) = self.span(first), self.span(second)
+                if self.text(first) != self.text(second):
+                    between = self.source[middle:after].decode()
+                    yield "arguments", start, stop, self.text(second) + between + self.text(first)
+
+    def swapped(self, kind: str, left: ast.expr, right: ast.expr, operator: Any) -> Iterator[Change]:
+        """Another operator in the gap of two operands, which may also hold parentheses, breaks and comments."""
+        old, new = SWAPS.get(type(operator).__name__, ("", ""))
         start, stop = self.span(left)[1], self.span(right)[0]
-        at = self.source.find(swap[0].encode(), start, stop)
-        if at >= 0 and b"#" not in self.source[start:stop]:
-            self.add(kind, at, at + len(swap[0]), swap[1])
-
-    def visit(self, node: ast.AST) -> None:
-        if isinstance(node, ast.stmt):
-            self.statement = node.lineno
-        super().visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self.depth += 1
-        for statement in node.body[ast.get_docstring(node) is not None :]:
-            self.visit(statement)
-        self.depth -= 1
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """An f-string is text for people, and its parts have no positions."""
-
-    def visit_Raise(self, node: ast.Raise) -> None:
-        self.add("statement", *self.span(node), "pass")
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        if isinstance(node.value, ast.Call):
-            self.add("statement", *self.span(node), "pass")
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self.add("statement", *self.span(node), "pass")
-        self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        if isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
-            self.add("statement", *self.span(node), "pass")
-        self.generic_visit(node)
-
-    def visit_Continue(self, node: ast.Continue) -> None:
-        self.add("statement", *self.span(node), "pass")
-
-    def visit_Break(self, node: ast.Break) -> None:
-        self.add("statement", *self.span(node), "continue")
-
-    def visit_Return(self, node: ast.Return) -> None:
-        if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            self.add("return", *self.span(node.value), "None")
-        self.generic_visit(node)
-
-    def negated(self, test: ast.expr) -> None:
-        start, stop = self.span(test)
-        self.add("condition", start, stop, f"not ({self.source[start:stop].decode()})")
-
-    def visit_If(self, node: ast.If) -> None:
-        self.negated(node.test)
-        self.generic_visit(node)
-
-    visit_IfExp = visit_While = visit_If  # type: ignore[assignment]
-
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        for test in node.ifs:
-            self.negated(test)
-        self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        operands = [node.left, *node.comparators]
-        for i, operator in enumerate(node.ops):
-            self.between("comparison", operands[i], operands[i + 1], COMPARISONS[type(operator)])
-        self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        swap = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-        for left, right in zip(node.values, node.values[1:], strict=False):
-            self.between("and-or", left, right, swap)
-        self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        is_text = any(
-            isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
-            for side in (node.left, node.right)
-        )
-        if not is_text and type(node.op) in OPERATORS:
-            self.between("arithmetic", node.left, node.right, OPERATORS[type(node.op)])
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        value = node.value
-        if isinstance(value, bool):
-            self.add("constant", *self.span(node), str(not value))
-        elif isinstance(value, int | float):
-            self.add("constant", *self.span(node), repr(value + 1))
-            self.add("constant", *self.span(node), f"({value - 1!r})")
-
-    def visit_Call(self, node: ast.Call) -> None:
-        first, second = (*node.args, None, None)[:2]
-        if first and second and not any(isinstance(argument, ast.Starred) for argument in (first, second)):
-            (start, middle), (after, stop) = self.span(first), self.span(second)
-            parts = (self.source[after:stop], self.source[middle:after], self.source[start:middle])
-            if parts[0] != parts[2]:
-                self.add("arguments", start, stop, b"".join(parts).decode())
-        self.generic_visit(node)
+        at = self.source.find(old.encode(), start, stop)
+        if old and at >= 0 and b"#" not in self.source[start:stop]:
+            yield kind, at, at + len(old), new
 
 
 def mutants(root: Path, rooms: tuple[str, ...]) -> list[Mutant]:
@@ -254,42 +190,6 @@ class Durations:
 
     def pytest_sessionfinish(self) -> None:
         DURATIONS.write_text(json.dumps(self.seconds))
-
-
-class Chosen:
-    """A plugin that runs some tests alone, in their order, and ends the process when one of them hangs."""
-
-    def __init__(self, tests: dict[str, float]) -> None:
-        self.tests = tests
-        self.stderr = os.dup(2)
-        """The one of the process, before pytest captures what is written to it."""
-        self.watch(10 * PATIENCE)
-
-    def watch(self, seconds: float) -> None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=self.stderr)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self) -> None:
-        """The examples of each run, and no search for a smaller one that fails."""
-        from hypothesis import Phase, settings  # after its plugin, or pytest warns of it, which is an error
-
-        phases = [Phase.explicit, Phase.generate]
-        settings.register_profile("mutants", settings(), phases=phases, derandomize=True, database=None)
-        settings.load_profile("mutants")
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        files = list(dict.fromkeys(test.split("::")[0] for test in self.tests))
-        items[:] = sorted(
-            (item for item in items if item.nodeid in self.tests),
-            key=lambda item: files.index(item.nodeid.split("::")[0]),
-        )
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.watch(PATIENCE + 20 * self.tests.get(nodeid, 0))
-
-    def pytest_runtest_logfinish(self) -> None:
-        self.watch(10 * PATIENCE)
 
 
 def collect(arguments: list[str]) -> int:
@@ -331,40 +231,32 @@ def executed(sample: list[Mutant]) -> Iterator[list[str]]:
         yield [test for file in order for test in by_file[file] if test in tests]
 
 
-def attempt(tests_file: str) -> int:
-    """Run the tests of a file until the first fails; the exit status of pytest. Runs within a copy."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    tests: dict[str, float] = json.loads(Path(tests_file).read_text())
-    files = dict.fromkeys(test.split("::")[0] for test in tests)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-rfE"]
-    return int(pytest.main([*options, *files], plugins=[Chosen(tests)]))
-
-
 def outcome(mutant: Mutant, tests: list[str], copy: Path) -> tuple[str, str]:
     """(`killed`, `survived`, `hangs` or `not executed`, what the tests said last)."""
     if not tests:
         return "not executed", ""
-    seconds = json.loads(DURATIONS.read_text())
+    seconds: dict[str, float] = json.loads(DURATIONS.read_text())
     path = copy / mutant.path
     source = path.read_bytes()
     path.write_bytes(mutant.applied(source))
-    chosen = copy / "chosen.json"
-    chosen.write_text(json.dumps({test: seconds[test] for test in tests}))
+    (copy / "chosen.txt").write_text("\n".join(tests))
+    options = "-x -q -p no:cacheprovider --no-header -rfE --hypothesis-profile mutants @chosen.txt"
     try:
         ended = subprocess.run(
-            [sys.executable, "scripts/mutants.py", "attempt", str(chosen)],
+            ["sh", "-c", f"ulimit -v {MEMORY >> 10}; exec {sys.executable} -m pytest {options}"],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            timeout=PATIENCE + 20 * sum(seconds[test] for test in tests),
         )
+    except subprocess.TimeoutExpired:
+        return "hangs", ""
     finally:
         path.write_bytes(source)
     last = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))][:1]
-    if "Timeout (" in ended.stdout:
-        return "hangs", " ".join(last)
     # a mutant may also break what is run when tests are collected, but not the call of pytest, nor leave nothing to run
     if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise RuntimeError(ended.stdout)
@@ -388,7 +280,7 @@ def copied(folder: Path) -> Path:
 
 def campaign(count: int, seed: int, rooms: tuple[str, ...], jobs: int) -> int:
     """Try a sample, print each outcome and the share by room; 0 where at least 90 % are found."""
-    known = {entry["mutant"]: entry["reason"] for entry in yaml.safe_load(EQUIVALENT.read_text()) or []}
+    known = {entry["mutant"] for entry in LISTS["equivalent"]}
     every = mutants(ROOT, rooms)
     sample = [mutant for mutant in random.Random(seed).sample(every, len(every)) if mutant.name not in known][:count]
     print(f"{len(sample)} of {len(every):,} mutants, seed {seed}", flush=True)
@@ -425,7 +317,7 @@ def campaign(count: int, seed: int, rooms: tuple[str, ...], jobs: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["collect", "try", "attempt"])
+    parser.add_argument("command", choices=["collect", "try"])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", choices=ROOMS)
@@ -433,8 +325,6 @@ def main() -> int:
     options, others = parser.parse_known_args()
     if options.command == "collect":
         return collect(others)
-    if options.command == "attempt":
-        return attempt(others[0])
     return campaign(options.count, options.seed, tuple(options.room or ROOMS), options.jobs)
 
 

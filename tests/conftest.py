@@ -14,7 +14,7 @@ import pytest
 import typer.main
 import typer.testing
 import yaml
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 if TYPE_CHECKING:
     from tests.training.tiny import Work
@@ -31,6 +31,10 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 settings.register_profile("fast", max_examples=40)
 settings.register_profile("thorough", max_examples=1000)
 """For `--hypothesis-profile thorough`; tests with few examples for each of many models then have many."""
+settings.register_profile(
+    "mutants", max_examples=40, phases=[Phase.explicit, Phase.generate], derandomize=True, database=None, deadline=None
+)
+"""Of which a failing example is not made smaller; for `make mutants`."""
 settings.load_profile("fast")
 
 LONGEST = ("test_processes.py", "test_sharding.py", "test_faults.py", "test_pairs.py", "test_kill.py", "test_docs.py")

@@ -56,7 +56,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
         f"lmtool/_bundled/{path.relative_to(ROOT)}"
         for folder in ("recipes", "data")
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and ROOT / "data" / "make" not in path.parents
     }
     metadata = {name for name in names if ".dist-info/" in name}
     assert names - metadata == modules | templates | shipped

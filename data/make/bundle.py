@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import questions
 import stories
+import tags
 import translation
 from entailment import ENTAILMENT
-from entailment_kinship import KINSHIP
-from questions import QUESTIONS
+from kinship import KINSHIP
 from reviews import REVIEWS
-from tags import TAGS
 
 HERE = Path(__file__).resolve().parent.parent
 TRAIN, VALID = 4500, 195  # stories; those for validation are numbered after those for training
@@ -32,44 +32,41 @@ SHORTEST, LONGEST = 60, 250  # words of a story
 Limit = dict[str, Any]
 
 
-def documents(texts: list[str], bits: list[float]) -> tuple[bytes, Limit]:
-    """The bytes of a file of documents separated by blank lines, and its limit."""
-    size = sum(len(text.encode()) for text in texts)
-    total = sum(bits)
-    limit = {
-        "documents": len(texts),
-        "bytes": size,
-        "bits": round(total, 3),
-        "bits_per_document": round(total / len(texts), 4),
-        "bits_per_byte": round(total / size, 6),
-    }
-    return ("\n\n".join(texts) + "\n").encode(), limit
-
-
 def story_files() -> Iterator[tuple[str, bytes, Limit]]:
-    told: set[str] = set()
-    for name, first, count in (("stories.txt", 0, TRAIN), ("stories.valid.txt", TRAIN, VALID)):
-        every = [stories.number(index) for index in range(first, first + count)]
-        for one in every:
-            if one.text in told:
-                raise SystemExit(f"told twice: {one.text}")
-            told.add(one.text)
-            if not SHORTEST <= len(one.text.split()) <= LONGEST:
-                raise SystemExit(f"{len(one.text.split())} words: {one.text}")
-        yield name, *documents([one.text for one in every], [one.bits for one in every])
-
-
-def translation_files() -> Iterator[tuple[str, bytes, Limit]]:
-    for name, limit in translation.limits().items():
-        yield name, translation.table(translation.rows()[name]).encode(), limit
+    """The stories, separated by blank lines. No two are equal, and each is as long as it may be."""
+    every = [stories.numbered(index) for index in range(TRAIN + VALID)]
+    if len({one.text for one in every}) < len(every):
+        raise SystemExit("A story is told twice.")
+    for one in every:
+        if not SHORTEST <= len(one.text.split()) <= LONGEST:
+            raise SystemExit(f"{len(one.text.split())} words: {one.text}")
+    for name, told in (("stories.txt", every[:TRAIN]), ("stories.valid.txt", every[TRAIN:])):
+        size, bits = sum(len(one.text.encode()) for one in told), sum(one.bits for one in told)
+        yield (
+            name,
+            ("\n\n".join(one.text for one in told) + "\n").encode(),
+            {
+                "documents": len(told),
+                "bytes": size,
+                "bits": round(bits, 3),
+                "bits_per_document": round(bits / len(told), 4),
+                "bits_per_byte": round(bits / size, 6),
+            },
+        )
 
 
 def files() -> Iterator[tuple[str, bytes, Limit]]:
     """(name, bytes, limit) of every bundled file."""
-    yield from story_files()
-    yield from translation_files()
-    for table in (REVIEWS, ENTAILMENT, KINSHIP, TAGS, QUESTIONS):
-        yield from table.files()
+    for part in (
+        story_files,
+        translation.files,
+        REVIEWS.files,
+        ENTAILMENT.files,
+        KINSHIP.files,
+        tags.files,
+        questions.files,
+    ):
+        yield from part()
 
 
 def build(folder: Path) -> None:

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from choice import Teller, derivations, written
@@ -119,11 +118,6 @@ class Table:
             if rows is not self.train and name.endswith(".test.csv"):
                 limit |= self.best(rows) | self.baselines()
             yield name, self.csv(rows), limit
-
-    def write(self, folder: Path) -> None:
-        """Write both files, without measuring anything."""
-        (folder / f"{self.name}.csv").write_bytes(self.csv(self.train))
-        (folder / f"{self.name}.test.csv").write_bytes(self.csv(self.test))
 
     def csv(self, rows: Sequence[Row]) -> bytes:
         """The rows with a header. Fields are quoted where they must be; lines end with a line feed."""

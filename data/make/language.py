@@ -1,60 +1,30 @@
 """Orune, the invented language of the translation table: its sounds, roots, word forms and sentences.
 
-    translate(tree) -> [Form, ...]     tree of translation_english.py; a Form is (text, gloss)
+    translate(tree) -> [Form, ...]     tree of english.py; a Form is (text, gloss)
 
 Every sentence has exactly one translation. Order: time, subject, place, goal or source, object, manner, verb; clauses
 that depend on another come before it; what describes a noun by a noun or a clause stands before it, its adjectives and
-its article after it. The morphemes are listed below; A and U in them stand for the vowels of harmony.
+its article after it. The morphemes are in words/orune.yaml; A and U in them stand for the vowels of harmony.
 """
 
 import hashlib
 from functools import cache
 from typing import Any, NamedTuple
 
-import translation_words as words
+from vocabulary import BY_KEY, LISTS, SPOTS, TIME, VERB
+from words import load, table
 
-ONSETS = ["t", "k", "r", "l", "m", "n", "s", "d", "v", "p", "b", "y", "h", "g"]
-CODAS = ("", "", "", "n", "l", "r", "s")
+LANGUAGE = load("orune")
+ONSETS, CODAS = LANGUAGE["onsets"], LANGUAGE["codas"]
 FRONT, BACK = "ei", "aou"
-
-CLASSES = {1: ("na", "ne"), 2: ("ko", "ki"), 3: ("la", "li"), 4: ("se", "su")}  # singular, plural
-PERSONS = {"1s": "mi", "2": "ta", "1p": "mu"}
-CLASS_OF = dict(zip("mfpkaegstluw", (1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4, 2), strict=True))
-# What has a voice or moves by itself is classed with the animals, dolls with people, what grows or lies wild with plants.
-EXCEPTIONS = dict.fromkeys(["bell", "drum", "flute", "violin", "harmonica", "whistle", "clock", "watch", "river"], 2)
-EXCEPTIONS |= dict.fromkeys(("doll", "puppet"), 1)
-EXCEPTIONS |= dict.fromkeys(
-    ["stone", "feather", "shell", "bone", "forest", "meadow", "orchard", "garden", "pasture", "spring"], 3
-)
-
-CASES = {"NOM": "", "ACC": "n", "GEN": "s", "ALL": "l", "LOC": "mA", "ABL": "tA", "COM": "kA"}
-VERBAL = {"want": "yo", "try": "no", "begin": "pu", "learn": "me", "decide": "gi"}
-ASPECTS = {"prog": "po", "perf": "du", "can": "bi", "must": "ga"}
-TENSES = {"past": "sA", "pres": "", "fut": "lU"}
-LINKS = {
-    "REL": "yA",
-    "and": "tA",
-    "that": "mU",
-    "when": "kA",
-    "because": "nU",
-    "although": "dA",
-    "after": "rU",
-    "before": "bA",
-    "if": "hA",
-}
-DIGITS = {1: "pen", 2: "tiso", 3: "kol", 4: "vara", 5: "lin", 6: "hen", 7: "sogu", 8: "obe"}
-
-# No root begins as a verb's prefix does, or as these do: yo- asks, ve- and go- point, ho- and he- stand for a name.
-RESERVED = {
-    *(mark for pair in CLASSES.values() for mark in pair),
-    *PERSONS.values(),
-    "vi",
-    "yo",
-    "ve",
-    "go",
-    "ho",
-    "he",
-}
+CLASSES, PERSONS, PRONOUN_MARKS = LANGUAGE["classes"], LANGUAGE["persons"], LANGUAGE["pronouns"]
+CLASS_OF = LANGUAGE["class_of"] | {noun: cls for cls, nouns in LANGUAGE["exceptions"].items() for noun in nouns}
+"""The class of a category of nouns, and of nouns that are in another one."""
+CASES, VERBAL, ASPECTS, TENSES = (LANGUAGE[name] for name in ("cases", "verbal", "aspects", "tenses"))
+LINKS, DIGITS = LANGUAGE["links"], LANGUAGE["digits"]
+QUESTIONS = {row.asked: row for row in table(LANGUAGE["questions"])}
+RESERVED = {*(mark for pair in CLASSES.values() for mark in pair), *PERSONS.values(), *LANGUAGE["prefixes"]}
+"""No root begins as a verb's prefix does."""
 
 
 class Form(NamedTuple):
@@ -109,18 +79,7 @@ def plain(kind: str, key: str) -> Form:
 def name(english: str) -> str:
     """A name as Orune says it: open syllables, at least two, in its own sounds."""
     text = english.lower()
-    for old, new in (
-        ("ck", "k"),
-        ("th", "t"),
-        ("ph", "p"),
-        ("x", "ks"),
-        ("ce", "se"),
-        ("c", "k"),
-        ("j", "y"),
-        ("w", "v"),
-        ("f", "p"),
-        ("z", "s"),
-    ):
+    for old, new in LANGUAGE["letters"].items():
         text = text.replace(old, new)
     text = "".join(
         "i" if a == "y" and (i + 1 == len(text) or text[i + 1] not in "aeiou") else a for i, a in enumerate(text)
@@ -143,22 +102,23 @@ def numeral(n: int) -> list[Form]:
     """Counted by eights: 20 is two eights four."""
     eights, ones = divmod(n, 8)
     said = [eights] * (eights > 1) + [8] * (eights > 0) + [ones] * (ones > 0)
-    return [Form(DIGITS[digit], str(digit)) for digit in said]
+    return [Form(DIGITS[str(digit)], str(digit)) for digit in said]
 
 
 def leaf(node: Any) -> tuple[str, ...]:
     return node.symbol[2] if node.symbol[0] == "w" else ()
 
 
-def marker(cls: int, plural: bool) -> str:
-    return CLASSES[cls][plural]
+def marker(key: str, cat: str, plural: bool) -> str:
+    """The mark by which others agree with a noun of a category."""
+    return CLASSES[CLASS_OF.get(key) or CLASS_OF[cat]][plural]
 
 
 def mark_gloss(mark: str) -> str:
     for cls, pair in CLASSES.items():
         if mark in pair:
             return f"C{cls}{'P' if mark == pair[1] else 'S'}"
-    return next({"1s": "1S", "2": "2", "1p": "1P"}[person] for person, m in PERSONS.items() if m == mark)
+    return next(person.upper() for person, m in PERSONS.items() if m == mark)
 
 
 def agreeing(shape: str, gloss: str, mark: str) -> Form:
@@ -172,12 +132,9 @@ def pronoun(english: str, mark: str, case: str) -> Form:
     return build((shape, english), (mark, mark_gloss(mark)), (CASES[case], case), harmony=mark)
 
 
-PRONOUN_MARKS = {"I": "mi", "you": "ta", "we": "mu", "he": "na", "she": "na", "they": "ne"}
-
-
 def noun_forms(key: str, material: str, plural: bool, case: str) -> list[Form]:
     """Modifying roots in the genitive, then the head; a material is written onto the head."""
-    *modifiers, head = words.BY_KEY[key].roots
+    *modifiers, head = BY_KEY[key].roots
     said = [case_form(((root("n." + piece), piece),), False, "GEN") for piece in modifiers]
     stem = ((root("n." + head), head),)
     if material:
@@ -191,15 +148,17 @@ def pieces(entries: Any) -> set[str]:
 
 def keys() -> list[str]:
     """Every root's key in a fixed order, since the first to want a shape has it."""
-    found = [f"n.{key}" for key in pieces(words.BY_KEY.values()) | {*words.COMPOUNDS}]
-    verbs = [word for frame in words.VERB.values() for word in frame]
+    found = [f"n.{key}" for key in pieces(BY_KEY.values()) | {*LISTS["compounds"]}]
+    verbs = [word for words in VERB.values() for word in words]
     found += [f"v.{word.roots[-1]}" for word in verbs] + ["v.be", "f.home", "f.please"]
     found += [f"m.{key}" for word in verbs for key in word.roots[:-1]]
-    found += [f"m.{key}" for row in words.MANNER.values() for key in row.split()] + [f"m.{key}" for key in words.OFTEN]
-    lists = [*(row for pair in words.ADJECTIVES.values() for row in pair), *words.PREDICATES.values()]
-    found += [f"a.{key}" for row in (*lists, *words.STATES.values()) for key in row.split()]
-    found += [f"post.{key.replace('_', ' ')}" for key in (*words.AT, *words.VIA)] + ["q.many", "q.some", "q.several"]
-    found += [f"t.{key}" for row in words.TIME.values() for key in pieces(row) - {"in"}]
+    found += [f"m.{key}" for words in (*LISTS["manner"].values(), LISTS["often"]) for key in words]
+    both = [words for pair in LISTS["adjectives"].values() for words in pair.values()]
+    found += [
+        f"a.{key}" for words in (*both, *LISTS["predicates"].values(), *LISTS["states"].values()) for key in words
+    ]
+    found += [f"post.{key}" for places in SPOTS.values() for key in places] + ["q.many", "q.some", "q.several"]
+    found += [f"t.{key}" for words in TIME.values() for key in pieces(words) - {"in"}]
     return sorted(set(found))
 
 

@@ -1,17 +1,15 @@
-"""Sentences of Orune: from the tree of an English sentence to its translation. See language.py for words and phrases."""
+"""Sentences of Orune: from the tree of an English sentence to its translation. language.py has words and phrases."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-import translation_words as words
 from language import (
     ASPECTS,
-    CLASS_OF,
     CLASSES,
-    EXCEPTIONS,
     LINKS,
     PERSONS,
     PRONOUN_MARKS,
+    QUESTIONS,
     TENSES,
     VERBAL,
     Form,
@@ -28,8 +26,7 @@ from language import (
     pronoun,
     root,
 )
-
-QUESTION = {"where": "yoma", "when": "yoti", "why": "yonu", "how many": "yomi"}
+from vocabulary import TIME, VERB
 
 
 @dataclass
@@ -121,7 +118,7 @@ def past_or_present(leaves: list[Any], verb: Any) -> str:
     """The tense of a relative clause."""
     if leaves:
         return "pres" if leaves[0].symbol[1] in ("is", "are") else "past"
-    return "past" if verb.symbol[1] == "past" or verb.symbol[2:] == ("past",) else "pres"
+    return "past" if verb.symbol[1] == "past" else "pres"
 
 
 def finite(leaves: list[Any], tense: str) -> Finite:
@@ -165,7 +162,7 @@ def assemble(
 
 def time(node: Any) -> list[Form]:
     _, tense, key = leaf(node.kids[0])
-    roots = next(entry.roots for entry in words.TIME[tense] if entry.key == key)
+    roots = next(entry.roots for entry in TIME[tense] if entry.key == key)
     if roots[-1] == "in":
         return [case_form(((root("t." + roots[0]), roots[0]),), False, "LOC")]
     return [plain("t", piece) for piece in roots]
@@ -183,15 +180,7 @@ def phrase(node: Any) -> Phrase:
         two.earlier, two.time, two.before = one, one.time + two.time, one.before + two.before
         return two
     if kind == "VP":
-        said = phrase(kids[0])
-        for adverb in kids[1].kids if len(kids) > 1 else ():
-            if adverb.symbol[0] == "TIME":
-                said.time += time(adverb)
-            elif adverb.symbol[0] == "LOC":
-                said.place += place(adverb)
-            else:
-                said.manner.insert(0, plain("m", leaf(adverb.kids[0])[1]))
-        return said
+        return gather(phrase(kids[0]), kids[1].kids if len(kids) > 1 else ())
     if kind == "V":
         return verb_of(node)
     return core(kids)
@@ -199,7 +188,7 @@ def phrase(node: Any) -> Phrase:
 
 def verb_of(node: Any) -> Phrase:
     _, key, _ = leaf(node.kids[0])
-    *modifiers, head = next(verb.roots for verb in words.VERB[node.symbol[1]] if verb.key == key)
+    *modifiers, head = next(verb.roots for verb in VERB[node.symbol[1]] if verb.key == key)
     return Phrase(manner=[plain("m", piece) for piece in modifiers], stem=[(root("v." + head), key_gloss(head))])
 
 
@@ -213,21 +202,28 @@ def core(kids: Any) -> Phrase:
         said = phrase(rest[1])
         said.stem.insert(1, (VERBAL[leaf(verb.kids[0])[1]], leaf(verb.kids[0])[1]))
         return said
-    said, case = verb_of(verb), "ACC"
-    for kid in rest:
+    return gather(verb_of(verb), rest)
+
+
+def gather(said: Phrase, kids: Any) -> Phrase:
+    """Add what goes with a verb: objects, adverbs, a clause."""
+    case = "ACC"
+    for kid in kids:
         kind, meaning = kid.symbol[0], leaf(kid)
         if meaning in (("to",), ("from",)):
             case = "ALL" if meaning == ("to",) else "ABL"
+        elif kind == "TIME":
+            said.time += time(kid)
         elif kind == "LOC":
             said.place += place(kid)
         elif kind == "PATH":
             said.goal += path(kid)
+        elif kind == "MANNER":
+            said.manner.insert(0, plain("m", leaf(kid.kids[0])[1]))
         elif kind == "CL":
             said.before += clause(kid, "that")
-        elif not meaning and case == "ACC":
-            said.object += nominal(kid, case)[0]
-        elif not meaning:
-            said.goal += nominal(kid, case)[0]
+        elif kind in ("OBJ", "NP"):
+            (said.object if case == "ACC" else said.goal).extend(nominal(kid, case)[0])
     return said
 
 
@@ -245,10 +241,15 @@ def complement(kids: Any) -> Phrase:
     be = [(root("v.be"), "be")]
     if kids[0].symbol[0] == "LOC":
         return Phrase(place=place(kids[0]), stem=be)
-    _, key, material, _, cat = leaf(kids[2].kids[0])
-    mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), False)
-    noun = noun_forms(key, material, False, "NOM")
-    return Phrase(object=noun + [agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in kids[1].kids], stem=be)
+    return Phrase(object=with_adjectives(kids[2], kids[1].kids, False, "NOM")[0], stem=be)
+
+
+def with_adjectives(noun: Any, adjectives: Any, plural: bool, case: str) -> tuple[list[Form], str]:
+    """A noun and its adjectives, and its mark."""
+    _, key, material, _, cat = leaf(noun.kids[0])
+    mark = marker(key, cat, plural)
+    said = [agreeing(root("a." + leaf(one)[1]), leaf(one)[1], mark) for one in adjectives]
+    return noun_forms(key, material, plural, case) + said, mark
 
 
 def relative(node: Any, mark: str) -> list[Form]:
@@ -266,52 +267,23 @@ def open_question(node: Any) -> list[Form]:
     if asked == "who":
         return verbal(rest[0], [Form("yora", "who")], "na")
     if asked in ("whose", "which"):
-        _, key, material, _, cat = leaf(rest[1].kids[0])
-        mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), False)
-        said = noun_forms(key, material, False, "NOM") + [
-            agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in rest[0].kids
-        ]
+        said, mark = with_adjectives(rest[1], rest[0].kids, False, "NOM")
         said = [Form("yoras", "who-GEN"), *said] if asked == "whose" else [*said, agreeing("yo", "which", mark)]
         return verbal(rest[2], said, mark)
     *counted, aux, subject, verb, _ = rest
-    said = phrase(verb)
-    if asked == "what":
-        said.object = [Form("yosen", "what-ACC")]
-    elif asked == "whom":
-        said.object = [Form("yoran", "who-ACC")]
-    elif asked == "where":
-        said.place = [Form(QUESTION[asked], asked)]
-    elif asked == "how many":
-        _, key, material, _, cat = leaf(counted[1].kids[0])
-        mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), True)
-        noun = noun_forms(key, material, True, "ACC")
-        said.object = [
-            Form(QUESTION[asked], asked),
-            *noun,
-            *(agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in counted[0].kids),
-        ]
-    else:
-        said.before.insert(0, Form(QUESTION[asked], asked))
+    said, question = phrase(verb), QUESTIONS[asked]
+    nouns = with_adjectives(counted[1], counted[0].kids, True, "ACC")[0] if counted else []
+    getattr(said, question.part)[:0] = [Form(question.word, question.gloss), *nouns]
     return assemble(*nominal(subject, "NOM"), finite([aux], ""), said)
 
 
 def order(node: Any) -> list[Form]:
     """A command: the bare root with -hu or -hi."""
-    said, negative, first = Phrase(), False, []
-    for kid in node.kids:
-        kind, meaning = kid.symbol[0], leaf(kid)
-        if kind == "CORE":
-            said = phrase(kid)
-        elif kind == "LOC":
-            said.place += place(kid)
-        elif kind == "TIME":
-            said.time += time(kid)
-        elif meaning == ("not",):
-            negative = True
-        elif meaning == ("please",):
-            first = [plain("f", "please")]
+    said = gather(next(phrase(kid) for kid in node.kids if kid.symbol[0] == "CORE"), node.kids)
+    negative, polite = (any(leaf(kid) == (word,) for kid in node.kids) for word in ("not", "please"))
     stem = [("vi", "NEG")] * negative + said.stem + [("hU", "IMP")]
-    return first + said.before + said.time + said.rest() + [build(*stem, harmony=said.stem[0][0])]
+    verb = build(*stem, harmony=said.stem[0][0])
+    return [plain("f", "please")] * polite + said.before + said.time + said.rest() + [verb]
 
 
 def nominal(node: Any, case: str) -> tuple[list[Form], str]:
@@ -339,8 +311,8 @@ def nominal(node: Any, case: str) -> tuple[list[Form], str]:
                 more, mark = nominal(kid, case)
                 said, marks = said + more, [*marks, mark]
         classes = {cls for cls, pair in CLASSES.items() for mark in marks if mark in pair}
-        cls = classes.pop() if len(classes) == 1 else 1 if 1 in classes else 4
-        return [*said, Form("so", "both")], marker(cls, True)
+        cls = classes.pop() if len(classes) == 1 else "1" if "1" in classes else "4"
+        return [*said, Form("so", "both")], CLASSES[cls][True]
     return described(node, case)
 
 
@@ -348,7 +320,7 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
     """BASE or SPOT: determiner, adjectives and noun."""
     before: list[Form] = []
     after: list[tuple[str, str]] = []
-    adjectives: list[str] = []
+    adjectives: Any = ()
     determined = False
     for kid in node.kids:
         kind, meaning = kid.symbol[0], leaf(kid)
@@ -359,7 +331,7 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
             before += numeral(int(leaf(kid.kids[0])[1]))
             determined = True
         elif kind == "A":
-            adjectives += [leaf(grandchild)[1] for grandchild in kid.kids]
+            adjectives = kid.kids
         elif meaning:
             determined = True
             word = {"these": "this", "those": "that"}.get(meaning[0], meaning[0])
@@ -370,15 +342,12 @@ def described(node: Any, case: str) -> tuple[list[Form], str]:
             elif word != "the":
                 after.append((root("q." + word), word))
         else:
-            _, key, material, num, cat = leaf(kid.kids[0])
-    plural = num == "p"
-    mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), plural)
-    of_all = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), True)
-    said = noun_forms(key, material, plural, case)
-    said += [agreeing(root("a." + adjective), adjective, mark) for adjective in adjectives]
+            noun = kid
+    _, key, _, num, cat = leaf(noun.kids[0])
+    said, mark = with_adjectives(noun, adjectives, num == "p", case)
     said += [agreeing(shape, gloss, mark) for shape, gloss in after]
     if not determined:
-        said.append(agreeing("i", "INDEF", of_all))
+        said.append(agreeing("i", "INDEF", marker(key, cat, True)))
     return before + said, mark
 
 

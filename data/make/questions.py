@@ -1,34 +1,27 @@
-"""questions.json: short passages of the world and questions about them, in the form of SQuAD 2.0: the answer is a span of
-the passage, or there is none.
+"""questions.json: short passages of the world and questions about them, in the form of SQuAD 2.0: the answer is a span
+of the passage, or there is none.
 
 A passage tells three events, two of them about the same thing, which may change hands. Most questions ask for one
 part of one event, where other events have parts of the same kind; some ask who has a thing in the end. A third has no
 answer: what is asked was not told, or is not true of anybody in the passage.
-
-    python data/make/questions.py [FOLDER]      writes questions.json and questions.test.json
 """
 
+import itertools
 import json
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import lexicon
 from choice import Drawing, Teller
-from world import Give, Person, Thing, World
+from lexicon import DAYS, NAMES
+from words import load
+from world import PLACES, Person, Thing, World
 
 SEED = 1
-NAMES = [name for pair in zip(lexicon.WOMEN, lexicon.MEN, strict=True) for name in pair]
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-PLACES = tuple(f"{preposition} {name}" for name, preposition in lexicon.PLACES)
-REASONS = ("it was raining", "it was a birthday", "the bell was ringing", "nobody else was there", "winter was near")
-
-TOLD = {"gave": "give", "sold": "sell", "lent": "lend", "showed": "show"}
-"""Verbs of the passage, and of a question. Only the first two make a thing change hands for good."""
+SIZES = {"questions.json": 165, "questions.test.json": 60}
+TOLD, REASONS = load("questions")["verbs"], load("questions")["reasons"]
 
 
 @dataclass
@@ -81,7 +74,7 @@ def passage(t: Teller) -> Passage:
 
     nouns = [noun for noun in lexicon.TREASURES if " " not in noun]
     things = [Thing(noun, t.choose(lexicon.TREASURES[noun])) for noun in (draw(nouns), draw(nouns), draw(nouns))]
-    days, places, reasons = list(DAYS), list(PLACES), list(REASONS)
+    days, places, reasons = list(DAYS), [place.at for place in PLACES], list(REASONS)
     for index in range(3):
         thing = things[0] if index in (0, 2) else t.choose(things[1:])
         owner = world.holder(thing)
@@ -96,7 +89,7 @@ def passage(t: Teller) -> Passage:
         if t.chance(0.3):
             event.reason = draw(reasons)
         if event.verb in ("gave", "sold"):
-            world.do(Give(people[who], thing, people[event.to]))
+            world.give(people[who], thing, people[event.to])
         events.append(event)
     found = Passage(" ".join(event.text for event in events))
     starts = [sum(len(event.text) + 1 for event in events[:i]) for i in range(len(events))]
@@ -135,31 +128,6 @@ def asked(event: Event, at: int, stranger: str) -> Iterator[Question]:
         yield answered(f"{word} {about}", part) if part else Question(f"{word} {about}")
 
 
-class Questions:
-    """Two files of passages, no two of them equal."""
-
-    def __init__(self, train_size: int, test_size: int) -> None:
-        self.sizes = {"questions.json": train_size, "questions.test.json": test_size}
-
-    @cached_property
-    def parts(self) -> dict[str, list[Passage]]:
-        indexes = iter(range(sum(self.sizes.values())))
-        return {
-            name: [passage(Drawing(random.Random(f"questions {SEED} {next(indexes)}"))) for _ in range(size)]
-            for name, size in self.sizes.items()
-        }
-
-    def files(self) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-        """(name, bytes, limit) of both files."""
-        for name, rows in self.parts.items():
-            every = [question for row in rows for question in row.questions]
-            n_empty = sum(not question.answer for question in every)
-            limit: dict[str, Any] = {"passages": len(rows), "rows": len(every), "without_answer": n_empty}
-            if name.endswith(".test.json"):
-                limit |= {"best_exact": 1.0, "never_answering": round(n_empty / len(every), 4)}
-            yield name, squad(rows), limit
-
-
 def squad(rows: list[Passage]) -> bytes:
     """The JSON of SQuAD 2.0, a passage on each line."""
     lines = []
@@ -178,9 +146,14 @@ def squad(rows: list[Passage]) -> bytes:
     return f'{{"version":"2.0","data":[{{"title":"The village","paragraphs":[\n{paragraphs}\n]}}]}}\n'.encode()
 
 
-QUESTIONS = Questions(165, 60)
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    for name, content, _ in QUESTIONS.files():
-        (folder / name).write_bytes(content)
+def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+    """(name, bytes, limit) of both files."""
+    every = (passage(Drawing(random.Random(f"questions {SEED} {index}"))) for index in itertools.count())
+    for name, size in SIZES.items():
+        rows = list(itertools.islice(every, size))
+        questions = [question for row in rows for question in row.questions]
+        n_empty = sum(not question.answer for question in questions)
+        limit: dict[str, Any] = {"passages": len(rows), "rows": len(questions), "without_answer": n_empty}
+        if ".test." in name:
+            limit |= {"best_exact": 1.0, "never_answering": round(n_empty / len(questions), 4)}
+        yield name, squad(rows), limit

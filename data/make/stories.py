@@ -1,44 +1,293 @@
-"""The stories: one plot of plots_*.py, told as a Tale."""
+"""The stories: one plot of words/plots_*.yaml, told as a Tale.
+
+A plot is a list of steps, each of which is a method of Tale with its arguments: {verb arguments: content}. A story has
+slots: a, b, c people; weather, month, hour, day; and what its steps put into others.
+"""
 
 import random
+import re
+from collections.abc import Sequence
+from typing import Any
 
-import plots_people
-import plots_things
-from choice import Teller, Written, written
-from tale import Tale
-from threads import THREADS
+import lexicon
+from choice import Teller, Written, written, zipf
+from lexicon import CHILDREN, SEX, Number
+from telling import Lazy, Story
+from words import before, fork, load, table
+from world import PLACES, Animal, Person, Promise, Role, World
 
 SEED = 7
+PEOPLE, COLOUR, WEATHER = load("people"), load("colour"), load("weather")
+SKIES = WEATHER["kinds"]
+PLOTS = load("plots_people") | load("plots_things")
+SIDE_STORIES = load("side_stories")
+DATED = ("promise", "secret", "illness", "suspicion", "letter", "coats", "watch")
+UNDATED = ("storm",)
+"""Plots that begin with a date, and plots that begin in their own way."""
+ONE_DAY = {"suspicion", "letter", "coats"}
+"""Plots that may look back at their day."""
+THREADS = {name: one for name, one in SIDE_STORIES.items() if "where" in one}
 
-DATED = (
-    plots_people.promise,
-    plots_people.secret,
-    plots_people.illness,
-    plots_people.suspicion,
-    plots_things.letter,
-    plots_things.coats,
-    plots_things.watch,
-)
-ONE_DAY = {plots_people.suspicion, plots_things.letter, plots_things.coats}
-UNDATED = (plots_things.storm,)
-"""Plots that begin with a date, and plots that begin in their own way. Those of one day may look back at it."""
+OTHERS = re.compile(rf"\b(?:{'|'.join(PEOPLE['others'])})\b")
+TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]
+"""Trades of those who have a name, and of those who are only called by their trade."""
+MOODS, CHILD_MOODS = before(PEOPLE["moods"]), before(PEOPLE["child_moods"])
+
+LATE_INTRO = "a {x.mood}{x.noun} <named|called> {x}"
+INTRO = f"<{LATE_INTRO}|{{x}}, a {{x.mood}}{{x.noun}},>"
+
+
+def phrases(block: str) -> list[str]:
+    """The lines of a block, with the introductions of people written out."""
+    found = re.sub(
+        r"\{(late )?intro (\w)\}", lambda m: (LATE_INTRO if m[1] else INTRO).replace("{x", "{" + m[2]), block
+    )
+    return found.splitlines()
+
+
+class Tale(Story):
+    """A story with a world."""
+
+    def __init__(self, teller: Teller) -> None:
+        super().__init__(teller)
+        self.world = World()
+        self.cast: list[Person | Role] = []
+        self.plot = ""
+        self.aside = ""  # the side story that was begun
+        self.owing = False  # whether it has still to end
+        self.passers_by = False
+        self.set(
+            weather=Lazy(list(SKIES), "zipf"),
+            month=Lazy(lambda: SKIES[self["weather"]]["months"]),
+            hour=Lazy(("morning", "afternoon", "day"), (3, 2, 1)),
+            day=Lazy(lexicon.DAYS),
+        )
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def play(self, steps: Sequence[Any]) -> None:
+        """Do the steps. `fork`, `left` and `case` have an outcome; `when` does its steps if it is one that it names."""
+        outcome = None
+        for step in steps:
+            [(head, content)] = step.items() if isinstance(step, dict) else [(step, None)]
+            verb, *arguments = head.split()
+            if verb == "when":
+                if outcome in arguments:
+                    self.play(content)
+            elif verb in ("say", "begin", "maybe"):
+                getattr(self, verb)(*phrases(content))
+            elif verb == "fork":
+                outcome = self.fork([(weight, *phrases(way), name) for weight, way, name in fork(content)])
+            elif isinstance(content, dict):
+                getattr(self, verb)(*arguments, **content)
+            else:
+                outcome = getattr(self, verb)(*arguments, *[content] * (content is not None)) or outcome
+
+    def value(self, word: str) -> Any:
+        """What a word of a step stands for: a slot, a field of one, a number, nature, or the word itself."""
+        slot, _, form = word.partition(".")
+        if slot in self.slots:
+            return getattr(self[slot], form) if form else self[slot]
+        return int(word) if word.isdigit() else None if word == "nature" else word
+
+    def draw(self, slot: str, *how: str) -> None:
+        """Words of a list or table, common to rare; `evenly`; `unlike` those of another slot; `free`: no one's noun."""
+        *how, options = how  # type: ignore[assignment]
+        if isinstance(options, str):
+            options = next(topic[options] for topic in (PLOTS, SIDE_STORIES, COLOUR, PEOPLE) if options in topic)
+        every = table(options) if isinstance(options, str) else options
+
+        def fitting() -> list[Any]:
+            if how[:1] == ["unlike"]:
+                return [one for one in every if one != self[how[1]]]
+            return self.free(every) if how == ["free"] else every
+
+        self[slot] = Lazy(fitting, None if how == ["evenly"] else "zipf")
+
+    def number(self, slot: str, low: str, high: str, less: str = "0") -> None:
+        """A number from low to high (less so many)."""
+        self[slot] = Lazy([Number(n) for n in range(int(low), self.value(high) - int(less) + 1)])
+
+    def left(self, slot: str, whole: str, part: str) -> str:
+        self[slot] = Number(self[whole] - self[part])
+        return "some" if self[slot] else "none"
+
+    def case(self, word: str) -> str:
+        return str(self.value(word))
+
+    def let(self, slot: str, other: str) -> None:
+        self[slot] = self[other]
+
+    def order(self, *slots: Any) -> None:
+        """People in an order that shows when they are next named."""
+        *slots, people = slots
+        left = [self[name] for name in people.split()]
+        for slot in slots:
+            self[slot] = self.choose(left)
+            left = [one for one in left if one is not self[slot]]
+
+    def happens(self, event: str, *words: str) -> None:
+        """An event of the world."""
+        getattr(self.world, event)(*map(self.value, words))
+
+    def promise(self, slot: str, by: str, to: str, what: str) -> None:
+        self[slot] = Promise(self[by], self[to], self.value(what))
+        self.world.vow(self[slot])
+
+    def decide(self, slot: str, kept: str) -> None:
+        self.world.decide(self[slot], kept == "yes")
+
+    # --- the cast -----------------------------------------------------------------------------------------------
+
+    def person(self, slot: str, nouns: Any, moods: Any = MOODS, other: str = "", weights: Any = "zipf") -> None:
+        """A new character in a slot, of the other sex than the one in the slot `other`."""
+        someone = Person(None, None, moods if isinstance(moods, str) else Lazy(moods, "zipf"))
+
+        def names() -> list[str]:
+            sex = SEX.get(someone.noun) if isinstance(someone.noun, str) else None
+            if other and sex is None:
+                sex = "he" if self[other].sex == "she" else "she"
+            taken = [one.name for one in self.cast]
+            return [name for name in lexicon.NAMES if name not in taken and sex in (None, SEX[name])]
+
+        def fitting() -> list[str]:
+            sex = SEX[someone.name] if isinstance(someone.name, str) else None
+            fit = [noun for noun in nouns() if sex is None or SEX.get(noun) in (None, sex)]
+            return [noun for noun in fit if someone.mood != "" or noun not in CHILDREN]
+
+        someone.name, someone.noun = Lazy(names, lambda options: zipf(len(options), 12.0)), Lazy(fitting, weights)
+        self.cast.append(someone)
+        self[slot] = someone
+
+    def child(self, slot: str, unlike: str) -> None:
+        self.person(slot, lambda: [noun for noun in CHILDREN if SEX[noun] != self[unlike].sex], CHILD_MOODS, unlike)
+
+    def trader(self, slot: str, unlike: str = "", without: str = "") -> None:
+        """Somebody with a trade that nobody else in the story has."""
+        self.person(slot, lambda: self.free(TRADES, without), other=unlike)
+
+    def kin(self, slot: str, of: str, nouns: Sequence[str] = PEOPLE["kin"]) -> None:
+        """A relation or friend of another, of the other sex. A grown-up has no schoolmates."""
+
+        def fitting() -> list[str]:
+            other = self[of]
+            grown = isinstance(other.noun, str) and other.noun not in CHILDREN
+            return [noun for noun in self.free(nouns, "schoolmate" * grown) if SEX.get(noun) != other.sex]
+
+        self.person(slot, fitting, "", of)
+
+    def hero(self, slot: str) -> None:
+        """The main character: a child or somebody with a trade."""
+        every = [*CHILDREN, "widow", *TRADES]
+        common = dict(zip(TRADES, zipf(len(TRADES)), strict=True)) | {"girl": 0.9, "boy": 0.9, "widow": 0.1}
+
+        def nouns() -> list[str]:
+            free = self.free(every)
+            return [noun for noun in every if noun in free or noun in CHILDREN]
+
+        self.person(slot, nouns, weights=lambda options: [common[noun] for noun in options])
+
+    def role(self, slot: str, without: str = "") -> None:
+        """Somebody who is called by a trade that nobody else in the story has."""
+        someone = Role(Lazy(lambda: self.free(STRANGERS, without), "zipf"), Lazy(MOODS, "zipf"))
+        self.cast.append(someone)
+        self[slot] = someone
+
+    def free(self, words: Sequence[str], without: str = "") -> list[str]:
+        """Those words that are no one's noun yet."""
+        taken = [*without.split(), *(someone.noun for someone in self.cast if isinstance(someone.noun, str))]
+        return [word for word in words if word not in taken]
+
+    def pet(self, slot: str) -> None:
+        looks = before(lexicon.ANIMAL["looks"])
+        self[slot] = Animal(Lazy(list(lexicon.ANIMALS), "zipf"), Lazy(looks), Lazy(lexicon.PET_NAMES, "zipf"))
+
+    def place(self, slot: str) -> None:
+        self[slot] = Lazy(PLACES, "zipf")
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    def say(self, *ways: str, weights: Sequence[float] | None = None) -> int:
+        """As in Story. After somebody without a slot was spoken of, whom a pronoun might mean, none is used."""
+        which = super().say(*ways, weights=weights)
+        if self.passers_by:
+            self.said.clear()
+            self.passers_by = False
+        return which
+
+    def emit(self, text: str, slot: Any = None) -> None:
+        super().emit(text, slot)
+        if not isinstance(slot, Person | Role) and OTHERS.search(text):
+            self.passers_by = True
+
+    def date(self) -> None:
+        """When it is, and perhaps what the weather looks like."""
+        if self.say(*WEATHER["date"].splitlines(), weights=(3, 1)):
+            self.say(*SKIES[self["weather"]]["seen"].splitlines())
+        else:
+            self.gap = " "
+
+    def begin(self, *clauses: str) -> None:
+        """Say one of the clauses, which go on after "One rainy day,". What they all begin with is written first."""
+        intros = (INTRO.replace("{x", "{" + slot) for slot in "ab")
+        intro = next((one for one in intros if all(clause.startswith(one) for clause in clauses)), "")
+        self.write(self.gap + intro)
+        self.gap = ""
+        self.say(*[clause.removeprefix(intro) for clause in clauses])
+
+    def habit(self) -> None:
+        """Perhaps say what {a} is known for."""
+        self.draw("habit", "habits")
+        self.maybe(*COLOUR["habit"].splitlines(), p=0.4)
+
+    def detail(self) -> None:
+        """Perhaps describe something by the way."""
+        fair = self.slots["weather"] in ("sunny", "hot", "mild")
+        for slot in ("smell", "instrument", "tune", "breakfast", "thought"):
+            self.draw(slot, f"{slot}s")
+        self.draw("smell2", "unlike", "smell", "smells")
+        for slot, words in (("seen", "seen"), ("sound", "sounds")):
+            self.draw(slot, COLOUR[f"fair_{words}"] * fair + COLOUR[words])  # type: ignore[arg-type]
+        self.maybe(*COLOUR["detail"].splitlines(), p=0.6)
+
+    def plant(self, where: str) -> None:
+        """Perhaps begin a side story, which pay() ends. where: out (on the road) or any."""
+        if self.chance(0.4):
+            self.aside = self.choose([name for name, one in THREADS.items() if one["where"] in (where, "any")])
+            self.owing = True
+            self.play(THREADS[self.aside]["begin"])
+
+    def pay(self) -> None:
+        """End the side story, if one was begun."""
+        if self.owing:
+            self.play(THREADS[self.aside]["end"])
+        self.owing = False
+
+    def close(self) -> None:
+        """Perhaps look back at the day, if it had a date, or at the evening's weather."""
+        weather, month = self.slots["weather"], self.slots["month"]
+        if not isinstance(weather, str):
+            self.maybe(*WEATHER["close"].splitlines(), p=0.2)
+            return
+        day = "that {weather} day" + " in {month}" * isinstance(month, str)
+        ways = WEATHER["close, dated"].replace("{the day}", day).replace("{the evening}", SKIES[weather]["evening"])
+        self.maybe(*ways.splitlines(), p=0.4)
 
 
 def story(teller: Teller) -> Tale:
     """Tell one story."""
-    tale = Tale(teller, THREADS)
+    tale = Tale(teller)
     if teller.choose((True, False), (len(DATED), len(UNDATED))):
         tale.date()
-        plot = teller.choose(DATED)
+        tale.plot = teller.choose(DATED)
     else:
-        plot = teller.choose(UNDATED)
-    tale.plot = plot.__name__
-    plot(tale)
-    if plot in ONE_DAY:
+        tale.plot = teller.choose(UNDATED)
+    tale.play(PLOTS[tale.plot])
+    if tale.plot in ONE_DAY:
         tale.close()
     return tale
 
 
-def number(index: int, seed: int = SEED) -> Written:
+def numbered(index: int, seed: int = SEED) -> Written:
     """Story number index, whatever others are told. Strings seed the generator as Python promises (version 2)."""
     return written(story, random.Random(f"story {seed} {index}"))

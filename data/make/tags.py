@@ -1,86 +1,56 @@
-"""tags.conll: sentences of the world, each word with the tag of the entity it belongs to (BIO): who, which pet, which boat,
-where, when.
+"""tags.conll: sentences of the world, each word with the tag of the entity it belongs to (BIO): who, which pet, which
+boat, where, when.
 
-The names are shared out so that no list of words suffices: a boat or a pet may be called Rosa, a street after Miller, the
-month of May names a boat; the words around a name decide what it names, and they always do.
-
-    python data/make/tags.py [FOLDER]      writes tags.conll and tags.test.conll
+The names are shared out so that no list of words suffices: a boat or a pet may be called Rosa, a street after Miller,
+the month of May names a boat; the words around a name decide what it names, and they always do.
 """
 
+import itertools
 import random
 import re
-import sys
 from collections.abc import Callable, Iterator
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import lexicon
 from choice import Drawing, Teller
+from lexicon import DAYS, NAMES, PET_NAMES
+from words import load
 
 SEED = 1
+SIZES = {"tags.conll": 1100, "tags.test.conll": 400}
 TYPES = ("PERSON", "PET", "BOAT", "PLACE", "DATE")
+WORDS, MONTHS = load("tags"), load("days")["months"]
+SENTENCES, LAST = WORDS["sentences"].splitlines(), WORDS["last"]
 
-FIRST = [name for pair in zip(lexicon.WOMEN, lexicon.MEN, strict=True) for name in pair]
-LAST = ("Miller", "Cooper", "Mason", "Potter", "Weaver", "Cook", "Carter", "Fisher", "Shepherd", "Baker", "Taylor")
-MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-COLOURS = ("Golden", "Silver", "Merry", "Red", "Old", "Proud")
-BEASTS = ("Goose", "Heron", "Otter", "Pony", "Swan", "Trout")
-ANIMALS = tuple(lexicon.ANIMALS)
-GOODS = tuple(lexicon.TREASURES)
-TRADES = tuple(lexicon.TRADES)
-
-SENTENCES = (
-    "{PERSON} lent {PERSON} a {good} on {DATE} .",
-    "On {DATE} {PERSON} met {PERSON} at {PLACE} .",
-    "{PERSON} , the {trade} , has lived at {PLACE} since {DATE} .",
-    "Have you seen {PERSON} ? asked the {trade} of {PLACE} .",
-    "Mrs {LAST} and her {animal} {PET} walked to {PLACE} .",
-    "Mr {LAST} sold the {good} to {PERSON} in {DATE} .",
-    "{PET} , the {animal} of {PERSON} , slept beside the {good} .",
-    "A {animal} called {PET} followed {PERSON} as far as {PLACE} .",
-    "The {animal} had no name , so the {trade} called it {PET} .",
-    "In {DATE} {PERSON} rowed the {BOAT} across the lake .",
-    "The {BOAT} sailed on {DATE} with {PERSON} at the helm .",
-    "{PERSON} painted the name {BOAT} on the bow of the boat .",
-    "The harbour was empty , for the {BOAT} and the {BOAT} had sailed .",
-    "Nobody at {PLACE} knew to whom the {good} belonged .",
-    "The {trade} fed {PET} , the hungry {animal} , every {DATE} .",
-    "{PERSON} lost a {good} in {PLACE} and found it on board the {BOAT} .",
-    "Between {DATE} and {DATE} the {trade} wrote to {PERSON} twice .",
-    "When the {BOAT} leaked , {PERSON} and the {trade} mended her at {PLACE} .",
-    "It was {DATE} when the {animal} {PET} came home to {PERSON} .",
-    "The {trade} and the {trade} looked for the {good} all day .",
-)
-"""Entities are in capitals, with LAST for a surname alone."""
-
-SPLIT = re.compile(r"\{(\w+)\}")
+Sentence = tuple[tuple[str, str], ...]
 
 
 def person(t: Teller) -> str:
-    first = t.choose(FIRST)
+    first = t.choose(NAMES)
     return f"{first} {t.choose(LAST)}" if t.chance(0.35) else first
 
 
 def pet(t: Teller) -> str:
-    return t.choose(lexicon.PET_NAMES) if t.chance(0.6) else t.choose(FIRST)
+    return t.choose(PET_NAMES) if t.chance(0.6) else t.choose(NAMES)
+
+
+def beast(t: Teller) -> str:
+    return f"{t.choose(WORDS['colours'])} {t.choose(WORDS['beasts'])}"
 
 
 def boat(t: Teller) -> str:
     kind = t.choose(("name", "beast", "month", "pet"), (4, 3, 1, 2))
-    if kind == "beast":
-        return f"{t.choose(COLOURS)} {t.choose(BEASTS)}"
-    return t.choose({"name": FIRST, "month": MONTHS, "pet": lexicon.PET_NAMES}[kind])
+    return beast(t) if kind == "beast" else t.choose({"name": NAMES, "month": MONTHS, "pet": PET_NAMES}[kind])
 
 
 def place(t: Teller) -> str:
     kind = t.choose(("street", "inn", "bridge", "port"), (3, 3, 2, 1))
     if kind == "inn":
-        return f"the {t.choose(COLOURS)} {t.choose(BEASTS)}"
+        return f"the {beast(t)}"
     if kind == "port":
-        return f"Port {t.choose(FIRST)}"
-    return f"{t.choose(LAST if t.chance(0.6) else FIRST)} {t.choose(('Street', 'Lane', 'Hill') if kind == 'street' else ('Bridge', 'Mill'))}"
+        return f"Port {t.choose(NAMES)}"
+    name = t.choose(LAST if t.chance(0.6) else NAMES)
+    return f"{name} {t.choose(('Street', 'Lane', 'Hill') if kind == 'street' else ('Bridge', 'Mill'))}"
 
 
 def date(t: Teller) -> str:
@@ -98,58 +68,25 @@ ENTITIES: dict[str, tuple[str, Callable[[Teller], str]]] = {
     "PLACE": ("PLACE", place),
     "DATE": ("DATE", date),
 }
-OTHERS = {"good": GOODS, "trade": TRADES, "animal": ANIMALS}
-
-Sentence = tuple[tuple[str, str], ...]
+OTHERS = {"good": list(lexicon.TREASURES), "trade": lexicon.TRADES, "animal": list(lexicon.ANIMALS)}
 
 
 def sentence(t: Teller) -> Sentence:
     """One sentence: its words and their tags."""
     found: list[tuple[str, str]] = []
-    for i, part in enumerate(SPLIT.split(t.choose(SENTENCES))):
+    for i, part in enumerate(re.split(r"\{(\w+)\}", t.choose(SENTENCES))):
         if i % 2 == 0:
             found += [(word, "O") for word in part.split()]
         elif part in OTHERS:
             found += [(word, "O") for word in t.choose(OTHERS[part]).split()]
         else:
             of, draw = ENTITIES[part]
-            # the article of an inn is no part of its name
-            article, name = re.fullmatch(r"(the )?(.*)", draw(t)).groups()  # type: ignore[union-attr]
-            found += [("the", "O")] * bool(article)
-            found += [(word, f"{'I' if n else 'B'}-{of}") for n, word in enumerate(name.split())]
+            name = draw(t)
+            if name.startswith("the "):  # the article of an inn is no part of its name
+                found.append(("the", "O"))
+            found += [(word, f"{'I' if n else 'B'}-{of}") for n, word in enumerate(name.removeprefix("the ").split())]
     first, tag = found[0]
     return ((first[0].upper() + first[1:], tag), *found[1:])
-
-
-class Tagged:
-    """Two files of sentences, no two of them equal."""
-
-    def __init__(self, train_size: int, test_size: int) -> None:
-        self.sizes = {"tags.conll": train_size, "tags.test.conll": test_size}
-
-    def drawn(self) -> Iterator[Sentence]:
-        seen: set[Sentence] = set()
-        index = 0
-        while True:
-            one = sentence(Drawing(random.Random(f"tags {SEED} {index}")))
-            index += 1
-            if one not in seen:
-                seen.add(one)
-                yield one
-
-    @cached_property
-    def parts(self) -> dict[str, list[Sentence]]:
-        source = self.drawn()
-        return {name: [next(source) for _ in range(size)] for name, size in self.sizes.items()}
-
-    def files(self) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-        """(name, bytes, limit) of both files."""
-        for name, rows in self.parts.items():
-            counts = {of: sum(tag == f"B-{of}" for row in rows for _, tag in row) for of in TYPES}
-            limit: dict[str, Any] = {"rows": len(rows), "entities": counts}
-            if name.endswith(".test.conll"):
-                limit["best_f1"] = 1.0
-            yield name, conll(rows), limit
 
 
 def conll(rows: list[Sentence]) -> bytes:
@@ -157,9 +94,16 @@ def conll(rows: list[Sentence]) -> bytes:
     return "".join("".join(f"{word} {tag}\n" for word, tag in row) + "\n" for row in rows).encode()
 
 
-TAGS = Tagged(1100, 400)
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    for name, content, _ in TAGS.files():
-        (folder / name).write_bytes(content)
+def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+    """(name, bytes, limit) of both files. No two sentences are equal."""
+    seen: dict[Sentence, None] = {}
+    for index in itertools.count():
+        seen.setdefault(sentence(Drawing(random.Random(f"tags {SEED} {index}"))))
+        if len(seen) == sum(SIZES.values()):
+            break
+    every = iter(seen)
+    for name, size in SIZES.items():
+        rows = list(itertools.islice(every, size))
+        counts = {of: sum(tag == f"B-{of}" for row in rows for _, tag in row) for of in TYPES}
+        limit: dict[str, Any] = {"rows": len(rows), "entities": counts}
+        yield name, conll(rows), limit | ({"best_f1": 1.0} if ".test." in name else {})

@@ -1,11 +1,10 @@
 """Sentences from templates, whose choices and slots are filled from left to right as they are written.
 
 A template is text with `<one way|another way>` (nested as needed; a choice may be empty) and `{slot}` or `{slot.form}`.
-A slot holds a string, a `Lazy` value, or anything with `render(form, said)` (see world.py). A lazy value is drawn at the
-moment its first word is written, so that the parser of choice.py never has to guess what is not yet visible.
+A slot holds a string, a `Lazy` value, or anything with `render(form, said)` (see world.py). A lazy value is drawn at
+the moment its first word is written, so that the parser of choice.py never has to guess what is not yet visible.
 """
 
-import collections
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from choice import Teller, zipf
+from words import Fork
 
 PIECE = re.compile(r"([<>|]|\{[^{}]*\})")
 
@@ -54,7 +54,7 @@ def compiled(template: str) -> tuple[Any, ...]:
 
 @dataclass
 class Ask:
-    """A slot that cannot be written before something is drawn: texts[i] is what option i would write (None: unknown)."""
+    """A slot that needs something drawn before it is written. texts(i): what option i would write (None: unknown)."""
 
     options: Sequence[Any]
     weights: Sequence[float] | None
@@ -78,15 +78,10 @@ class Lazy:
         return options, self.weights(options) if callable(self.weights) else self.weights
 
 
-def rows(fields: str, table: str) -> list[Any]:
-    """Lines of a table as named tuples that are written as their first field; columns are separated by ` | `."""
-    names = fields.split()
-    base = collections.namedtuple("Row", names)  # type: ignore[misc]
-    kind = type("Row", (base,), {"__str__": lambda self: str(self[0]), "__slots__": ()})
-    return [kind(*[cell.strip() for cell in line.split("|")]) for line in table.strip().splitlines()]
-
-
 def form_of(value: Any, form: str) -> str:
+    """A field of a row; of a string with an article {x.bare} without it, and {x.the} with the definite one."""
+    if isinstance(value, str) and form in ("bare", "the"):
+        return "the " * (form == "the") + value.split(" ", 1)[1]
     return str(getattr(value, form) if form else value)
 
 
@@ -180,7 +175,6 @@ class Story:
         """Tell it with probability p."""
         return self.say("", *ways, weights=[1 - p, *[p / len(ways)] * len(ways)]) > 0
 
-    def fork(self, *ways: tuple[float, str, Any]) -> Any:
-        """Choose what happens together with how it is told: each way is (weight, template, outcome)."""
-        which = self.say(*[way[1] for way in ways], weights=[way[0] for way in ways])
-        return ways[which][2]
+    def fork(self, ways: Fork) -> str:
+        """Choose what happens together with how it is told; the outcome."""
+        return ways[self.say(*[way for _, way, _ in ways], weights=[weight for weight, _, _ in ways])][2]

@@ -1,9 +1,8 @@
 """translation.tsv and translation.test.tsv: English sentences and their translation into Orune.
 
-    python data/make/translation.py [FOLDER]                    write both files
     python data/make/translation.py --words 13 18 FILE          print the rows whose source has 13 to 18 words
 
-A sentence of n words is drawn from the grammar of translation_english.py on the condition that it has n words: each
+A sentence of n words is drawn from the grammar of english.py on the condition that it has n words: each
 choice is weighted by how probable it makes that length, which is computed exactly. So its probability is the product of
 the rules' weights over that of the length. n is one of 3 to 30: the four buckets equally often, and within a bucket
 every length. A sentence drawn before is drawn again, so its probability is also divided by what the others had left.
@@ -12,11 +11,13 @@ every length. A sentence drawn before is drawn again, so its probability is also
 import math
 import random
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import translation_english as english
+import english
 from choice import Teller, written
 from orune import translate
 
@@ -113,70 +114,18 @@ def sentence(teller: Teller, n: int) -> Node:
     return grow(("S",), ())
 
 
-@cache
-def first_words(symbol: Any) -> frozenset[str]:
-    """How the symbol may begin; "" is among them if it may be nothing."""
-    if symbol[0] == "w":
-        return frozenset([symbol[1].split()[0]])
-    found: set[str] = set()
-    for _, becomes in english.expand(symbol):
-        for kid in becomes:
-            found |= first_words(kid) - {""}
-            if "" not in first_words(kid):
-                break
-        else:
-            found.add("")
-    return frozenset(found)
-
-
-def readings(text: str) -> list[tuple[Node, float]]:
-    """Every tree of the sentence, and -log2 of its probability among sentences of its length."""
-    tokens = tuple(
-        "a" if t in ("an", "An") else t for t in text.replace(",", " ,").replace(".", " .").replace("?", " ?").split()
-    )
-    n = len([t for t in tokens if t not in ",.?"])
-
-    def same(word: str, at: int) -> bool:
-        return at < len(tokens) and (tokens[at] == word or (at == 0 and tokens[0] == word[:1].upper() + word[1:]))
-
-    @cache
-    def spans(symbol: Any, at: int) -> list[tuple[int, Node, float]]:
-        if symbol[0] == "w":
-            said = symbol[1].split()
-            fits = all(same(word, at + i) for i, word in enumerate(said))
-            return [(at + len(said), Node(symbol), 0.0)] if fits else []
-        found = []
-        for share, (_, becomes) in zip(shares(symbol), english.expand(symbol), strict=True):
-            partial: list[tuple[int, tuple[Node, ...], float]] = [(at, (), -math.log2(share))]
-            for kid in becomes:
-                partial = [
-                    (end, (*nodes, node), bits + more)
-                    for start, nodes, bits in partial
-                    if "" in first_words(kid) or any(same(word, start) for word in possible(start) & first_words(kid))
-                    for end, node, more in spans(kid, start)
-                ]
-                if not partial:
-                    break
-            found += [(end, Node(symbol, nodes), bits) for end, nodes, bits in partial]
-        return found
-
-    @cache
-    def possible(at: int) -> frozenset[str]:
-        word = tokens[at] if at < len(tokens) else ""
-        return frozenset([word, word[:1].lower() + word[1:]] if at == 0 else [word])
-
-    whole = math.log2(lengths((("S",),))[n])
-    return [(node, bits + whole) for end, node, bits in spans(("S",), 0) if end == len(tokens)]
-
-
 def translation(tree: Node) -> str:
     """The translation of a tree."""
     return " ".join(form.text for form in translate(tree)) + "."
 
 
+def bucket_of(n: int) -> tuple[int, int]:
+    return next((low, high) for low, high in BUCKETS if low <= n <= high)
+
+
 def length_bits(n: int) -> float:
     """-log2 of the probability of the length n."""
-    low, high = next(bucket for bucket in BUCKETS if bucket[0] <= n <= bucket[1])
+    low, high = bucket_of(n)
     return math.log2(len(BUCKETS) * (high - low + 1))
 
 
@@ -207,51 +156,41 @@ def rows(seed: int = SEED) -> dict[str, list[Row]]:
     return made
 
 
-def bucket_of(source: str) -> str:
-    n = len(source.split())
-    return next(f"{low}-{high}" for low, high in BUCKETS if low <= n <= high)
-
-
 def table(made: list[Row]) -> str:
     return "source\ttarget\n" + "".join(f"{row.source}\t{row.target}\n" for row in made)
 
 
-def limits() -> dict[str, dict[str, Any]]:
-    """For each file, what the best model reaches.
+def files() -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+    """(name, bytes, limit) of both files.
 
-    bytes and bits are those of the sources, without the tabs and line ends. The target follows from the source: it adds
-    no bits, and its best accuracy and BLEU are full.
+    bytes and bits of a limit are those of the sources, without the tabs and line ends. The target follows from the
+    source: it adds no bits, and its best accuracy and BLEU are full.
     """
-    found = {}
     for name, made in rows().items():
         bits, size = math.fsum(row.drawn for row in made), sum(len(row.source.encode()) for row in made)
-        buckets = {f"{low}-{high}": 0 for low, high in BUCKETS}
-        for row in made:
-            buckets[bucket_of(row.source)] += 1
-        found[name] = {
-            "rows": len(made),
-            "bytes": size,
-            "bits": round(bits, 3),
-            "bits_per_row": round(bits / len(made), 4),
-            "bits_per_byte": round(bits / size, 6),
-            "target_bits": 0.0,
-            "accuracy": 1.0,
-            "bleu": 100.0,
-            "rows_by_source_words": buckets,
-        }
-    return found
+        buckets = Counter(bucket_of(len(row.source.split())) for row in made)
+        yield (
+            name,
+            table(made).encode(),
+            {
+                "rows": len(made),
+                "bytes": size,
+                "bits": round(bits, 3),
+                "bits_per_row": round(bits / len(made), 4),
+                "bits_per_byte": round(bits / size, 6),
+                "target_bits": 0.0,
+                "accuracy": 1.0,
+                "bleu": 100.0,
+                "rows_by_source_words": {f"{low}-{high}": buckets[low, high] for low, high in BUCKETS},
+            },
+        )
 
 
-def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["--words"]:
-        low, high, path = int(arguments[1]), int(arguments[2]), Path(arguments[3])
-        header, *lines = path.read_text(encoding="utf-8").splitlines()
-        print("\n".join([header, *(line for line in lines if low <= len(line.split("\t")[0].split()) <= high)]))
-        return
-    folder = Path(arguments[0]) if arguments else Path(__file__).parents[1]
-    for name, made in rows().items():
-        (folder / name).write_text(table(made), encoding="utf-8", newline="\n")
+def print_rows(low: int, high: int, path: Path) -> None:
+    """Print the rows of a table whose source has as many words."""
+    header, *lines = path.read_text(encoding="utf-8").splitlines()
+    print("\n".join([header, *(line for line in lines if low <= len(line.split("\t")[0].split()) <= high)]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print_rows(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,14 +1,13 @@
 """The simulated world: who and what is in it, what can happen, and what is true afterwards.
 
     world = World()
-    tom, ann = Person("Tom", "baker"), Person("Ann", "girl")
+    tom, ann = Person("Tom", "baker"), Person("Anna", "girl")
     kite = Thing("kite", "red ")
     world.put(kite, tom)
-    world.do(Give(tom, kite, ann))        # raises Impossible when a precondition fails
-    world.holder(kite) is ann; world.count(ann, "coin"); world.knows(ann, fact); world.history
+    world.give(tom, kite, ann)        # raises Impossible when a precondition fails
+    world.holder(kite) is ann; world.count(ann, "coin"); world.knows(ann, fact)
 
-An event has `possible(world)`, which says what forbids it ("" when nothing does), and `apply(world)`. Fields of entities
-may be Lazy: then the word is drawn when it is first written.
+Fields of entities may be Lazy: then the word is drawn when it is first written.
 """
 
 from collections import Counter
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lexicon
+from lexicon import SEX
 from telling import Ask, Lazy
 
 PRONOUNS = {
@@ -23,8 +23,6 @@ PRONOUNS = {
     "she": {"he": "she", "him": "her", "his": "her", "himself": "herself"},
     "it": {"he": "it", "him": "it", "his": "its", "himself": "itself"},
 }
-SEX = {name: "she" for name in lexicon.WOMEN} | {name: "he" for name in lexicon.MEN}
-SEX |= dict.fromkeys(lexicon.SHE, "she") | dict.fromkeys(lexicon.HE, "he")
 
 
 class Impossible(Exception):
@@ -33,6 +31,12 @@ class Impossible(Exception):
 
 class Entity:
     """Something with fields that may be Lazy; render() writes one of its forms."""
+
+    def __init__(self, noun: Any, mood: Any = "", name: Any = "") -> None:
+        self.noun, self.mood, self.name = noun, mood, name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name} {self.noun})"
 
     def field(self, name: str, visible: bool = True) -> Any:
         """The value of a field, or the Ask that draws it."""
@@ -51,10 +55,7 @@ class Person(Entity):
     """
 
     def __init__(self, name: Any, noun: Any, mood: Any = "") -> None:
-        self.name, self.noun, self.mood = name, noun, mood
-
-    def __repr__(self) -> str:
-        return f"Person({self.name}, {self.noun})"
+        super().__init__(noun, mood, name)
 
     @property
     def sex(self) -> str | None:
@@ -86,12 +87,6 @@ class Role(Entity):
 
     sex = None
 
-    def __init__(self, noun: Any, mood: Any = "") -> None:
-        self.noun, self.mood = noun, mood
-
-    def __repr__(self) -> str:
-        return f"Role({self.noun})"
-
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
         if form == "mood":
             return self.field("mood")
@@ -107,12 +102,6 @@ class Role(Entity):
 class Animal(Entity):
     """Forms: {d} the dog; {d.noun}; {d.name}; {d.mood}; {d.he} it; and what lexicon.ANIMALS knows of it."""
 
-    def __init__(self, noun: Any, mood: Any = "", name: Any = "") -> None:
-        self.noun, self.mood, self.name = noun, mood, name
-
-    def __repr__(self) -> str:
-        return f"Animal({self.noun})"
-
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
         if form in ("noun", "name", "mood"):
             return self.field(form)
@@ -125,21 +114,14 @@ class Animal(Entity):
 
 
 class Thing(Entity):
-    """Forms: {x} the bare noun, {x.adj} its adjective with a space or "", {x.the} the kite, {x.full} red kite."""
+    """Forms: {x} the bare noun, {x.adj} its adjective with a space or ""."""
 
     def __init__(self, noun: Any, adj: Any = "") -> None:
-        self.noun, self.adj = noun, adj
-
-    def __repr__(self) -> str:
-        return f"Thing({self.adj}{self.noun})"
+        super().__init__(noun)
+        self.adj = adj
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
-        if form == "adj":
-            return self.field("adj")
-        noun = self.field("noun", visible=form in ("", "noun"))
-        if isinstance(noun, Ask):
-            return noun
-        return {"the": f"the {noun}", "full": f"{self.adj}{noun}"}.get(form, noun)
+        return self.field(form or "noun")
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,22 +156,23 @@ class Promise:
     kept: bool | None = None
 
 
+def require(holds: bool, why: str) -> None:
+    if not holds:
+        raise Impossible(why)
+
+
 @dataclass
 class World:
-    """What is true now. holders: who has a thing."""
+    """What is true now, and the events that change it. Each raises Impossible if it cannot happen."""
 
     holders: dict[Any, Any] = field(default_factory=dict)
     counts: Counter[tuple[Any, str]] = field(default_factory=Counter)
     promises: list[Promise] = field(default_factory=list)
     broken: set[Any] = field(default_factory=set)
     known: set[tuple[Any, str]] = field(default_factory=set)
-    history: list["Event"] = field(default_factory=list)
-
-    def put(self, thing: Any, holder: Any) -> None:
-        """Say who has a thing."""
-        self.holders[thing] = holder
 
     def holder(self, thing: Any) -> Any:
+        """Who has a thing."""
         return self.holders.get(thing)
 
     def count(self, holder: Any, noun: str) -> int:
@@ -199,111 +182,38 @@ class World:
     def knows(self, who: Any, fact: str) -> bool:
         return (who, fact) in self.known
 
-    def do(self, event: "Event") -> None:
-        """Let it happen. Raises Impossible."""
-        if why := event.possible(self):
-            raise Impossible(f"{event}: {why}")
-        event.apply(self)
-        self.history.append(event)
+    def put(self, thing: Any, holder: Any) -> None:
+        """Say who has a thing."""
+        self.holders[thing] = holder
 
+    def give(self, who: Any, thing: Any, to: Any) -> None:
+        """The thing changes hands."""
+        require(self.holder(thing) is who, "does not have it")
+        self.holders[thing] = to
 
-class Event:
-    """Something that happens. Subclasses are dataclasses."""
+    def smash(self, thing: Any) -> None:
+        require(thing not in self.broken, "already broken")
+        self.broken.add(thing)
 
-    def possible(self, world: World) -> str:
-        return ""
+    def mend(self, thing: Any) -> None:
+        require(thing in self.broken, "not broken")
+        self.broken.discard(thing)
 
-    def apply(self, world: World) -> None:
-        pass
+    def move(self, who: Any, n: int, noun: str, to: Any) -> None:
+        """n of a countable good go from one to another; who or to is None for nature (picked, eaten, spent, lost)."""
+        require(who is None or self.count(who, noun) >= n, "has too few")
+        self.counts[who, noun] -= n
+        self.counts[to, noun] += n
 
+    def tell(self, who: Any, fact: str, to: Any) -> None:
+        """Someone tells another what is so, or finds it out, if who is None."""
+        require(who is None or self.knows(who, fact), "does not know it")
+        self.known.add((to, fact))
 
-@dataclass
-class Give(Event):
-    """The thing changes hands."""
+    def vow(self, promise: Promise) -> None:
+        self.promises.append(promise)
 
-    who: Any
-    thing: Thing
-    to: Any
-
-    def possible(self, world: World) -> str:
-        return "" if world.holder(self.thing) is self.who else "does not have it"
-
-    def apply(self, world: World) -> None:
-        world.holders[self.thing] = self.to
-
-
-@dataclass
-class Break(Event):
-    thing: Thing
-
-    def possible(self, world: World) -> str:
-        return "already broken" if self.thing in world.broken else ""
-
-    def apply(self, world: World) -> None:
-        world.broken.add(self.thing)
-
-
-@dataclass
-class Mend(Event):
-    who: Any
-    thing: Thing
-
-    def possible(self, world: World) -> str:
-        return "" if self.thing in world.broken else "not broken"
-
-    def apply(self, world: World) -> None:
-        world.broken.discard(self.thing)
-
-
-@dataclass
-class Pass(Event):
-    """n of a countable good go from one to another; who or to is None for nature (picked, eaten, spent, lost)."""
-
-    who: Any
-    n: int
-    noun: str
-    to: Any
-
-    def possible(self, world: World) -> str:
-        return "has too few" if self.who is not None and world.count(self.who, self.noun) < self.n else ""
-
-    def apply(self, world: World) -> None:
-        if self.who is not None:
-            world.counts[self.who, self.noun] -= self.n
-        if self.to is not None:
-            world.counts[self.to, self.noun] += self.n
-
-
-@dataclass
-class Tell(Event):
-    who: Any
-    fact: str
-    to: Any
-
-    def possible(self, world: World) -> str:
-        return "" if world.knows(self.who, self.fact) else "does not know it"
-
-    def apply(self, world: World) -> None:
-        world.known.add((self.to, self.fact))
-
-
-@dataclass
-class Vow(Event):
-    """A promise is made; Decide keeps or breaks it."""
-
-    promise: Promise
-
-    def apply(self, world: World) -> None:
-        world.promises.append(self.promise)
-
-
-@dataclass
-class Decide(Event):
-    promise: Promise
-    kept: bool
-
-    def possible(self, world: World) -> str:
-        return "" if self.promise in world.promises and self.promise.kept is None else "no open promise"
-
-    def apply(self, world: World) -> None:
-        self.promise.kept = self.kept
+    def decide(self, promise: Promise, kept: bool) -> None:
+        """A promise is kept or broken."""
+        require(promise in self.promises and promise.kept is None, "no open promise")
+        promise.kept = kept

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.numbers import share, short, span, ticks
+from lmtool.report.numbers import log_ticks, share, short, span, ticks
 from lmtool.report.page import COLOURS, TableCell, asset, clean, figure, render, table
 
 SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
@@ -25,8 +25,8 @@ AXIS_NAME = 26
 PER_TICK = 80
 """Pixels that a number on the axis below takes."""
 
-FIRST = 0.1
-"""Share of the axis below whose values may lie above the picture."""
+FACTOR = 4
+"""Ratio of the largest value to the smallest from which an axis is logarithmic."""
 
 GREY = 7
 """That of what is of no line alone."""
@@ -51,19 +51,15 @@ class Line(NamedTuple):
         """The classes of its path."""
         return "path" + " dash" * self.dashed + " pale" * self.pale
 
-    def parts(self, high: float = math.inf) -> list[list[Point]]:
-        """The runs of its points between values that are no numbers, without what is above `high`."""
+    @property
+    def parts(self) -> list[list[Point]]:
+        """The runs of its points between values that are no numbers."""
         parts: list[list[Point]] = [[]]
-        before: Point | None = None
         for point in self.points:
-            if before is not None and (before[1] > high) != (point[1] > high) and math.isfinite(before[1] - point[1]):
-                share = (high - before[1]) / (point[1] - before[1])
-                parts[-1].append((before[0] + share * (point[0] - before[0]), high))
-            if math.isfinite(point[1]) and point[1] <= high:
+            if math.isfinite(point[1]):
                 parts[-1].append(point)
             else:
                 parts.append([])
-            before = point
         # A point alone is drawn as a dot: a line of no length with round ends.
         return [part if len(part) > 1 else part * 2 for part in parts if part]
 
@@ -100,6 +96,11 @@ class Axis(NamedTuple):
         return f"{self.start + (inside - self.low) / (self.high - self.low) * (self.stop - self.start):.1f}"
 
 
+def spread(values: Sequence[float]) -> bool:
+    """Whether an axis of these values is logarithmic: all are above 0, and they differ by a factor of `FACTOR`."""
+    return min(values, default=0.0) > 0 and max(values) >= FACTOR * min(values)
+
+
 def standalone(picture: Markup) -> str:
     """A picture as an SVG file of its own, with the styles that it needs."""
     head, mark, rest = str(picture).partition(">")
@@ -115,10 +116,9 @@ class LineChart:
 
     column: of the figure's table, the one that holds x.
     y_range: by default what the points, marks and levels span.
-    cut_start: lines leave the picture at the top in their first tenth, where the rest would else have less than half of
-        the height; as losses do, most of whose fall is in the first steps.
     diagonal: draw y = x too.
     log: x is positive, on a logarithmic scale with ticks at the values themselves.
+    log_y: y is positive, on a logarithmic scale.
     """
 
     lines: Sequence[Line]
@@ -131,7 +131,7 @@ class LineChart:
     y_range: tuple[float, float] | None = None
     diagonal: bool = False
     log: bool = False
-    cut_start: bool = False
+    log_y: bool = False
 
     @property
     def is_drawn(self) -> bool:
@@ -139,16 +139,10 @@ class LineChart:
         return any(len(line.points) > 1 for line in self.lines)
 
     @property
-    def cut(self) -> float | None:
-        """The value above which lines are cut; None where they are whole."""
-        points = [point for line in self.lines for point in line.points if math.isfinite(point[1])]
-        if not self.cut_start or not points:
-            return None
-        first, last = span([x for x, _ in points])
-        shown = [level.y for level in self.levels] + [mark.point[1] for mark in self.marks]
-        shown += [y for x, y in points if x >= first + FIRST * (last - first)]
-        ys = [y for _, y in points] + shown
-        return max(shown) if max(shown) - min(ys) < (max(ys) - min(ys)) / 2 else None
+    def heights(self) -> list[float]:
+        """All values of y that are drawn."""
+        points = [point for line in self.lines for point in line.points] + [mark.point for mark in self.marks]
+        return [y for _, y in points if math.isfinite(y)] + [level.y for level in self.levels]
 
     def for_page(self) -> Markup:
         """The chart twice, of which the page shows the one that suits its width."""
@@ -163,12 +157,10 @@ class LineChart:
         width, height = SIZES[size]
         points = [point for line in self.lines for point in line.points] + [mark.point for mark in self.marks]
         xs = [point[0] for point in points]
-        ys = [point[1] for point in points if math.isfinite(point[1])] + [level.y for level in self.levels]
-        scaled = math.log10 if self.log else float
+        scaled, scaled_y = (math.log10 if is_log else float for is_log in (self.log, self.log_y))
         low_x, high_x = span([scaled(x) for x in xs])
-        cut = self.cut
-        low_y, high_y = self.y_range or _padded(*span(ys if cut is None else [y for y in ys if y <= cut]))
-        y_ticks = ticks(low_y, high_y, 8)
+        low_y, high_y = self.y_range or _padded(*span([scaled_y(y) for y in self.heights]), to_zero=not self.log_y)
+        y_ticks = (log_ticks if self.log_y else ticks)(low_y, high_y, 8)
         left = max(LEFT, AXIS_NAME + math.ceil(max((_width(short(tick)) for tick in y_ticks), default=0)))
         legend = _legend(self, width)
         top = TOP + (18 * (legend[-1].line + 1) if legend else 0)
@@ -179,9 +171,9 @@ class LineChart:
         right = width - max([RIGHT, *(math.ceil(_width(short(tick)) / 2) for tick in x_ticks[-1:])])
         across = Axis(low_x, high_x, left, right, x_ticks, scaled)
         across = across._replace(ticks=_apart(across))
-        down = Axis(low_y, high_y, bottom, top, y_ticks)
+        down = Axis(low_y, high_y, bottom, top, y_ticks, scaled_y)
         sizes = {"size": size, "width": width, "height": bottom + BOTTOM}
-        return render("lines.svg", chart=self, across=across, down=down, legend=legend, cut=high_y, **sizes)
+        return render("lines.svg", chart=self, across=across, down=down, legend=legend, **sizes)
 
 
 @dataclass(frozen=True)
@@ -284,9 +276,10 @@ def _apart(axis: Axis) -> list[float]:
     return chosen
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
+def _padded(low: float, high: float, *, to_zero: bool) -> tuple[float, float]:
+    """With some room; to_zero: what begins near 0 begins there."""
     room = 0.04 * (high - low)
-    return (0.0 if 0 <= low < room * 4 else low - room), high + room
+    return (0.0 if to_zero and 0 <= low < room * 4 else low - room), high + room
 
 
 def _width(text: str) -> float:

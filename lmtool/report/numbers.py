@@ -22,6 +22,19 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
+def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from 10**low to 10**high, at most `most`: powers of ten, and what lies between if there is room."""
+    low, high = max(-307.0, low), min(307.0, high)
+    powers = [10.0**power for power in range(math.floor(low), math.floor(high) + 1)]
+    for between in (range(1, 10), (1, 2, 5), (1, 3), (1,)):
+        found = [factor * power for power in powers for factor in between]
+        found = [value for value in found if low <= math.log10(value) <= high]
+        if len(found) <= most:
+            break
+    found = found[:: -(-len(found) // most) or 1]
+    return found if len(found) > 1 else ticks(10.0**low, 10.0**high, most)
+
+
 def short(value: float) -> str:
     """A number for an axis: 1500000 as 1.5M, 0.0003 as 3e-4."""
     size = abs(value)

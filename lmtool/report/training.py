@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lmtool.printable import plain
-from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark
+from lmtool.report.charts import HeatMap, Level, Line, LineChart, Mark, spread
 from lmtool.report.gradients import training_figure
 from lmtool.report.page import Section, TableCell, clean, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
@@ -123,7 +123,12 @@ def losses(histories: Sequence[History]) -> Markup:
     for column, (x, (name, axis)) in enumerate(EXTENTS.items(), int(several)):
         lines = [line for part in drawn for line in _loss_lines(part, x, several)]
         label, marks = f"Training and validation loss in {unit} over {axis}", _marks(drawn, x, "valid_loss")
-        charts[name] = LineChart(lines, axis, unit, label, levels, marks, column, cut_start=True)
+        charts[name] = LineChart(lines, axis, unit, label, levels, marks, column)
+    heights = charts["Steps"].heights
+    is_log = spread(heights)
+    charts = {name: replace(chart, log_y=is_log) for name, chart in charts.items()}
+    if min(heights, default=0.0) > 0:
+        charts[f"Steps, {'linear' if is_log else 'logarithmic'}"] = replace(charts["Steps"], log_y=not is_log)
     panels = _panels(charts)
     if not panels:
         return Markup("")
@@ -133,8 +138,8 @@ def losses(histories: Sequence[History]) -> Markup:
     of = f"the validation part, or of {of}" if any(held_out) and not all(held_out) else of
     caption = f"Loss in {unit}: of the steps, before their update, and of {of}."
     caption += " A ring marks the best checkpoint." if any(history.chosen for history in histories) else ""
-    if any(chart.cut is not None for chart in charts.values()):
-        caption += " The first steps lie above the picture: their losses would flatten the rest."
+    if is_log:
+        caption += " The axis is logarithmic."
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
     if merged > 1.01:
         caption += " Each point of the training loss is a mean of several steps."

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from markupsafe import Markup
 
 from lmtool.recipe.document import plain
-from lmtool.report.charts import Line, LineChart
+from lmtool.report.charts import Line, LineChart, spread
 from lmtool.report.page import COLOURS, Section, TableCell, figure, page, table
 from lmtool.report.training import losses
 from lmtool.run.history import History, number
@@ -17,9 +17,6 @@ from lmtool.run.listing import counting
 from lmtool.sweeping.folder import HEADING
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
 from lmtool.tables.tasks.results import SCORED_BY_OTHERS
-
-FACTOR = 8
-"""Ratio of the largest value of a key to the smallest from which its axis is logarithmic."""
 
 LOWER = ("loss", "bits per byte")
 """Figures of which the lower is the better."""
@@ -131,7 +128,7 @@ def _against(key: str, rows: Sequence[PointResults]) -> Markup:
             below, above = ([(x, y + sign * deviation) for x, y, deviation in points] for sign in (-1, 1))
             drawn.append(Line("± deviation", [*below, (points[0][0], nan), *above], colour, pale=True))
     xs = sorted({x for points in lines.values() for x, *_ in points})
-    chart = LineChart(drawn, key, metric, f"{metric} by {key}", column=1, log=xs[0] > 0 and xs[-1] >= FACTOR * xs[0])
+    chart = LineChart(drawn, key, metric, f"{metric} by {key}", column=1, log=spread(xs))
     numbers = table(["others", key, metric, "deviation"], [[n, *point] for n, of in lines.items() for point in of])
     caption = f"{metric} of the best checkpoint on validation data; pale: a standard deviation over seeds."
     return figure(chart.for_page(), caption, numbers)

@@ -64,12 +64,12 @@ def test_the_policy_forbids_requests_and_scripts(opened, html):
 def test_radio_buttons_change_the_picture_by_click_and_keyboard(opened, html):
     shown = opened(html)
     panels = shown.page.locator("figure").first.locator(".panels > div")
-    visible = lambda: [panels.nth(i).is_visible() for i in range(3)]  # noqa: E731
-    assert visible() == [True, False, False]
+    visible = lambda: [panels.nth(i).is_visible() for i in range(4)]  # noqa: E731
+    assert visible() == [True, False, False, False]
     shown.page.get_by_label("Tokens", exact=True).click()
-    assert visible() == [False, True, False]
+    assert visible() == [False, True, False, False]
     shown.page.keyboard.press("ArrowRight")
-    assert visible() == [False, False, True]
+    assert visible() == [False, False, True, False]
 
 
 @pytest.mark.sampled(2)

@@ -18,7 +18,7 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 def tables():
     return {
         "entailment": importlib.import_module("entailment").ENTAILMENT,
-        "kinship": importlib.import_module("entailment_kinship").KINSHIP,
+        "kinship": importlib.import_module("kinship").KINSHIP,
     }
 
 

@@ -91,7 +91,7 @@ def test_the_limit_is_near_but_below_one(table):
 
 
 def test_what_varies_is_set_against_its_opposite(table):
-    words = importlib.import_module("reviews_words")
+    words = importlib.import_module("reviews")
     n_read = 0
     for row in read("reviews.csv"):
         for one, other in re.findall(r"(?:is|are|was|were) ([\w ]+), (?:on|in) [^,.]*?(\w+)\.", row["text"]):

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.generators.reading import readings
+
 DATA = Path(__file__).parents[2] / "data"
 FILES = ("translation.tsv", "translation.test.tsv")
 
@@ -19,7 +21,7 @@ FILES = ("translation.tsv", "translation.test.tsv")
 def make():
     """The modules of data/make."""
     sys.path.insert(0, str(DATA / "make"))
-    names = ("translation", "language", "orune", "choice", "translation_words")
+    names = ("translation", "language", "orune", "choice", "vocabulary")
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(DATA / "make"))
 
@@ -69,7 +71,7 @@ def test_the_english_is_written_cleanly(pairs):
 def test_a_parser_recovers_the_choices_of_every_test_row(make, made, pairs):
     """One tree, with the probability that was logged, and the translation follows from it."""
     for row, (source, target) in zip(made["translation.test.tsv"], pairs["translation.test.tsv"], strict=True):
-        [(tree, bits)] = make.translation.readings(source)
+        [(tree, bits)] = readings(source)
         assert bits == pytest.approx(row.bits, abs=1e-9)
         assert make.translation.translation(tree) == target
         assert tree == row.tree
@@ -78,15 +80,15 @@ def test_a_parser_recovers_the_choices_of_every_test_row(make, made, pairs):
 @pytest.mark.slow
 def test_the_sources_of_training_have_one_tree(make, pairs):
     for source, target in pairs["translation.tsv"][::12]:
-        [(tree, _)] = make.translation.readings(source)
+        [(tree, _)] = readings(source)
         assert make.translation.translation(tree) == target
 
 
 @pytest.mark.slow
 def test_what_the_grammar_does_not_say_has_no_tree(make, made):
-    assert make.translation.readings("Anna will sleep.")
-    assert not make.translation.readings("Anna will sleeps.")
-    assert not make.translation.readings("Will Anna sleep.")
+    assert readings("Anna will sleep.")
+    assert not readings("Anna will sleeps.")
+    assert not readings("Will Anna sleep.")
 
 
 @pytest.mark.slow
@@ -94,7 +96,7 @@ def test_choices_and_parser_agree_with_the_framework(make):
     """Every derivation of the writing program, by choice.py, adds up to the parser's probability."""
     for source in ("Anna will sleep.", "The old baker waited.", "Who sings every night?", "A dog ate my apple."):
         program = partial(make.translation.sentence, n=len(source.split()))
-        [(_, bits)] = make.translation.readings(source)
+        [(_, bits)] = readings(source)
         assert make.choice.bits_of(program, source) == pytest.approx(bits, abs=1e-9)
 
 
@@ -117,15 +119,14 @@ def analyse(make):
     for key, shape in language.ROOTS.items():
         kind, _, word = key.partition(".")
         by_shape[shape] = (kind, word.replace(" ", "."))
-    names = make.translation_words.MALE_NAMES.split() + make.translation_words.FEMALE_NAMES.split()
+    names = [name for names in make.vocabulary.LISTS["names"].values() for name in names]
     by_name = {language.name(name): name for name in names}
     assert len(by_name) == len(names)
     marks = {mark: language.mark_gloss(mark) for pair in language.CLASSES.values() for mark in pair}
     subjects = marks | {mark: language.mark_gloss(mark) for mark in language.PERSONS.values()}
     cases = {"": "", "n": "ACC", "s": "GEN", "l": "ALL", "mA": "LOC", "tA": "ABL", "kA": "COM"}
     fixed = {"so": {"and", "both"}, "mo": {"but"}, "ke": {"Q"}, "yora": {"who"}, "yoras": {"who-GEN"}}
-    fixed |= {"yosen": {"what-ACC"}, "yoran": {"who-ACC"}}
-    fixed |= {shape: {english} for english, shape in make.orune.QUESTION.items()}
+    fixed |= {row.word: {row.gloss} for row in make.language.QUESTIONS.values()}
     fixed |= {shape: {str(digit)} for digit, shape in language.DIGITS.items()}
 
     def harmony(text):
@@ -239,14 +240,14 @@ def test_verbs_agree(make):
         "The bell was broken because it fell down.": "it-C2S C2S-fall.down-PAST-because bell C2S-broken-PAST",
         "I saw the dog that Anna found.": "Anna C1S-find-PAST-REL dog-ACC 1S-see-PAST",
     }.items():
-        found = make.translation.readings(source)
+        found = readings(source)
         assert bool(found) == bool(gloss)
         if gloss:
             assert " ".join(form.gloss for form in make.orune.translate(found[0][0])) == gloss
 
 
 def test_rows_of_a_length_can_be_taken_out(make, capsys, pairs):
-    make.translation.main(["--words", "8", "12", str(DATA / "translation.test.tsv")])
+    make.translation.print_rows(8, 12, DATA / "translation.test.tsv")
     header, *lines = capsys.readouterr().out.splitlines()
     assert header == "source\ttarget"
     assert len(lines) == 250
@@ -255,7 +256,7 @@ def test_rows_of_a_length_can_be_taken_out(make, capsys, pairs):
 
 @pytest.mark.slow
 def test_limits(make, made):
-    limits = make.translation.limits()["translation.test.tsv"]
+    [*_, (_, _, limits)] = make.translation.files()
     assert limits["bits"] == pytest.approx(sum(row.drawn for row in made["translation.test.tsv"]), abs=1e-2)
     assert limits["rows_by_source_words"] == {"3-7": 250, "8-12": 250, "13-18": 250, "19-30": 250}
     assert 0 < limits["bits_per_byte"] < 2

@@ -5,12 +5,14 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from lmtool.report.charts import SIZES, HeatMap, Level, Line, LineChart, Mark
-from lmtool.report.numbers import short, ticks
+from lmtool.report.charts import SIZES, HeatMap, Level, Line, LineChart, Mark, spread
+from lmtool.report.numbers import log_ticks, short, ticks
 
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NAME = '<b title="x">&'
 
 
@@ -41,7 +43,8 @@ def test_a_line_is_broken_where_it_has_no_number():
     "points", [[], [(0, 0)], [(5, 3)], [(1, math.nan)], [(1, 1e-30), (2, 1e300)], [(1, 7), (2, 7)]]
 )
 def test_few_or_strange_points_are_drawn(points):
-    root = ET.fromstring(LineChart([Line("a", points)], x="x", y="y", label="l").svg())
+    chart = LineChart([Line("a", points)], x="x", y="y", label="l")
+    root = ET.fromstring(replace(chart, log_y=spread(chart.heights)).svg())
     assert "nan" not in ET.tostring(root, encoding="unicode").lower()
 
 
@@ -103,41 +106,29 @@ def test_numbers_on_axes_fit_and_do_not_touch(size, last, low, log):
     assert all(a + first / 2 < b - second / 2 for (a, first), (b, second) in pairwise(below))
 
 
-def falling(start: float) -> list[tuple[float, float]]:
-    """A loss that falls from `start` within 20 of 1,000 steps, then slowly from 1.2 to 1."""
-    return [(step, 1.2 - step / 5000 + (start - 1.2) * math.exp(-step / 5)) for step in range(1001)]
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.stem)
+def test_numbers_below_the_pictures_of_the_pages_fit(path):
+    svg = ET.parse(path).getroot()
+    for text in svg.iter("{http://www.w3.org/2000/svg}text"):
+        if text.get("class") == "tick" and text.get("text-anchor") == "middle":
+            assert float(text.get("x")) + 6.6 * len(text.text) / 2 <= float(svg.get("width"))
 
 
-def test_the_first_steps_of_a_loss_leave_room_for_the_rest():
-    chart = LineChart([Line("a", falling(9.0))], x="x", y="y", label="l", cut_start=True)
-    assert chart.cut == pytest.approx(1.18, abs=0.01)
-    drawn = [y for part in points_of(chart.svg()) for _, y in part]
-    whole = [y for part in points_of(replace(chart, cut_start=False).svg()) for _, y in part]
-    middle = (max(drawn) + min(drawn)) / 2
-    assert sum(y < middle for y in drawn) > 400  # half of the steps in the upper half
-    assert sum(y < middle for y in whole) < 20
-    assert all(12 <= y <= 300 - 40 for y in drawn)  # within the axes
-
-
-def test_a_line_that_is_cut_leaves_the_picture_at_its_top():
-    line = Line("a", [(0, 10.0), (2, 6.0), (4, 2.0), (6, 6.0), (8, 1.0), (9, math.nan), (10, 9.0)])
-    assert line.parts(4.0) == [[(3.0, 4.0), (4, 2.0), (5.0, 4.0)], [(6.8, 4.0), (8, 1.0)]]
-    assert [len(part) for part in line.parts()] == [5, 2]
+@pytest.mark.parametrize("size", SIZES)
+def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis(size):
+    chart = LineChart([Line("a", [(0, 8.0), (10, 4.0), (20, 0.5)])], x="x", y="y", label="l", log_y=True)
+    ((one, two, three),) = points_of(chart.svg(size))
+    assert (three[1] - two[1]) == pytest.approx(3 * (two[1] - one[1]), abs=0.3)
+    labels = [text.text for text in ET.fromstring(chart.svg(size)).iter("text") if text.get("text-anchor") == "end"]
+    assert labels == ["0.5", "1", "2", "5"]
 
 
 @pytest.mark.parametrize(
-    "shown",
-    [
-        {"lines": [Line("a", [(step, 5 - step / 250) for step in range(1001)])]},  # falls evenly
-        {"lines": [Line("a", falling(9.0)), Line("late", [(step, 2 + step / 200) for step in range(1001)])]},
-        {"lines": [Line("a", falling(9.0))], "levels": [Level("at the start", 9.0)]},
-        {"lines": [Line("a", falling(9.0))], "marks": [Mark("best", (0, 9.0))]},
-        {"lines": [Line("a", [(1, 4.0)])]},
-        {"lines": [Line("a", [(1, math.nan)])]},
-    ],
+    ("values", "is_spread"),
+    [([], False), ([3], False), ([2, 4, 7], False), ([2, 8], True), ([0, 9], False), ([-9, -1], False)],
 )
-def test_lines_stay_whole_where_the_rest_has_its_room(shown):
-    assert LineChart(x="x", y="y", label="l", cut_start=True, **shown).cut is None
+def test_an_axis_is_logarithmic_where_values_differ_by_a_factor_of_four(values, is_spread):
+    assert spread(values) is is_spread
 
 
 def test_shades_follow_the_numbers():
@@ -177,6 +168,17 @@ def test_ticks_are_few_round_and_inside(low, high):
     steps = {float(f"{b - a:.6g}") for a, b in pairwise(found)}
     assert len(steps) == 1
     assert f"{steps.pop():e}"[0] in "125"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.11, 9), (1, 4), (0.5, 0.51), (1e-9, 1e9), (3, 2e4), (1e-320, 1e300), (9.1, 9.9)]
+)
+@pytest.mark.parametrize("most", [5, 8])
+def test_logarithmic_ticks_are_few_and_inside(low, high, most):
+    found = log_ticks(math.log10(low), math.log10(high), most)
+    assert 2 <= len(found) <= most
+    assert all(low * 0.999 <= value <= high * 1.001 for value in found)
+    assert found == sorted(found)
 
 
 @pytest.mark.parametrize(

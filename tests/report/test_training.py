@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.report.training import training_page, write_report
+from lmtool.report.training import losses, training_page, write_report
 from lmtool.run.creation import create_run
 from lmtool.run.directory import Run
 from lmtool.run.files import RunInfo, Validated
@@ -83,6 +83,18 @@ def test_losses_are_in_bits_per_byte_where_bytes_are_known(tmp_path):
     assert History.of(run).bits_per_nat == 0.625
 
 
+@pytest.mark.parametrize(("steps", "first", "other"), [(40, "logarithmic", "linear"), (20, "linear", "logarithmic")])
+def test_losses_over_steps_are_drawn_on_both_scales_first_on_that_which_suits_them(tmp_path, steps, first, other):
+    """Losses from 4.9 to 0.5, and from 4.9 to 2.5."""
+    html = losses([History.of(make(tmp_path, steps=steps))])
+    assert re.findall("<label[^>]*>(.*?)</label>", html) == ["Steps", "Tokens", "Time", f"Steps, {other}"]
+    panels = html.split("<div>")[1:]
+    ticks = [set(re.findall(r'text-anchor="end">(.*?)<', panel)) for panel in panels]
+    assert all({"1", "2"} <= found or {"3", "4"} <= found for found in ticks)
+    assert ticks[0] == ticks[1] == ticks[2] != ticks[3]
+    assert ("The axis is logarithmic" in html) == (first == "logarithmic")
+
+
 def test_limit_and_ngram_are_lines_where_they_were_measured(tmp_path):
     run = make(tmp_path)
     record = {"part": "validation", "loss": 2.0, "bits_per_byte": 1.5}
@@ -95,7 +107,7 @@ def test_limit_and_ngram_are_lines_where_they_were_measured(tmp_path):
     ):
         (run.path / "metrics.json").write_text(json.dumps(record | more))
         html = training_page([History.of(run)])
-        assert html.count('class="level" d="M56') == 2 * 3 * len(names)  # on each of the three axes, in two widths
+        assert html.count('class="level" d="M56') == 2 * 4 * len(names)  # on each of the four axes, in two widths
         assert all(name in html for name in names)
 
 
@@ -234,7 +246,7 @@ def test_the_best_checkpoint_is_marked_on_the_curves(tmp_path):
     assert f"best checkpoint, step {other:,}" in html
     assert f"best checkpoint, step {lowest:,}" not in html
     losses = html[html.index('id="loss-1"') : html.index("</figure>")]
-    assert len(rings(losses)) == 2 * 3
+    assert len(rings(losses)) == 2 * 4
     lines = [points.split() for points in re.findall(r'points="([^"]*)"', losses)]
     for x, y in rings(losses):
         assert any(f"{x},{y}" in points for points in lines)

@@ -7,15 +7,17 @@ from typing import Any
 
 import lexicon
 from choice import Teller, zipf
+from lexicon import SEX
 from telling import Ask, Lazy, Story, compiled
-from world import SEX, Person, Thing
+from words import fork
+from world import Person, Thing
 
 LABELS = ("entailment", "neutral", "contradiction")
 
 Event = tuple[Any, ...]
 Plan = tuple[Event, ...]
 Weighed = tuple[Plan, float]
-Nouns = Mapping[str, tuple[str, ...]]
+Nouns = Mapping[str, Sequence[str]]
 
 
 def verdict(worlds: Iterable[bool]) -> str:
@@ -60,8 +62,8 @@ class Spoken(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Thread:
-    """Plans with their probabilities, one of which is told. ways(event) sets the slots for an event and returns the templates that tell it;
-    told(event) is called when that is done."""
+    """Plans with their probabilities, one of which is told. ways(event) sets the slots for an event and returns the
+    templates that tell it; told(event) is called when that is done."""
 
     plans: Sequence[Weighed]
     ways: Callable[[Event], Sequence[str]]
@@ -82,10 +84,8 @@ class Scene(Story):
 
         def names() -> list[str]:
             taken = {one.name[0] for one in self.people if isinstance(one.name, str)}
-            pairs = zip(lexicon.WOMEN, lexicon.MEN, strict=False)
             wanted = sex()
-            fit = [name for pair in pairs for name in pair if name[0] not in taken]
-            return [name for name in fit if wanted in (None, SEX[name])]
+            return [name for name in lexicon.NAMES if name[0] not in taken and wanted in (None, SEX[name])]
 
         someone = Person(Lazy(names, lambda options: zipf(len(options), 12.0)), "")
         self.people.append(someone)
@@ -97,10 +97,33 @@ class Scene(Story):
         self.items.append(item)
         return item
 
-    def premise(self) -> None:
-        """End the statement and begin the story."""
+    def row(self, families: Mapping[Callable[["Scene"], Callable[[str], None]], float], labels: Sequence[str]) -> str:
+        """Write a statement of one of the families, a line end and the story; the label."""
+        tell = self.choose(list(families), list(families.values()))(self)
+        label = self.choose(labels)
         self.gap = "\n^"
         self.said = Spoken({})
+        tell(label)
+        return label
+
+    def claim(self, words: Mapping[str, str]) -> str:
+        """Make one of the statements of a family; what it asks about and says."""
+        return self.fork(fork(words["statement"]))
+
+    def thread(
+        self,
+        plans: Sequence[Weighed],
+        words: Mapping[str, str],
+        kind: Callable[[Event], str],
+        told: Callable[[Event], None] = lambda event: None,
+    ) -> Thread:
+        """A thread whose ways are those of a kind of event in a phrase table; kind(event) also sets the slots."""
+        return Thread(plans, lambda event: words[kind(event)].splitlines(), told)
+
+    def recall(self, slot: str, words: Sequence[Any], known: Mapping[Any, Any], *roles: Any) -> None:
+        """Set a slot to what a role is known to be, or to one of the words that no role is known to be."""
+        for role in roles:
+            self[slot] = known.get(role) or Lazy([word for word in words if word not in known.values()])
 
     def say(self, *ways: str, weights: Sequence[float] | None = None) -> int:
         """As in Story. Who shares a sentence with another of the same sex is called by name in the next one."""
@@ -152,6 +175,16 @@ class Scene(Story):
 OPPOSITE = {"entailment": "contradiction", "neutral": "neutral", "contradiction": "entailment"}
 
 Sorted = dict[str, list[Plan]]
+
+
+def courses(firsts: Sequence[Event], after: Callable[[Plan], list[Event]]) -> list[Plan]:
+    """All courses of two or three events; after(plan) is what can come next."""
+    found: list[Plan] = []
+    for plan in [(first,) for first in firsts]:
+        for second in after(plan):
+            found.append((*plan, second))
+            found += [(*plan, second, third) for third in after((*plan, second))]
+    return found
 
 
 def sort(plans: Sequence[Plan], judge: Callable[[Plan], str | None]) -> Sorted:

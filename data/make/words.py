@@ -1,0 +1,48 @@
+"""Word lists and phrase tables, out of words/*.yaml.
+
+A word list is a flow list, from common to rare where it says so. Phrases stand one a line in a block, and so do the
+rows of a table, whose first line names its columns. Where what happens is chosen together with how it is told, a line
+is `weight outcome: phrase`. Every scalar is a string: "no" and "on" are words.
+"""
+
+import collections
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+Fork = list[tuple[float, str, str]]
+
+
+@functools.cache
+def load(topic: str) -> Any:
+    """What words/<topic>.yaml says."""
+    return yaml.load((Path(__file__).parent / "words" / f"{topic}.yaml").read_text(encoding="utf-8"), Loader)
+
+
+@functools.cache
+def table(block: str) -> list[Any]:
+    """The rows of a block as named tuples, which are written as their first field."""
+    head, *lines = block.splitlines()
+    base = collections.namedtuple("Row", head.split(" | "))  # type: ignore[misc]
+    kind = type("Row", (base,), {"__str__": lambda self: str(self[0]), "__slots__": ()})
+    return [kind(*[cell.strip() for cell in line.split(" | ")]) for line in lines]
+
+
+@functools.cache
+def fork(block: str) -> Fork:
+    """(weight, phrase, outcome) of each line. Raises ValueError."""
+    ways = []
+    for line in block.splitlines():
+        if (found := re.fullmatch(r"([\d.]+) ([\w -]+): (.*)", line)) is None:
+            raise ValueError(f"no way of a fork: {line}")
+        ways.append((float(found[1]), found[3], found[2]))
+    return ways
+
+
+def before(words: list[str]) -> list[str]:
+    """Adjectives as they stand before a noun, with a space after each but the empty one."""
+    return [word and word + " " for word in words]

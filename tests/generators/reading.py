@@ -1,0 +1,64 @@
+"""A parser of the English of the translation table: every tree of a sentence, by the rules of the grammar."""
+
+import math
+from functools import cache
+from typing import Any
+
+from english import expand
+from translation import Node, lengths, shares
+
+
+@cache
+def first_words(symbol: Any) -> frozenset[str]:
+    """How the symbol may begin; "" is among them if it may be nothing."""
+    if symbol[0] == "w":
+        return frozenset([symbol[1].split()[0]])
+    found: set[str] = set()
+    for _, becomes in expand(symbol):
+        for kid in becomes:
+            found |= first_words(kid) - {""}
+            if "" not in first_words(kid):
+                break
+        else:
+            found.add("")
+    return frozenset(found)
+
+
+def readings(text: str) -> list[tuple[Node, float]]:
+    """Every tree of the sentence, and -log2 of its probability among sentences of its length."""
+    tokens = tuple(
+        "a" if t in ("an", "An") else t for t in text.replace(",", " ,").replace(".", " .").replace("?", " ?").split()
+    )
+    n = len([t for t in tokens if t not in ",.?"])
+
+    def same(word: str, at: int) -> bool:
+        return at < len(tokens) and (tokens[at] == word or (at == 0 and tokens[0] == word[:1].upper() + word[1:]))
+
+    @cache
+    def spans(symbol: Any, at: int) -> list[tuple[int, Node, float]]:
+        if symbol[0] == "w":
+            said = symbol[1].split()
+            fits = all(same(word, at + i) for i, word in enumerate(said))
+            return [(at + len(said), Node(symbol), 0.0)] if fits else []
+        found = []
+        for share, (_, becomes) in zip(shares(symbol), expand(symbol), strict=True):
+            partly: list[tuple[int, tuple[Node, ...], float]] = [(at, (), -math.log2(share))]
+            for kid in becomes:
+                partly = [
+                    (end, (*nodes, node), bits + more)
+                    for start, nodes, bits in partly
+                    if "" in first_words(kid) or any(same(word, start) for word in possible(start) & first_words(kid))
+                    for end, node, more in spans(kid, start)
+                ]
+                if not partly:
+                    break
+            found += [(end, Node(symbol, nodes), bits) for end, nodes, bits in partly]
+        return found
+
+    @cache
+    def possible(at: int) -> frozenset[str]:
+        word = tokens[at] if at < len(tokens) else ""
+        return frozenset([word, word[:1].lower() + word[1:]] if at == 0 else [word])
+
+    whole = math.log2(lengths((("S",),))[n])
+    return [(node, bits + whole) for end, node, bits in spans(("S",), 0) if end == len(tokens)]

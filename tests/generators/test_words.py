@@ -1,0 +1,66 @@
+"""The word lists and phrase tables of the generators can be read, and what is wrong in one is refused."""
+
+from pathlib import Path
+
+import pytest
+import stories
+import telling
+import words
+
+TOPICS = sorted(path.stem for path in (Path(words.__file__).parent / "words").glob("*.yaml"))
+
+
+def texts(value):
+    """All strings of what a file holds, line by line."""
+    if isinstance(value, str):
+        yield from value.splitlines()
+    else:
+        for below in value.values() if isinstance(value, dict) else value:
+            yield from texts(below)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_lines_are_whole_words_and_their_brackets_match(topic):
+    for text in texts(words.load(topic)):
+        assert text == text.strip() or text.endswith(" "), text
+        telling.compiled(text)
+
+
+def check(steps):
+    """Each step is a method of Tale, and `when` names an outcome of the last step that has one."""
+    outcomes = set()
+    for step in steps:
+        [(head, content)] = step.items() if isinstance(step, dict) else [(step, None)]
+        verb, *arguments = head.split()
+        assert hasattr(stories.Tale, verb) or verb == "when", head
+        if verb == "when":
+            assert {*arguments} <= outcomes, head
+            check(content)
+        elif verb == "fork":
+            outcomes = {name for _, _, name in words.fork(content)}
+        elif verb in ("left", "case"):
+            outcomes = {"some", "none", "first", "second"}
+
+
+@pytest.mark.parametrize("name", [*stories.DATED, *stories.UNDATED, *stories.THREADS])
+def test_each_step_of_a_plot_is_something_that_a_tale_can_do(name):
+    side = stories.THREADS.get(name)
+    for part in [side["begin"], side["end"]] if side else [stories.PLOTS[name]]:
+        check(part)
+
+
+def test_a_line_that_is_no_way_of_a_fork_is_refused():
+    assert words.fork("2 kept: one\n0.5 lost: two: three\n") == [(2.0, "one", "kept"), (0.5, "two: three", "lost")]
+    with pytest.raises(ValueError, match="kept: one"):
+        words.fork("kept: one\n")
+
+
+def test_rows_of_a_table_have_all_columns():
+    [row] = words.table("noun | plural\nfox | foxes\n")
+    assert (row.noun, row.plural, str(row)) == ("fox", "foxes", "fox")
+    with pytest.raises(TypeError):
+        words.table("noun | plural\nfox\n")
+
+
+def test_words_that_look_like_other_values_are_words():
+    assert words.load("numbers")["numbers"][0] == "no"
