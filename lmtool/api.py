@@ -45,7 +45,7 @@ from lmtool.run.listing import summarise
 from lmtool.search.entries import columns_of_texts, read_entries
 from lmtool.search.index import Index, add
 from lmtool.tables.columns import Columns
-from lmtool.tables.predict import Prediction, TextClassifier, task_of, texts_of_a_row
+from lmtool.tables.predict import Prediction, TablePredictor, task_of, texts_of_a_row
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.chat import Message
@@ -149,7 +149,7 @@ class TrainedModel(TextGenerator):
         if not rows:
             return []
         if isinstance(spec, HeadSpec):
-            classifier = TextClassifier.of(loaded)
+            classifier = TablePredictor.of(loaded)
             return classifier.predict(classifier.encode(rows))
         items = [
             LabelledText(row if isinstance(row, tuple) else (row,), None, None, i) for i, row in enumerate(rows, 1)

@@ -35,6 +35,7 @@ LEVELS = [
     {"report", "loggers", "export", "serving"},
     {"sweeping", "labelling"},
     {"cli", "api"},
+    {"estimators"},
     {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -21,7 +21,7 @@ from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
-from lmtool.tables.predict import TextClassifier
+from lmtool.tables.predict import TablePredictor
 from tests.export.test_heads import executed
 
 pytestmark = pytest.mark.real
@@ -106,7 +106,7 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
     texts = [text for pair in PARAPHRASES for text in pair]
     rows = [(text,) for text in texts]
     tuned, again = (
-        TextClassifier.of(load_run(run, CPU)) for run in (str(tmp_path / "run"), str(imported(str(tmp_path / "out"))))
+        TablePredictor.of(load_run(run, CPU)) for run in (str(tmp_path / "run"), str(imported(str(tmp_path / "out"))))
     )
     wanted = tuned.predict(tuned.encode(rows))
     assert again.predict(again.encode(rows)) == wanted

@@ -8,7 +8,7 @@ from lmtool.checksum import sha256_of_file
 from lmtool.durable import cache_folder, rename, scratch_in, writing
 from lmtool.errors import DataError
 
-Row = str | Sequence[Any] | Mapping[str, Any]
+PythonRow = str | Sequence[Any] | Mapping[str, Any]
 """A text, a sequence of values, or values by column name."""
 
 
@@ -27,7 +27,7 @@ def as_mappings(rows: Any, *, labelled: bool) -> list[Mapping[str, Any]]:
     return [_as_mapping(row, number, labelled) for number, row in enumerate(rows, 1)]
 
 
-def _as_mapping(row: Row, number: int, labelled: bool) -> Mapping[str, Any]:
+def _as_mapping(row: PythonRow, number: int, labelled: bool) -> Mapping[str, Any]:
     if isinstance(row, Mapping):
         return row
     values = [row] if isinstance(row, str) else [*row] if isinstance(row, Iterable) else []

@@ -38,7 +38,7 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.search.database import check_regular, connect, damaged, sqlite_errors
 from lmtool.search.entries import Entry, Hits
 from lmtool.search.nearest import Ints, nearest, unit
-from lmtool.tables.predict import TextClassifier, texts_of_a_row
+from lmtool.tables.predict import TablePredictor, texts_of_a_row
 from lmtool.tables.tasks.metrics import positive
 
 TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
@@ -69,7 +69,7 @@ class Index:
     texts anew. vectors_ND: all, memory-mapped. row_N: those that are of a text.
     """
 
-    def __init__(self, path: Path, loaded: Loaded | None = None, ranker: TextClassifier | None = None) -> None:
+    def __init__(self, path: Path, loaded: Loaded | None = None, ranker: TablePredictor | None = None) -> None:
         """Raises DataError for an index that is missing or damaged, CheckpointError for one of another model."""
         self.path, self.loaded, self.ranker = path, cast(Loaded, loaded), ranker
         with connect(path / TEXTS, SCHEMA) as db:
@@ -178,9 +178,9 @@ def open_index(
     return Index(Path(path), loaded, None if rerank is None else as_ranker(load_packed(rerank, compute)))
 
 
-def as_ranker(loaded: Loaded) -> TextClassifier:
+def as_ranker(loaded: Loaded) -> TablePredictor:
     """A model of pairs as a cross-encoder. Raises UsageError unless it was fine-tuned to two classes or a number."""
-    classifier, spec = TextClassifier.of(loaded), cast(Classification, loaded.recipe.objective)
+    classifier, spec = TablePredictor.of(loaded), cast(Classification, loaded.recipe.objective)
     is_score = spec.task == "number" or (spec.task == "class" and positive(spec.labels) is not None)
     if not is_score or len(texts_of_a_row(loaded)[0]) != 2:
         fix = "name one that was fine-tuned on pairs of texts with two classes or a number"
@@ -188,7 +188,7 @@ def as_ranker(loaded: Loaded) -> TextClassifier:
     return classifier
 
 
-def ranked(ranker: TextClassifier, query: str, entries: Sequence[Entry]) -> list[Entry]:
+def ranked(ranker: TablePredictor, query: str, entries: Sequence[Entry]) -> list[Entry]:
     """Texts by how well they answer a query: by the probability of the positive class, or the number.
 
     A model reads the query together with each text (Nogueira and Cho 2019).

@@ -37,7 +37,7 @@ from lmtool.serving.protocol import (
     listed,
 )
 from lmtool.serving.scheduler import GenerationRequest, Scheduler
-from lmtool.tables.predict import Prediction, TextClassifier, texts_of_a_row
+from lmtool.tables.predict import Prediction, TablePredictor, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
@@ -226,9 +226,9 @@ class Service:
         return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
 
     @cached_property
-    def classifier(self) -> TextClassifier:
+    def classifier(self) -> TablePredictor:
         """The model as one of classes, numbers, tags or answers. Raises UsageError for a run that is none."""
-        return TextClassifier.of(self.loaded)
+        return TablePredictor.of(self.loaded)
 
     def table_rows(self, body: ClassifyBody) -> "list[TextWindows]":
         """The texts of a request for labels as token ids. Raises UsageError for a run that has none."""

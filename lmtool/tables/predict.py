@@ -173,7 +173,7 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TextClassifier:
+class TablePredictor:
     """A model that was fine-tuned on classes, numbers, tags or answers. Texts are tokenized first, and read later."""
 
     loaded: Loaded

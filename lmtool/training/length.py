@@ -125,18 +125,12 @@ def with_length(recipe: Recipe, data: TrainingData) -> tuple[Recipe, str]:
     """The recipe with the steps that its epochs and tokens give, and a line on them.
 
     Unchanged, without a line, where it has neither, for a table, whose steps are known when it is read, and with a
-    limit of time, by which `train` sets the steps. Where a model is fitted or counted at once, a line says that time
-    does not limit it.
+    limit of time, by which `train` sets the steps.
     """
-    untimed = ""
-    if (minutes := recipe.training.minutes) is not None:
-        if is_timed(recipe):
-            return recipe, ""
-        untimed = f"training.minutes {minutes:g} has no effect: the model is fitted at once, not step by step"
-    if data.unit == "row" or not (limits := _limits(recipe, data)):
-        return recipe, untimed
+    if recipe.training.minutes is not None or data.unit == "row" or not (limits := _limits(recipe, data)):
+        return recipe, ""
     steps, why = min(limits)
-    return with_known_steps(recipe, steps), f"length: {steps:,} steps, for {why}" + f"; {untimed}" * bool(untimed)
+    return with_known_steps(recipe, steps), f"length: {steps:,} steps, for {why}"
 
 
 def is_timed(recipe: Recipe) -> bool:

@@ -15,7 +15,7 @@ import lmtool
 from lmtool.cli import app
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import load_run
-from lmtool.tables.predict import TextClassifier
+from lmtool.tables.predict import TablePredictor
 from tests.cli.test_finetune import RECIPE, refusal, run
 from tests.reference.calibrated import cheapest
 
@@ -117,7 +117,7 @@ def test_a_temperature_is_chosen_kept_and_used(folder: Path, classifier: Path, u
 def test_every_way_to_predict_has_the_same_probabilities(folder: Path, classifier: Path) -> None:
     rows = answers(classifier, folder / "test.csv")[:20]
     model = lmtool.load(str(classifier))
-    served = TextClassifier.of(load_run(str(classifier)))
+    served = TablePredictor.of(load_run(str(classifier)))
     for found in (
         model.predict([row["text"] for row in rows]),
         served.predict(served.encode([(row["text"],) for row in rows])),

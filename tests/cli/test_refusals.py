@@ -344,7 +344,7 @@ def test_cuda_that_is_not_there(lmtool, run, corpus):
             ["generate", "--temprature", "1"],
             ["No such option: --temprature", "--temperature", "lmtool generate --help"],
         ),
-        (["generate", "--seed", "x"], ["--seed", "integer"]),
+        (["generate", "--seed", "x"], ["--seed", "whole number"]),
         (["generate", "-n", "0"], ["-n"]),
         (["eval", "last"], ["nothing to evaluate", "--text"]),
         (["eval"], ["Missing argument 'RUN'", "lmtool eval --help"]),

@@ -22,7 +22,7 @@ from lmtool.compute.fsdp import _layers
 from lmtool.compute.processes import World
 from lmtool.inference import load
 from lmtool.model import LanguageModel
-from lmtool.training import length, train
+from lmtool.training import train
 
 Given = TypeVar("Given")
 
@@ -113,8 +113,7 @@ class _Local:
             self._enter("initialized")
             return found
 
-        for module in (train, length):
-            patch.setattr(module, "build_for_training", build_for_training)
+        patch.setattr(train, "build_for_training", build_for_training)
         for module in (train, load):
             patch.setattr(module, "Sharding", partial(Shared, self))
             patch.setattr(module, "ShardedBuild", lambda *_: None)

@@ -7,6 +7,7 @@ Rows are of very unequal length, so that shares of a batch are as well. Threads 
 import itertools
 import json
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +215,15 @@ def test_adapters(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[
 
 
 def test_so_many_minutes(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process has a clock of its own, by which a validation is fast or slow, and all do as much."""
+    """Each process has a clock of its own, by which the rest of its time is short or long, and all do as much."""
     monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
-    clocks, genuine = itertools.cycle((0.0, 100.0)), length._seconds
-    monkeypatch.setattr(length, "_seconds", lambda action: min(genuine(action), 0) + next(clocks))
+    clocks, genuine = itertools.cycle((1.0, 100.0)), length.Speed.of
+
+    def of(first: Any, *others: Any) -> Any:
+        first.steps[:] = [replace(step, seconds=next(clocks) * step.seconds) for step in first.steps]
+        return genuine(first, *others)
+
+    monkeypatch.setattr(length.Speed, "of", of)
     overrides = ("model.dropout=0", "training.minutes=0.01", "training.batch_size=12")
     meet(monkeypatch, SIZE, lambda _: work.pretrain(*overrides))
 

@@ -252,11 +252,11 @@ def test_an_empty_file_in_a_folder_is_left_out(tmp_path: Path) -> None:
 
 # Unreadable files: (file name, content, words of the message)
 UNREADABLE = {
-    "empty": ("a.txt", b"", ["empty", "a.txt"]),
-    "blank": ("a.txt", b" \n\n", ["empty"]),
-    "empty jsonl": ("a.jsonl", b"\n", ["empty"]),
-    "empty csv": ("a.csv", b"", ["empty"]),
-    "no rows": ("a.csv", b"text\n", ["empty"]),
+    "empty": ("a.txt", b"", ["no text", "a.txt"]),
+    "blank": ("a.txt", b" \n\n", ["no text"]),
+    "empty jsonl": ("a.jsonl", b"\n", ["no text"]),
+    "empty csv": ("a.csv", b"", ["no text"]),
+    "no rows": ("a.csv", b"text\n", ["no text"]),
     "binary": ("a.txt", b"abc\0def", ["binary", "offset 3"]),
     "utf-16": ("a.txt", "hello".encode("utf-16"), ["UTF-16", "iconv"]),
     "latin-1": ("a.txt", "caf\u00e9 au lait".encode("latin-1"), ["UTF-8", "0xe9", "offset 3"]),

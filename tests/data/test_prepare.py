@@ -385,8 +385,8 @@ REFUSED: dict[str, tuple[str, Data, str]] = {
     "nothing named": ("text", Data(), "no text is named"),
     "one character": ("a", Data(train=("a.txt",)), "too short"),
     "one document": ("one\ntext", Data(train=("a.txt",), split="document"), "one document"),
-    "empty": ("", Data(train=("a.txt",)), "empty"),
-    "empty validation": ("some text", Data(train=("a.txt",), valid=("b.txt",)), "empty"),
+    "empty": ("", Data(train=("a.txt",)), "no text"),
+    "empty validation": ("some text", Data(train=("a.txt",), valid=("b.txt",)), "no text"),
 }
 
 

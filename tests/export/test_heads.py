@@ -18,7 +18,7 @@ from lmtool.export.exporting import export
 from lmtool.inference.load import Loaded, load_run
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.predict import Prediction, TextClassifier, predict
+from lmtool.tables.predict import Prediction, TablePredictor, predict
 from tests.interop import test_importing
 from tests.interop.runs import made
 from tests.interop.test_importing import BERT, END, FRAMED, PLAIN, ROBERTA, S, byte_level, peer_in, word_pieces
@@ -148,7 +148,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def classified(loaded: Loaded, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
-    classifier = TextClassifier.of(loaded)
+    classifier = TablePredictor.of(loaded)
     return classifier.predict(classifier.encode(rows))
 
 

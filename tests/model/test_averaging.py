@@ -139,7 +139,7 @@ def test_it_gives_vectors_of_words_and_writes_nothing() -> None:
     assert built.token_vectors().shape == (VOCAB, 5)
     with pytest.raises(UsageError, match="does not generate text"):
         built.start(batch)
-    with pytest.raises(UsageError, match="one_hot"):
+    with pytest.raises(UsageError, match="no vectors of tokens"):
         model(one_hot=True, n_layers=0).token_vectors()
 
 

@@ -16,7 +16,7 @@ from lmtool.recipe.load import settings_of
 from lmtool.report.training import write_report
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
-from lmtool.tables.predict import TextClassifier
+from lmtool.tables.predict import TablePredictor
 from lmtool.tables.tasks.results import Results, spread
 from lmtool.training.events import Ended, Info, Plan
 from lmtool.training.finetuning import plan_finetuning
@@ -56,7 +56,7 @@ WORDS = [
 def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, stop: Any = lambda: False) -> list[Any]:
     """The events of a run on a table, its features chosen by cross-validation where no recipe is named."""
     plan = plan_finetuning(None, recipe, settings_of([f"data.train={table}", FEW_FEATURES, *settings]))
-    return list(plan.run(Invocation(["test"], lambda *progress: None, stop, run, times=False)))
+    return list(plan.run(Invocation(["test"], lambda *progress: None, stop, run)))
 
 
 def results_in(events: list[Any]) -> Results:
@@ -134,7 +134,7 @@ def test_a_run_whose_score_is_lost_gets_the_same_one(random_run: tuple[Path, lis
     path = tmp_path / "run"
     shutil.copytree(random_run[0], path)
     (path / "metrics.json").unlink()
-    list(resume(str(path), (), Invocation(["test"], lambda *progress: None, lambda: False, times=False)))
+    list(resume(str(path), (), Invocation(["test"], lambda *progress: None, lambda: False)))
     assert (path / "metrics.json").read_bytes() == (random_run[0] / "metrics.json").read_bytes()
 
 
@@ -223,7 +223,7 @@ def log_losses(run: Path, rows: list[tuple[str, str]]) -> tuple[float, float]:
     from sklearn.linear_model import LogisticRegression
 
     texts, label_R = [text for text, _ in rows], np.array(["ab".index(label) for _, label in rows])
-    classifier = TextClassifier.of(load_run(str(run)))
+    classifier = TablePredictor.of(load_run(str(run)))
     p_RC = classifier.probabilities(classifier.encode(texts[200:]))
     vectors = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
     peer = LogisticRegression(C=1.0).fit(vectors.fit_transform(texts[:200]), label_R[:200])

@@ -341,17 +341,6 @@ def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> N
     assert load("dan", [key]).recipe.training.epochs is None
 
 
-@pytest.mark.parametrize("settings", [("training.steps=7",), ("training.tokens=200",)])
-def test_minutes_of_a_model_that_is_counted_at_once_have_no_effect_and_that_is_told(
-    work: Work, settings: tuple[str, ...]
-) -> None:
-    counts = ("model={kind: ngram, order: 3}", "training.minutes=3")
-    resolved = load(work.recipe, [*settings_of([*counts, *settings]), Setting("data.train", [str(work.text)], "TEXT")])
-    data = read_text(resolved.recipe, None, World(), no_report)
-    _, line = length.with_length(data.recipe, data)
-    assert "training.minutes 3 has no effect" in line
-
-
 # Less than a pass
 
 
