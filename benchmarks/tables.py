@@ -126,12 +126,11 @@ def lmtool(train: Rows, test: Rows, kind: str, options: Sequence[str], seed: int
         folder = Path(name)
         train.write(folder / "train.csv")
         Rows(test.header[:-1], [row[:-1] for row in test.cells]).write(folder / "test.csv")
-        places = {"LMTOOL_CACHE": f"{folder}/cache", "LMTOOL_RUNS": f"{folder}/runs"}
 
         def call(*arguments: str) -> None:
             command = [sys.executable, "-m", "lmtool", *arguments]
             print(shlex.join(command[2:]), file=sys.stderr, flush=True)
-            subprocess.run(command, check=True, env=os.environ | places, capture_output=True, text=True, cwd=folder)
+            subprocess.run(command, check=True, env=os.environ | {"LMTOOL_RUNS": f"{folder}/runs"}, capture_output=True, text=True, cwd=folder)
 
         began = time.perf_counter()
         call("finetune", "train.csv", *options, "-s", f"seed={seed}", "-o", "run")
