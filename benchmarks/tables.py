@@ -130,7 +130,14 @@ def lmtool(train: Rows, test: Rows, kind: str, options: Sequence[str], seed: int
         def call(*arguments: str) -> None:
             command = [sys.executable, "-m", "lmtool", *arguments]
             print(shlex.join(command[2:]), file=sys.stderr, flush=True)
-            subprocess.run(command, check=True, env=os.environ | {"LMTOOL_RUNS": f"{folder}/runs"}, capture_output=True, text=True, cwd=folder)
+            subprocess.run(
+                command,
+                check=True,
+                env=os.environ | {"LMTOOL_RUNS": f"{folder}/runs"},
+                capture_output=True,
+                text=True,
+                cwd=folder,
+            )
 
         began = time.perf_counter()
         call("finetune", "train.csv", *options, "-s", f"seed={seed}", "-o", "run")

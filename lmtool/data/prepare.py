@@ -23,7 +23,7 @@ from lmtool.data.files import display
 from lmtool.data.split import Everything, Part, choose_documents, cut_characters
 from lmtool.data.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore, discard_progress
 from lmtool.data.streaming import StreamedText, TextHead, streams
-from lmtool.data.survey import Report, SurveyedText, cache_key, divide, read_corpus, silent, size
+from lmtool.data.survey import DividedText, Report, SurveyedText, cache_key, divide, read_corpus, silent, size
 from lmtool.durable import cache_folder, locked, writing
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
@@ -113,17 +113,19 @@ def prepare(
     seed: int,
     report: Report = silent,
     out: Path | None = None,
+    divided: DividedText | None = None,
 ) -> Prepared:
     """Tokenize the text that `data` names into token stores for training and validation.
 
     A tokenizer to train is trained on the training part. In document mode each document is stored as
     [BOS] text [EOS]; in slice mode the text has no special tokens. Interrupted work is resumed. With `out`,
-    tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache.
+    tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache. divided: a text
+    that is divided already, and is not read again where `data` names it.
 
     Raises DataError for unusable text, ResourceError for errors of the system, UsageError when `out` already holds
     something else.
     """
-    texts, data = open_parts(data, seed=seed, report=report)
+    texts, data = open_parts(data, seed=seed, report=report, divided=divided)
     trains, valids = _by_use(texts, data)
     if isinstance(tokenizer, TokenizerSpec):
         tokenizer = _trained(tokenizer, trains, report)
@@ -140,14 +142,19 @@ def prepare(
     return Prepared(train, valid, tuple(texts), tokenizer, data, seconds, stores)
 
 
-def open_parts(data: Data, *, seed: int, report: Report) -> tuple[list[tuple[TextPart, TextPart]], Data]:
+def open_parts(
+    data: Data, *, seed: int, report: Report, divided: DividedText | None = None
+) -> tuple[list[tuple[TextPart, TextPart]], Data]:
     """The training and the validation part of the text that `data` names, or of each text of a mixture.
 
-    Also `data` resolved. Raises as `prepare` does.
+    Also `data` resolved. divided: as in `prepare`, which has the errors too.
     """
     texts, resolved = [], []
     for alone in _alone(data):
-        train, one = divide(alone, seed=seed, report=report)
+        opened = divided
+        if opened is None or opened.named != alone:
+            opened = divide(alone, seed=seed, report=report)
+        train, one = opened.text, opened.data
         valid, train_part, valid_part = _split(train, one, seed, report)
         texts.append((TextPart(train, train_part), TextPart(valid, valid_part)))
         resolved.append(one)

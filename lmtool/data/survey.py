@@ -76,12 +76,29 @@ class SurveyedText:
         )
 
 
-def divide(data: Data, *, seed: int, report: Report) -> tuple[SurveyedText, Data]:
-    """The training text, divided into documents, and the data spec with `documents`, `split` and `stream` resolved.
+@dataclass(frozen=True)
+class DividedText:
+    """A training text, divided into documents; of one that is streamed, the head.
 
-    Of a text that is streamed, the head. seed: of its order.
+    named: the spec that names it. data: the same with `documents`, `split` and `stream` resolved.
+    """
+
+    named: Data
+    text: SurveyedText
+    data: Data
+
+
+def divide(data: Data, *, seed: int, report: Report) -> DividedText:
+    """Divide the training text that is named into documents. seed: of the order of a text that is streamed.
+
     Raises DataError for unusable text, ResourceError for errors of the system.
     """
+    text, resolved = _divide(data, seed, report)
+    return DividedText(data, text, resolved)
+
+
+def _divide(data: Data, seed: int, report: Report, content: str | None = None) -> tuple[SurveyedText, Data]:
+    """content: the hash of the files, where it is known."""
     if not data.sources:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if streams(data):
@@ -92,23 +109,28 @@ def divide(data: Data, *, seed: int, report: Report) -> tuple[SurveyedText, Data
     data = data.with_values({"stream": False})
     if data.split == "slice" and data.documents == "auto":
         data = data.with_values({"documents": "whole"})
-    text = _survey(open_corpus(data.sources, data.column, data.documents), report)
+    text = _survey(open_corpus(data.sources, data.column, data.documents), report, content)
     is_stream = data.split == "slice" or (data.split == "auto" and text.survey.documents == 1)
     if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
         # one text, however it is laid out
-        return divide(data.with_values({"split": "slice"}), seed=seed, report=report)
+        return _divide(data.with_values({"split": "slice"}), seed, report, text.content)
     text = _as_stream(text, report) if is_stream else text
     split = "slice" if is_stream else "document"
     return text, data.with_values({"documents": text.corpus.documents, "split": split})
 
 
-def resolve_for_text(recipe: str | None, settings: Sequence[Setting], report: Report) -> Resolved:
-    """`resolve`, with the shape of the text where the recipe is the default one and names one. Raises as `divide`."""
+def resolve_for_text(
+    recipe: str | None, settings: Sequence[Setting], report: Report
+) -> tuple[Resolved, DividedText | None]:
+    """`resolve`, with the shape of the text where the recipe is the default one and names one; and that text.
+
+    Raises as `divide`.
+    """
     resolved = resolve(recipe, settings)
     if not is_default(recipe) or not resolved.recipe.data.sources:
-        return resolved
-    text, _ = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
-    return resolve(recipe, settings, text.shape)
+        return resolved, None
+    divided = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
+    return resolve(recipe, settings, divided.text.shape), divided
 
 
 def read_corpus(sources: Sequence[str], data: Data, report: Report) -> SurveyedText:

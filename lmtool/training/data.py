@@ -17,7 +17,7 @@ from lmtool.data import bundled
 from lmtool.data.blocks import BlockStores
 from lmtool.data.prepare import Prepared, prepare, scored
 from lmtool.data.store import TokenStore
-from lmtool.data.survey import Report
+from lmtool.data.survey import DividedText, Report
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Items, Validation, evaluate
 from lmtool.inference.perplexity import HeldOut, TokenizedText, limit
@@ -379,14 +379,15 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
     return prompt.strip()
 
 
-def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report) -> TextData:
+def read_text(
+    recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report, divided: DividedText | None = None
+) -> TextData:
     """Prepare the text that a recipe names. Raises DataError when it is too short for the model's context.
 
-    tokenizer: of the run to initialize from; when None, that of the recipe.
+    tokenizer: of the run to initialize from; when None, that of the recipe. divided: as in `prepare`.
     """
-    data = world.main_first(
-        lambda: prepare(recipe.text, tokenizer or recipe.tokenizer, seed=recipe.seed, report=report)
-    )
+    spec = tokenizer or recipe.tokenizer
+    data = world.main_first(lambda: prepare(recipe.text, spec, seed=recipe.seed, report=report, divided=divided))
     context = recipe.model.context
     for part, store, needed in (("training", data.train, context + 1), ("validation", data.valid, 2)):
         if len(store) < needed:

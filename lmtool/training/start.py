@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lmtool.compute.device import Compute, choose_compute, device_memory
 from lmtool.compute.processes import World, local_size
-from lmtool.data.survey import Report, resolve_for_text
+from lmtool.data.survey import DividedText, Report, resolve_for_text
 from lmtool.durable import write_file
 from lmtool.errors import UsageError
 from lmtool.inference.base import Base
@@ -95,19 +95,21 @@ class Pretraining:
     settings: Sequence[Setting]
     base: Base | None = None
 
-    def resolve(self, report: Report) -> Resolved:
-        """The recipe, for its text if it names one. Raises as `resolve_for_text` does."""
+    def _resolve(self, report: Report) -> tuple[Resolved, DividedText | None]:
+        """The recipe, and the text that it is for, if it depends on one. Raises as `resolve_for_text` does."""
         if self.base is None:
-            return with_runs(resolve_for_text(self.recipe, self.settings, report))
-        return with_runs(resolve(self.recipe, self.settings, parent=self.base.parent), self.base.recipe)
+            resolved, divided = resolve_for_text(self.recipe, self.settings, report)
+            return with_runs(resolved), divided
+        return with_runs(resolve(self.recipe, self.settings, parent=self.base.parent), self.base.recipe), None
 
     def data(self, report: Report) -> tuple[Recipe, TextData | None]:
         """The recipe, and the text that it names, if any, as training reads them."""
-        resolved, teacher = with_teacher(self.resolve(report), self.base)
+        resolved, divided = self._resolve(report)
+        resolved, teacher = with_teacher(resolved, self.base)
         if not resolved.recipe.data.sources:
             return resolved.recipe, None
         _check_text(resolved, self.base)
-        data = read_text(resolved.recipe, tokenizer_of(self.base, teacher), World(), report)
+        data = read_text(resolved.recipe, tokenizer_of(self.base, teacher), World(), report, divided)
         return data.recipe, data
 
     def run(self, invocation: Invocation) -> Iterator[Event]:
@@ -116,13 +118,13 @@ class Pretraining:
         Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
         """
         check_folder(invocation.output, invocation.retry)
-        resolved = self.resolve(invocation.report)
+        resolved, divided = self._resolve(invocation.report)
         _check_text(resolved, self.base)
         resolved, teacher = with_teacher(resolved, self.base)
         recipe, tokenizer = resolved.recipe, tokenizer_of(self.base, teacher)
 
         def read(compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
-            return read_text(recipe, tokenizer, compute.world, invocation.report), resolved.inferred
+            return read_text(recipe, tokenizer, compute.world, invocation.report, divided), resolved.inferred
 
         yield from begin(resolved, read, Sources(self.base, teacher), invocation)
 

@@ -201,7 +201,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     found: list[Any] = []
 
     def keep(planned: Pretraining | FineTuning, *given: Any, **more: Any) -> Iterator[Any]:
-        resolved = planned.resolved if isinstance(planned, FineTuning) else planned.resolve(no_report)
+        resolved = planned.resolved if isinstance(planned, FineTuning) else planned._resolve(no_report)[0]
         found.append(resolved.recipe)
         return iter(())
 
@@ -210,7 +210,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         raise SystemExit
 
     def tokenized(recipe: Any, settings: Any, *given: Any) -> Any:
-        found.append(resolve_for_text(recipe, settings, report=no_report).recipe)
+        found.append(resolve_for_text(recipe, settings, report=no_report)[0].recipe)
         raise SystemExit
 
     def looked(data: Any, *given: Any, **more: Any) -> Any:

@@ -12,7 +12,9 @@ from tests.training.tiny import no_report
 def test_a_survey_counts_what_a_reader_counts(tmp_path: Path) -> None:
     rows = [prose(200 + 37 * n, seed=n) for n in range(40)]
     (tmp_path / "a.txt").write_text("\n\n".join(row.replace("\n", " ") for row in rows), encoding="utf-8")
-    text, data = divide(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
+    divided = divide(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
+    text = divided.text
+    data = divided.data
     assert (data.documents, data.split) == ("blank-line", "document")
     flat = [row.replace("\n", " ") for row in rows]
     shape = text.shape
@@ -27,7 +29,8 @@ def test_a_survey_counts_what_a_reader_counts(tmp_path: Path) -> None:
 def test_the_share_of_new_words_is_that_of_the_last_tenth(tmp_path: Path) -> None:
     rows = [f"the cat number{n if n % 3 else 0} sat down" for n in range(1000)]
     (tmp_path / "a.txt").write_text("\n".join(rows))
-    text, _ = divide(Data(train=(str(tmp_path / "a.txt"),), documents="line"), seed=1, report=no_report)
+    divided = divide(Data(train=(str(tmp_path / "a.txt"),), documents="line"), seed=1, report=no_report)
+    text = divided.text
     early = set(re.findall(r"\w+", " ".join(rows[:900])))
     late = re.findall(r"\w+", " ".join(rows[900:]))
     assert text.shape.new_words == len(set(late) - early) / len(late)
@@ -35,7 +38,9 @@ def test_the_share_of_new_words_is_that_of_the_last_tenth(tmp_path: Path) -> Non
 
 def test_one_long_document_is_measured_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("word after word " * 30_000)
-    text, data = divide(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
+    divided = divide(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
+    text = divided.text
+    data = divided.data
     assert (data.documents, data.split, text.shape.longest) == ("whole", "slice", 16 * 30_000)
     assert text.shape.new_words == 0
 
@@ -43,5 +48,6 @@ def test_one_long_document_is_measured_whole(tmp_path: Path) -> None:
 def test_one_paragraph_is_a_text(tmp_path: Path) -> None:
     """However it is laid out, so that its resolved data name no contradiction."""
     (tmp_path / "a.txt").write_text("\n\nOnly one paragraph, on one line.\n\n")
-    _, data = divide(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
+    divided = divide(Data(train=(str(tmp_path / "a.txt"),)), seed=1, report=no_report)
+    data = divided.data
     assert (data.documents, data.split) == ("whole", "slice")

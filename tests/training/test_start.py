@@ -20,10 +20,13 @@ from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.compute.processes import World
+from lmtool.data import survey
+from lmtool.data.files import content_hash
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
 from lmtool.inference import load
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_model, load_run
+from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -31,7 +34,8 @@ from lmtool.training import start
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Plan, Sampled, Saved, Started, Stepped
 from lmtool.training.resuming import resume
-from tests.training.tiny import Work, after, documents, ended, lasting, metrics, warnings_in, words
+from lmtool.training.start import Invocation, Pretraining
+from tests.training.tiny import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
 PROMPTS = "evaluation.prompts=[the, a cat]"
@@ -578,3 +582,21 @@ def test_a_compiled_model_trains_like_one_that_is_not(work: Work) -> None:
     (warning,) = warnings_in(work.resume("training.compile=false", "training.steps=+1", name="compiled"))
     assert "compile True -> False" in warning
     assert load_run(str(work.run("compiled"))).step > 0
+
+
+@pytest.mark.parametrize("layout", ["documents", "one text"])
+def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """Also where the recipe depends on the text, and where it is one text after all."""
+    hashed = []
+
+    def hashes(files: Any) -> str:
+        hashed.append(files)
+        return content_hash(files)
+
+    monkeypatch.setattr(survey, "content_hash", hashes)
+    work.text.write_text(documents(200) if layout == "documents" else words(3000))
+    settings = settings_of(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
+    flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
+    invocation = Invocation(["test"], no_report, lambda: False, work.run("hashed"))
+    assert any(isinstance(event, Stepped) for event in Pretraining(None, flags).run(invocation))
+    assert len(hashed) == 1

@@ -331,7 +331,7 @@ def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeyp
 
 def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
     settings = settings_of([f"data.train={folder}", "data.stream=true"])
-    recipe = resolve_for_text(None, settings, report=no_report).recipe
+    recipe = resolve_for_text(None, settings, report=no_report)[0].recipe
     assert recipe.training.minutes
     assert recipe.training.epochs is None
 

@@ -89,7 +89,7 @@ def tokenize(
         _show(Tokenizer.load(spec.path), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
-        chosen = resolve_for_text(recipe, settings, display.report)
+        chosen, _ = resolve_for_text(recipe, settings, display.report)
         resolved = with_runs(chosen).recipe
         data, seed, report = resolved.data.with_values({"stream": False}), resolved.seed, display.report
         prepared = prepare(data, resolved.tokenizer, seed=seed, report=report, out=output)
