@@ -16,7 +16,7 @@ from lmtool.compute.device import CPU
 from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
 from lmtool.export.card import PLACEHOLDER, adapter_card
-from lmtool.export.exporting import Exportable, TypeName, as_type, expressed, to_json
+from lmtool.export.exporting import Exportable, TypeName, as_type, express, to_json
 from lmtool.inference.base import Base, base_of, open_base
 from lmtool.inference.load import trained_model
 from lmtool.interop.families.layouts import Transposed
@@ -83,8 +83,8 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
 
 def _expressed_alike(adapted: Base, base: Base) -> Exportable:
     """The adapted model in the terms of the family that its base is exported as."""
-    family = expressed(base).family.model_type
-    exportable = expressed(adapted, family)
+    family = express(base).family.model_type
+    exportable = express(adapted, family)
     if exportable.family.model_type != family:
         what = f"the base is exported as {family}, which cannot express the adapted model"
         raise UsageError(what, where=str(adapted.run.path), fix=_WHOLE)

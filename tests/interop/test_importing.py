@@ -85,7 +85,7 @@ PADDED = {"eos_token": "</s>", "pad_token": "<pad>"}
 BERT = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 ROBERTA = {**S, "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 
-CASES: dict[str, tuple[str, dict[str, Any], Tokenizer, dict[str, str]]] = {
+CASES: dict[str, "Peer"] = {
     "gpt2": (
         "GPT2LMHeadModel",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
@@ -187,9 +187,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Tokenizer, dict[str, str]]] = {
 }
 
 
-def peer_in(folder: Path, case: str, **saving: Any) -> Any:
+Peer = tuple[str, dict[str, Any], Tokenizer, dict[str, str]]
+"""A class of Transformers, its configuration, a tokenizer, and its special tokens by their roles."""
+
+
+def peer_in(folder: Path, case: str | Peer, **saving: Any) -> Any:
     """A random model of Transformers and its tokenizer, saved as on the hub. saving: options of `save_pretrained`."""
-    name, settings, inner, roles = CASES[case]
+    name, settings, inner, roles = CASES[case] if isinstance(case, str) else case
     kind = getattr(transformers, name)
     ids = {role.replace("_token", "_token_id"): inner.token_to_id(token) for role, token in roles.items()}
     config = kind.config_class(**{"vocab_size": inner.get_vocab_size() + 3, **ids, **settings})
@@ -364,9 +368,7 @@ def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "max_tokens"])
 def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str], mode: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    CASES["body"] = ("BertModel", PLAIN, word_pieces(), BERT)
-    peer = peer_in(folder, "body")
-    del CASES["body"]
+    peer = peer_in(folder, ("BertModel", PLAIN, word_pieces(), BERT))
     listed = [
         {"idx": i, "path": f"{i}_{kind}" * (i > 0), "type": f"st.models.{kind}"} for i, kind in enumerate(modules)
     ]

@@ -26,22 +26,6 @@ class Layout(ABC):
         return [(part, down) for part in self.split(up)]
 
 
-@dataclass(frozen=True)
-class Joined(Layout):
-    """Theirs follow one another in the first dimension, with these widths."""
-
-    widths: tuple[int, ...]
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        widths = [width for one in theirs for width in one.shape[:1]]
-        if widths != list(self.widths):
-            raise ValueError(f"widths {widths} instead of {list(self.widths)}")
-        return torch.cat(list(theirs))
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return list(torch.split(ours, list(self.widths)))
-
-
 class Same(Layout):
     """One tensor, as it is."""
 
@@ -51,6 +35,29 @@ class Same(Layout):
 
     def split(self, ours: Tensor) -> list[Tensor]:
         return [ours]
+
+
+SAME = Same()
+
+
+@dataclass(frozen=True)
+class Joined(Layout):
+    """Theirs follow one another in the first dimension, with these widths, each of another layout if one is given."""
+
+    widths: tuple[int, ...]
+    parts: tuple[Layout, ...] = ()
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        widths = [width for one in theirs for width in one.shape[:1]]
+        if widths != list(self.widths):
+            raise ValueError(f"widths {widths} instead of {list(self.widths)}")
+        parts = self.parts or (SAME,) * len(widths)
+        return torch.cat([part.join([one]) for part, one in zip(parts, theirs, strict=True)])
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        parts = self.parts or (SAME,) * len(self.widths)
+        pieces = torch.split(ours, list(self.widths))
+        return [one for part, piece in zip(parts, pieces, strict=True) for one in part.split(piece)]
 
 
 class Transposed(Same):
@@ -117,9 +124,6 @@ class Rescaled(Same):
         return [ours * self.scale + self.shift]
 
 
-SAME = Same()
-
-
 @dataclass(frozen=True)
 class Swapped(Layout):
     """Two neighbouring axes of a dimension stand the other way round in theirs; otherwise as in `layout`.
@@ -159,6 +163,11 @@ class Swapped(Layout):
 def by_head(n_heads: int) -> Layout:
     """Query, key and value interleaved by head (GPT-NeoX, BLOOM); ours has all queries first."""
     return Swapped((n_heads, 3, -1), 0)
+
+
+def in_pairs(n_heads: int) -> Layout:
+    """Rotated components of a head are neighbours (llama.cpp's Llama); ours are the halves of a head."""
+    return Swapped((n_heads, -1, 2), 1)
 
 
 def in_halves(dim: int, layout: Layout) -> Layout:

@@ -19,8 +19,8 @@ from gguf import TokenType
 from tokenizers import Tokenizer
 
 from lmtool.interop.families.config import Config
-from lmtool.interop.gguf.configs import inexpressible
 from lmtool.interop.gguf.container import Container
+from lmtool.interop.gguf.files import inexpressible
 from lmtool.interop.tokenization.converting import SPACE, sentencepiece_decoder
 from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import plain

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from lmtool import durable
 from lmtool.errors import CheckpointError
+from lmtool.interop.families import FAMILIES
 from lmtool.printable import plain
 from lmtool.tokenization.inner import LARGEST_VOCABULARY, ROLE_KEYS
 from lmtool.tokenization.tokenizer import LARGEST_FILE, without_surrogates
@@ -35,16 +36,6 @@ class Kind(StrEnum):
 
 
 _ALIASES = {"BartTokenizer": Kind.ROBERTA, "DistilBertTokenizer": Kind.BERT, "ElectraTokenizer": Kind.BERT}
-
-_OF_MODEL_TYPE = {
-    **dict.fromkeys(("bart", "roberta"), Kind.ROBERTA),
-    **dict.fromkeys(("bert", "distilbert", "electra"), Kind.BERT),
-    **dict.fromkeys(("gemma", "gemma2"), Kind.GEMMA),
-    **dict.fromkeys(("mistral", "modernbert", "olmo2"), Kind.FILE),
-    **dict.fromkeys(("qwen2", "qwen3"), Kind.QWEN2),
-    **{"gpt2": Kind.GPT2, "gpt_neox": Kind.GPT_NEOX, "marian": Kind.MARIAN, "t5": Kind.T5},
-}
-"""Llama has none of its own: half of them are byte-level."""
 
 _END = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
 _UNK_PAD = {"unk_token": "<unk>", "pad_token": "<pad>"}
@@ -198,7 +189,8 @@ def refusal(what: str, where: str) -> CheckpointError:
 def _kind(folder: Path, values: Mapping[str, Any], model_type: str) -> Kind:
     """The class that Transformers' AutoTokenizer takes: the declared one, unless it is known to be wrong."""
     declared = values.get("tokenizer_class") or read_object(folder / "config.json").get("tokenizer_class")
-    registered = _OF_MODEL_TYPE.get(model_type)
+    family = FAMILIES.get(model_type)
+    registered = None if family is None or not family.tokenizer else Kind(family.tokenizer)
     if not isinstance(declared, str):
         return registered or Kind.FILE
     name = declared.removesuffix("Fast")
