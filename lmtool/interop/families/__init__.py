@@ -7,7 +7,8 @@ EVERY = tuple(
         load_family,
         (
             *("gpt2", "llama", "gpt_neox", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "bloom", "mpt"),
-            *("roberta", "distilbert", "bert", "electra", "modernbert", "t5", "bart", "marian", "pegasus"),
+            *("phi3", "starcoder2", "roberta", "distilbert", "bert", "electra", "modernbert", "eurobert"),
+            *("xlm-roberta", "t5", "bart", "marian", "pegasus"),
         ),
     )
 )
@@ -16,5 +17,7 @@ EVERY = tuple(
 FAMILIES = {family.model_type: family for family in EVERY}
 """Each by its `model_type`."""
 
-GGUF_FAMILIES = tuple(map(load_gguf_family, ("gpt2", "llama", "gpt_neox", "qwen2", "qwen3", "gemma", "olmo2")))
+GGUF_FAMILIES = tuple(
+    map(load_gguf_family, ("gpt2", "llama", "gpt_neox", "qwen2", "qwen3", "gemma", "olmo2", "starcoder2"))
+)
 """The same of GGUF files."""

@@ -82,6 +82,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neox",
         {**SIZES, "rope_parameters": {**YARN["rope_parameters"], "partial_rotary_factor": 1.0}, "hidden_act": "silu"},
     ),
+    "phi3": ("phi3", {**GROUPED, "pad_token_id": 1, **rope(partial_rotary_factor=0.5)}),
+    "phi3 with windows": ("phi3", {**GROUPED, "pad_token_id": 1, "sliding_window": 4, "tie_word_embeddings": True}),
+    "starcoder2": ("starcoder2", {**GROUPED, **rope()}),
+    "starcoder2 with windows": ("starcoder2", {**GROUPED, "sliding_window": 4, "tie_word_embeddings": False}),
     "bloom": ("bloom", BLOOM),
     "bloom of six heads, untied": ("bloom", {**BLOOM, "hidden_size": 24, "n_head": 6, "tie_word_embeddings": False}),
     "mpt": ("mpt", MPT),
@@ -113,6 +117,12 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert, untied": ("bert", {**SMALL, "tie_word_embeddings": False}),
     "roberta": ("roberta", {**SMALL, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     "roberta, padded with 0": ("roberta", {**SMALL, "pad_token_id": 0}),
+    "xlm-roberta": ("xlm-roberta", {**SMALL, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
+    "eurobert": ("eurobert", {**SMALL, "num_key_value_heads": 2}),
+    "eurobert with biases, tied": (
+        "eurobert",
+        {**SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "distilbert": ("distilbert", DISTIL),
     "distilbert, GELU by tanh": ("distilbert", {**DISTIL, "activation": "gelu_new"}),
     "electra": ("electra", {**SMALL, "embedding_size": 12}),
@@ -188,8 +198,8 @@ _WORDS = (word_pieces(), BERT)
 _FRAMED = (byte_level(["<s>", "<pad>", "</s>", "<mask>"], FRAMED), ROBERTA)
 _ENDED = (byte_level(["<pad>", "</s>"], ENDED), PADDED)
 TOKENIZERS: dict[str, tuple[Tokenizer, dict[str, str]]] = {
-    **dict.fromkeys(("bert", "distilbert", "electra", "modernbert"), _WORDS),
-    **dict.fromkeys(("roberta", "bart"), _FRAMED),
+    **dict.fromkeys(("bert", "distilbert", "electra", "modernbert", "eurobert"), _WORDS),
+    **dict.fromkeys(("roberta", "xlm-roberta", "bart"), _FRAMED),
     "roberta, padded with 0": (byte_level(["<pad>", "<s>", "</s>", "<mask>"], FRAMED), ROBERTA),
     **dict.fromkeys(("t5", "marian", "pegasus"), _ENDED),
 }
