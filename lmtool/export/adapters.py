@@ -19,7 +19,7 @@ from lmtool.export.card import PLACEHOLDER, adapter_card
 from lmtool.export.exporting import Exportable, TypeName, as_type, express, to_json
 from lmtool.inference.base import Base, base_of, open_base
 from lmtool.inference.load import trained_model
-from lmtool.interop.families.layouts import Transposed
+from lmtool.interop.families.layouts import TRANSPOSED
 from lmtool.interop.names import HUB, parse_hub
 from lmtool.model.lora import AdaptedLinear
 from lmtool.recipe.spec.training import Lora
@@ -165,7 +165,7 @@ def _keys(exportable: Exportable, spec: Lora, adapters: Mapping[str, Adapter], h
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
         "bias": "none",
-        "fan_in_fan_out": any(isinstance(layouts[module], Transposed) for module in adapters),
+        "fan_in_fan_out": any(layouts[module] == TRANSPOSED for module in adapters),
         "target_modules": _suffixes(adapters, modules),
         "modules_to_save": sorted(saved) or None,
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lmtool.errors import CheckpointError
 from lmtool.interop.families.config import Config
-from lmtool.interop.families.layouts import SAME, Copied, Joined, Layout, Rescaled, Weight, ZeroRow
+from lmtool.interop.families.layouts import SAME, Copied, Joined, Layout, Weight, ZeroRow, rescaled
 from lmtool.interop.families.rules import HEADS, Inexpressible, KeyRule, RecipeValues
 from lmtool.model.heads import pooling
 from lmtool.model.size import outline
@@ -324,7 +324,7 @@ class Family:
         ):
             center, scale = objective.center or 0.0, objective.scale or 1.0
             if (center, scale) != (0.0, 1.0):
-                layout = Rescaled(scale, center if ours == "head.bias" else 0.0)
+                layout = rescaled(scale, center if ours == "head.bias" else 0.0)
         rearranged = (make(model, layout) for pattern, make in self.layouts.items() if re.search(pattern, ours))
         return next(rearranged, layout)
 

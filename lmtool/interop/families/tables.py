@@ -12,15 +12,15 @@ from torch import Tensor
 from lmtool.interop.families import rules, special
 from lmtool.interop.families.family import Family, PublishedHead, Rearrange, widths_of
 from lmtool.interop.families.layouts import (
+    AS_ROW,
     SAME,
-    AsRow,
+    TRANSPOSED,
     Joined,
     Layout,
-    Rescaled,
-    Transposed,
     by_head,
     in_halves,
     in_pairs,
+    rescaled,
 )
 from lmtool.model.layers.positions import SinusoidalPositions
 from lmtool.recipe.spec.position import SinusoidalPosition
@@ -71,10 +71,10 @@ def _pairs(model: Transformer, layout: Layout) -> Layout:
 
 
 LAYOUTS: Mapping[str, Rearrange] = {
-    "transposed": lambda model, layout: Transposed(),
+    "transposed": lambda model, layout: TRANSPOSED,
     "by head": lambda model, layout: by_head(model.n_heads),
-    "row": lambda model, layout: AsRow(),
-    "plus one": lambda model, layout: Rescaled(1.0, 1.0),
+    "row": lambda model, layout: AS_ROW,
+    "plus one": lambda model, layout: rescaled(1.0, 1.0),
     "rotary pairs": _pairs,
     "halves of outputs": _halves(0),
     "halves of inputs": _halves(1),

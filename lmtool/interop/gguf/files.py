@@ -32,14 +32,8 @@ _VALUE_TYPES: Mapping[type, GGUFValueType] = {
 }
 """Types as llama.cpp has them: numbers of 32 bits, and sizes without a sign."""
 _HALF = 65504
-_LARGEST = {
-    GGMLQuantizationType.F32: math.inf,
-    GGMLQuantizationType.F16: _HALF,
-    GGMLQuantizationType.Q8_0: _HALF * 127,
-    GGMLQuantizationType.Q4_0: _HALF * 8,
-    GGMLQuantizationType.Q4_1: _HALF,
-}
-"""Value that each type can hold; quantized ones have a 16-bit scale, and Q4_1 a minimum."""
+_STEPS = {GGMLQuantizationType.Q8_0: 127, GGMLQuantizationType.Q4_0: 8}
+"""The largest multiple of the 16-bit scale that quantized values have."""
 
 
 def inexpressible(key: str, what: str) -> UsageError:
@@ -84,7 +78,8 @@ def write_gguf(
             writer.write_ti_data_to_file()
             for name, kind in kinds.items():
                 stored = made[name].detach().cpu().float().contiguous()
-                if not stored.abs().max() <= _LARGEST[kind]:
+                largest = math.inf if kind == GGMLQuantizationType.F32 else _HALF * _STEPS.get(kind, 1)
+                if not stored.abs().max() <= largest:
                     raise inexpressible(name, f"too large for {kind.name}, or not a number")
                 writer.write_tensor_data(quantize(stored.numpy(), kind))
         finally:

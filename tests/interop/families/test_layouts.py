@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.interop.families.layouts import (
+    AS_ROW,
     SAME,
-    AsRow,
+    TRANSPOSED,
     Joined,
     Layout,
-    Transposed,
     ZeroRow,
     by_head,
     in_halves,
@@ -29,7 +29,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
             widths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
             return Joined(tuple(widths)), [torch.randn(width, *rest) for width in widths]
         case "transposed":
-            return Transposed(), [torch.randn(n, draw(st.integers(1, 4)))]
+            return TRANSPOSED, [torch.randn(n, draw(st.integers(1, 4)))]
         case "by head":
             return by_head(n), [torch.randn(3 * n * draw(st.integers(1, 3)), *rest)]
         case "pairs":
@@ -40,7 +40,7 @@ def layouts(draw: st.DrawFn) -> tuple[Layout, list[Tensor]]:
             sizes[dim] *= 2
             return in_halves(dim, SAME), [torch.randn(*sizes)]
         case "row":
-            return AsRow(), [torch.randn(1, n)]
+            return AS_ROW, [torch.randn(1, n)]
     return SAME, [torch.randn(n, *rest)]
 
 
@@ -66,8 +66,8 @@ def test_by_head_takes_all_queries_first() -> None:
     [
         (Joined((2, 3)), [torch.zeros(2), torch.zeros(2)]),
         (Joined((2, 3)), [torch.zeros(2), torch.tensor(1.0)]),
-        (Transposed(), [torch.zeros(2)]),
-        (Transposed(), [torch.zeros(2, 2, 2)]),
+        (TRANSPOSED, [torch.zeros(2)]),
+        (TRANSPOSED, [torch.zeros(2, 2, 2)]),
         (by_head(4), [torch.zeros(8)]),
         (by_head(4), [torch.tensor(1.0)]),
     ],
