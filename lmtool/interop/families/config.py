@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
@@ -10,21 +13,7 @@ from lmtool.printable import plain
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
-HARMLESS = frozenset(
-    (
-        *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "model_type"),
-        *("use_cache", "output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate"),
-        *("torchscript", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "chunk_size_feed_forward", "problem_type"),
-        *("finetuning_task", "task_specific_params", "tokenizer_class", "prefix", "gradient_checkpointing"),
-        *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
-        *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
-        *("do_sample", "num_beams", "num_beam_groups", "max_length", "min_length", "length_penalty", "early_stopping"),
-        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty"),
-        *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
-        *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
-        *("no_repeat_ngram_size", "unk_token_id", "mask_token_id", "_num_labels", "transformers.js_config"),
-    )
-)
+HARMLESS = frozenset(yaml.safe_load(Path(__file__).with_name("harmless.yaml").read_text(encoding="utf-8")))
 """Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of
 generation and training."""
 

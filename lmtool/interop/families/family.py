@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from typing import Any, Literal
 
 from gguf import MODEL_ARCH_NAMES, TensorNameMap, get_tensor_name_map
@@ -185,23 +186,18 @@ class Family:
                 config |= rule.write(nearest, key, known)
             found = values_of(*self._again(config, model, objective))
             for key, value in _differences(wanted, found, isinstance(objective, Embedding)):
-                obstacles[key] = (
-                    f"{_shown(value)}, where {self.model_type} has {known.pop(key, _shown(found.get(key)))}"
-                )
+                has = known.pop(key, _shown(found.get(key)))
+                obstacles[key] = f"{_shown(value)}, where {self.model_type} has {has}"
         except Inexpressible as error:
             obstacles |= error.obstacles
         for key, has in known.items():
             obstacles.setdefault(key, f"{_shown(wanted[key])}, where {self.model_type} has {has}")
-        # what could not be described again had a reason
-        if len(obstacles) > 1:
-            obstacles.pop("model", None)
-        obstacles = {
-            key if key.startswith(("objective.", "model")) else f"model.{key}": why for key, why in obstacles.items()
-        }
-        # values that follow from others differ with these
-        follow = {f"model.{key}" for key, value in model if value is None}
+        # what could not be described again had a reason, and values that follow from others differ with these
+        follow = {"model", *(key for key, value in model if value is None)}
+        obstacles = {key: why for key, why in obstacles.items() if key not in follow} or obstacles
         if obstacles:
-            raise Inexpressible({key: why for key, why in obstacles.items() if key not in follow} or obstacles)
+            dotted = {key: key if key.startswith(("objective.", "model")) else f"model.{key}" for key in obstacles}
+            raise Inexpressible({dotted[key]: why for key, why in obstacles.items()})
         return config
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
@@ -211,13 +207,13 @@ class Family:
         """
         head, body = self.head_for(model, objective), "body." if isinstance(objective, HeadSpec) else ""
         has, weights = {*_parameters(model), *_head_parameters(model, objective)}, []
-        for ours, first, theirs, of_head in self._expanded(model, head):
+        for ours, first, theirs in self._modules_of(model, head):
+            stored = [self._stored_name(name, model.n_layers) for name in theirs]
             for kind in ("", ".weight", ".bias"):
-                stored = [self._stored_name(name, model.n_layers) for name in theirs]
                 if f"{first}{kind}" in has and None not in stored:
                     layout = self._layout(model, objective, f"{ours}{kind}", len(theirs))
-                    names = tuple(f"{name}{kind}" for name in stored)
-                    weights.append(Weight(f"{ours if of_head else body + ours}{kind}", names, layout))
+                    name = f"{'' if ours in head.modules else body}{ours}{kind}"
+                    weights.append(Weight(name, tuple(f"{one}{kind}" for one in stored), layout))
         return weights
 
     def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
@@ -277,36 +273,27 @@ class Family:
             raise Inexpressible({f"model.{key}": f"{why}, as it must in {self.model_type}"}) from error
         return again, head
 
-    def _expanded(self, model: Transformer, head: PublishedHead) -> Iterator[tuple[str, str, list[str], bool]]:
-        """Rows of modules, those of layers once for each: ours, the name that the first layers have for it, theirs."""
+    def _modules_of(self, model: Transformer, head: PublishedHead) -> Iterator[tuple[str, str, list[str]]]:
+        """Rows of modules, those of layers once for each: ours, the name that it has in the first layers, theirs."""
         variants = {"untied": not model.tie_embeddings, "plain": "glu" not in model.activation}
-        top: dict[str, tuple[list[str], bool]] = {}
-        layers: dict[str, dict[str, list[str]]] = {}
-        rows = [
-            (row, [f"{self.prefix}{name}" for name in theirs.split()], False) for row, theirs in self.modules.items()
-        ]
-        for row, theirs, of_head in [*rows, *((row, theirs.split(), True) for row, theirs in head.modules.items())]:
+        own = {ours: [f"{self.prefix}{name}" for name in theirs.split()] for ours, theirs in self.modules.items()}
+        rows: dict[str, list[str]] = {}
+        for row, theirs in (own | {ours: theirs.split() for ours, theirs in head.modules.items()}).items():
             ours, _, variant = row.partition(" ")
-            if not variants.get(variant, True):
-                continue
-            stack, is_layer, name = ours.partition(".{}.")
-            if is_layer:
-                layers.setdefault(stack, {})[name] = theirs
-            else:
-                top[ours] = theirs, of_head
-        if "inputs.segments" in top and not model.n_segments:
-            top["inputs.tokens"][0].extend(top.pop("inputs.segments")[0])
-        for ours, (theirs, of_head) in top.items():
-            yield ours, ours, theirs, of_head
-        for stack, parts in layers.items():
-            per_layer = 1 + max(int(name[0]) for name in parts)
-            for number in range(model.n_layers):
-                for name, theirs in parts.items():
-                    # the second layer stands for all after it
-                    ours, first = (
-                        f"{stack}.sublayers.{per_layer * n + int(name[0])}{name[1:]}" for n in (number, min(number, 1))
-                    )
-                    yield ours, first, [one.format(number) for one in theirs], False
+            if variants.get(variant, True):
+                rows[ours] = theirs
+        if "inputs.segments" in rows and not model.n_segments:
+            rows["inputs.tokens"] += rows.pop("inputs.segments")
+        yield from ((ours, ours, theirs) for ours, theirs in rows.items() if "{}" not in ours)
+        for stack in ("stack", "encoder", "decoder"):
+            layer = [
+                (ours.split(".", 3)[2:], names) for ours, names in rows.items() if ours.startswith(f"{stack}.{{}}.")
+            ]
+            per_layer = 1 + max((int(sublayer) for (sublayer, _), _ in layer), default=0)
+            for n, ((sublayer, name), theirs) in product(range(model.n_layers), layer):
+                # the second layer stands for all after it
+                ours, first = (f"{stack}.sublayers.{per_layer * i + int(sublayer)}.{name}" for i in (n, min(n, 1)))
+                yield ours, first, [one.format(n) for one in theirs]
 
     def _layout(self, model: Transformer, objective: AnyObjective, ours: str, n: int) -> Layout:
         """How a tensor of ours is made of n of theirs."""
@@ -317,14 +304,9 @@ class Family:
             layout = Copied()
         elif n > 1:
             layout = Joined(widths_of(model, ours)[-n:])
-        if (
-            isinstance(objective, Classification)
-            and objective.task == "number"
-            and ours in ("head.weight", "head.bias")
-        ):
-            center, scale = objective.center or 0.0, objective.scale or 1.0
-            if (center, scale) != (0.0, 1.0):
-                layout = rescaled(scale, center if ours == "head.bias" else 0.0)
+        number = objective if isinstance(objective, Classification) and objective.task == "number" else None
+        if number and ours in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
+            layout = rescaled(number.scale or 1.0, (number.center or 0.0) if ours == "head.bias" else 0.0)
         rearranged = (make(model, layout) for pattern, make in self.layouts.items() if re.search(pattern, ours))
         return next(rearranged, layout)
 
@@ -425,21 +407,16 @@ def _differences(wanted: RecipeValues, found: RecipeValues, is_body: bool) -> It
     """Keys, with the values wanted, in which what is published computes something else; of parts of two kinds only the
     kind. is_body: the head is not asked for."""
     ignored = {*_IN_TRAINING, *(_OF_HEAD if is_body or wanted["objective.kind"] in HEADS else ())}
-    others = {key.rpartition(".")[0] for key in wanted if key.endswith(".kind") and wanted[key] != found.get(key)}
     for key, value in wanted.items():
         section, _, name = key.rpartition(".")
         if section == "objective":
             counts = not is_body and (name in _OF_OBJECTIVE or (name == "labels" and "objective.crf" in wanted))
         else:
             counts = key not in ignored
-        if counts and value != found.get(key) and (name == "kind" or not others & _sections(key)):
+        kinds = [f"{key[:end]}.kind" for end, letter in enumerate(key) if letter == "."]
+        is_other_part = any(wanted[kind] != found.get(kind) for kind in kinds if kind in wanted and kind != key)
+        if counts and value != found.get(key) and not is_other_part:
             yield key, value
-
-
-def _sections(key: str) -> set[str]:
-    """The dotted names of all parts that a key is in."""
-    parts = key.split(".")[:-1]
-    return {".".join(parts[: i + 1]) for i in range(len(parts))}
 
 
 def _shown(value: object) -> str:
