@@ -89,7 +89,8 @@ class Family:
     modules: theirs by ours, several of theirs parted by spaces; in layers "{}" stands for the number of the layer, in
         ours followed by that of the sublayer. "NAME untied" is for an output matrix of its own, and "NAME plain" for a
         network without a gate, in place of NAME. Names are below `prefix`, which files of a body alone omit.
-    heads: by name; the one with most modules that a model has is its head.
+    heads: by name; the one with most modules that a model has is its head. Objectives that none is for are published as
+        a body, where there is such a head.
     fixed: values of a recipe that all its models have.
     defaults: values of keys that files omit, as in the class of the configuration; a null is not missing.
     others: further names of keys, which have the same value where both are there.
@@ -226,7 +227,7 @@ class Family:
         if not of_kind and isinstance(objective, HeadSpec):
             raise Inexpressible({"objective.kind": f"{objective.kind}, for which {self.model_type} has no head"})
         asks = [one for one in of_kind if one.fixed.get("next_sentence_head", False) == model.next_sentence_head]
-        return (asks or of_kind or list(self.heads.values())[-1:])[0]
+        return next(iter([*asks, *of_kind]), self.heads.get("embedding") or self.heads["causal"])
 
     def _with_alike(self, values: RecipeValues) -> RecipeValues:
         """The values, those that the family has no word for by others that mean the same there."""

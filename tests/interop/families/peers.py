@@ -72,7 +72,7 @@ def published(family: Family, spec: Transformer, objective: AnyObjective, model:
         split = weight.layout.split(ours[weight.ours].detach())
         theirs |= {name: tensor.contiguous() for name, tensor in zip(weight.theirs, split, strict=True)}
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(made))
+    (folder / "config.json").write_text(json.dumps({"pad_token_id": 0, **made}))
     save_file({name: tensor.clone() for name, tensor in theirs.items()}, folder / "model.safetensors", {"format": "pt"})
     loaded, found = getattr(transformers, made["architectures"][0]).from_pretrained(folder, output_loading_info=True)
     assert not found["missing_keys"]

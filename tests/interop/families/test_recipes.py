@@ -16,7 +16,7 @@ from lmtool.interop.families.family import Family
 from lmtool.interop.families.rules import Inexpressible
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.load import load
-from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked, Seq2Seq
+from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked, ReplacedTokens, Seq2Seq
 from lmtool.recipe.spec.transformer import Transformer
 from tests.examples import examples
 from tests.interop.families.cases import DECODERS
@@ -350,6 +350,13 @@ def test_encoder_decoders_that_a_family_cannot_express(family: str, spec: dict[s
     with pytest.raises(Inexpressible) as refusal:
         FAMILIES[family].publish(Transformer.model_validate(sizes | spec), Seq2Seq(kind="seq2seq"))
     assert key in refusal.value.obstacles
+
+
+@pytest.mark.parametrize("family", [family.model_type for family in EVERY if family.shape == "encoder"])
+def test_objectives_that_no_encoder_has(family: str) -> None:
+    with pytest.raises(Inexpressible) as refusal:
+        FAMILIES[family].publish(Transformer.model_validate(ENCODER), ReplacedTokens(kind="replaced-tokens"))
+    assert "objective.kind" in refusal.value.obstacles
 
 
 NAMES = ("a", "b")
