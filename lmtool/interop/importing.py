@@ -133,10 +133,14 @@ def _write(
     described = describe(source)
     tokenizer = _tokenizer(source, described)
     recipe = _recipe(source, described, tokenizer, reference)
-    weights = _made(source, _weights(source, described, recipe), recipe, report)
+    model = recipe.model
+    assert isinstance(model, Transformer)
+    outlines = _outline(recipe, model)
+    weights = _made(source, _weights(source, described, recipe), outlines, report)
+    millions = sum(one.numel() for one in outlines.values()) / 1e6
     info = RunInfo.new(
         recipe=_name(reference),
-        summary=_summary(recipe),
+        summary=f"{model.title}, {model.n_layers} x {model.d_model}, {millions:.1f}M parameters",
         fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
         origin={"reference": reference, "revision": commit, "model_type": source.family.model_type, "sha256": digests},
     )
@@ -231,12 +235,12 @@ def _weights(source: Source, described: Described, recipe: Recipe) -> list[Weigh
     return [*body, *(Weight(name, (name,)) for name in source.head_names)]
 
 
-def _made(source: Source, weights: Sequence[Weight], recipe: Recipe, report: Report) -> MadeTensors:
+def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tensor], report: Report) -> MadeTensors:
     """The weights of the run, each made when it is written.
 
     Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
-    stored, outlines = {*source.config.names, *source.head_names}, _outline(recipe)
+    stored = {*source.config.names, *source.head_names}
     used = {name: None for weight in weights for name in weight.theirs}
     if missing := [name for name in used if name not in stored]:
         raise _unfit(source, f"{plain(missing[0])[:100]} is missing")
@@ -277,20 +281,10 @@ def _made(source: Source, weights: Sequence[Weight], recipe: Recipe, report: Rep
     return MadeTensors(outlines, make)
 
 
-def _outline(recipe: Recipe) -> dict[str, Tensor]:
+def _outline(recipe: Recipe, model: Transformer) -> dict[str, Tensor]:
     """The weights of the model that a recipe describes, as shapes."""
-    assert isinstance(recipe.model, Transformer)
-    assert recipe.model.vocab_size is not None
-    lm = outline(recipe.model, recipe.model.vocab_size)
     with torch.device("meta"):
-        return with_head(recipe, lm).state_dict()
-
-
-def _summary(recipe: Recipe) -> str:
-    weights = _outline(recipe)
-    assert isinstance(recipe.model, Transformer)
-    count = sum(weight.numel() for weight in weights.values())
-    return f"{recipe.model.title}, {recipe.model.n_layers} x {recipe.model.d_model}, {count / 1e6:.1f}M parameters"
+        return with_head(recipe, outline(model, model.vocab_size or 0)).state_dict()
 
 
 def _by(shape: Sequence[int]) -> str:

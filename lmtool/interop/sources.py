@@ -117,7 +117,7 @@ class HuggingFaceDirectory(Source):
             fix = f"those that can: {', '.join(FAMILIES)}"
             raise _refusal(f"the model_type {plain(kind)[:60]!r} cannot be imported", path, fix)
         self.family = FAMILIES[kind]
-        self._stored = self.family.todays_names(shards)
+        self._stored = self.family.canonical_names(shards)
         self.config = Config(values, str(path), self._stored.keys())
         self.head_names = [*self._open(HEAD).keys()] if HEAD in here else []
         self._stored |= {name: name for name in self.head_names}

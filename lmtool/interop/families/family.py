@@ -120,7 +120,7 @@ class Family:
     tokenizer: str = ""
     architecture: str = ""
 
-    def todays_names(self, names: Collection[str]) -> dict[str, str]:
+    def canonical_names(self, names: Collection[str]) -> dict[str, str]:
         """The names of tensors in files by those of a model with a head, with what they are called in most files."""
         is_bare = not any(name.startswith(self.prefix) for name in names)
         by_name = {}

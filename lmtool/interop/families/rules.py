@@ -46,7 +46,7 @@ class KeyRule:
 
 _KINDS: Mapping[str, type] = {
     **dict.fromkeys(("norm.eps", "dropout", "ffn_dropout"), float),
-    **dict.fromkeys(("tie_embeddings", "parallel", "scale_embedding", "bias"), bool),
+    **dict.fromkeys(("tie_embeddings", "parallel", "scale_embedding", "bias", "head_bias"), bool),
 }
 """Types of values that are no sizes."""
 
@@ -170,7 +170,7 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
 
 
 class ChoiceRule(KeyRule):
-    """A value of ours for each of theirs, of which the usual one comes first.
+    """A value of ours for each of theirs, of which the usual one comes first. Several keys for one of ours must agree.
 
     choices: by the key of ours, or the name of those of an activation.
     """
@@ -183,7 +183,9 @@ class ChoiceRule(KeyRule):
 
     def read(self, config: Config, key: str, values: RecipeValues) -> None:
         config.expect(key, *self.choices)
-        values[self.ours] = self.choices[config.take(key, type(next(iter(self.choices))))]
+        value = self.choices[config.take(key, type(next(iter(self.choices))))]
+        if values.setdefault(self.ours, value) != value:
+            raise config.inexpressible(key)
 
     def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
         theirs = next((theirs for theirs, ours in self.choices.items() if ours == values[self.ours]), None)

@@ -83,21 +83,6 @@ class ModernRotaryRule(KeyRule):
         return {key: {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}}
 
 
-class ModernActivationRule(KeyRule):
-    """The nonlinearity of a head: that of the layers where masks are filled, else GELU (ModernBERT)."""
-
-    def read(self, config: Config, key: str, values: RecipeValues) -> None:
-        if values["objective.kind"] == "classification":
-            config.expect(key, "gelu")
-        name, is_masked = config.take(key, str), values["objective.kind"] == "masked"
-        if is_masked and CHOICES["gates"].get(name) != values["activation"]:
-            raise config.refusal(f"{key} is not as hidden_activation, which no recipe can express")
-
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
-        is_masked = values["objective.kind"] == "masked"
-        return ChoiceRule("gates").write(values, key, known) if is_masked else {key: "gelu"}
-
-
 class T5ActivationRule(KeyRule):
     """`dense_act_fn` and `is_gated_act`, which older files leave to be told from `feed_forward_proj`."""
 

@@ -47,7 +47,6 @@ RULES: Mapping[str, Callable[..., rules.KeyRule]] = {
     "qwen-windows": special.QwenWindowsRule,
     "modern-windows": special.ModernWindowsRule,
     "modern-rotary": special.ModernRotaryRule,
-    "modern-activation": special.ModernActivationRule,
     "t5-activation": special.T5ActivationRule,
     "t5-output": special.T5OutputRule,
     "gguf-rotary": special.GgufRotaryRule,

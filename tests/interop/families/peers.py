@@ -55,7 +55,7 @@ def brought(peer: Any) -> LanguageModel:
     """A model of ours with the weights of one of Transformers."""
     values = json.loads(json.dumps(peer.config.to_dict(), default=str))
     family, tensors = FAMILIES[values["model_type"]], peer.state_dict()
-    names = family.todays_names(tensors)
+    names = family.canonical_names(tensors)
     spec, objective = described(values, list(names))
     assert spec.vocab_size is not None
     model = build(spec, spec.vocab_size).eval()

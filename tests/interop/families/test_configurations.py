@@ -60,7 +60,9 @@ FILES: dict[str, tuple[Mapping[str, Any], Sequence[str]]] = {
 
 
 def test_files_of_families_have_each_key_once() -> None:
-    for file in Path(tables.__file__).parent.glob("*.yaml"):
+    for file in Path(tables.__file__).parents[1].glob("*/*.yaml"):
+        if file.name == "words.yaml":  # with an anchor, which recipes do not have
+            continue
         assert not parse(file.read_text(encoding="utf-8"), file.name).mistakes, file
 
 
@@ -249,7 +251,7 @@ REFUSED_OTHERS: list[tuple[str, dict[str, Any], str | None]] = [
     ("answerdotai/ModernBERT-base", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0"),
     ("answerdotai/ModernBERT-base", {"local_attention": 1}, "local_attention is 1"),
     ("answerdotai/ModernBERT-base", {"mlp_bias": True}, "mlp_bias is True, where others say False"),
-    ("answerdotai/ModernBERT-base", {"classifier_activation": "silu"}, "classifier_activation is not as"),
+    ("answerdotai/ModernBERT-base", {"classifier_activation": "silu"}, "classifier_activation is 'silu'"),
     ("answerdotai/ModernBERT-base", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"),
     ("answerdotai/ModernBERT-base", {"layer_types": ["full_attention"]}, "layer_types"),
     ("answerdotai/ModernBERT-base", {"layer_types": [{}] * 22}, "layer_types"),
@@ -385,7 +387,7 @@ def test_null_is_the_base_of_other_layers() -> None:
 def test_old_names_of_norms() -> None:
     """As in bert-base-uncased."""
     old = ["embeddings.LayerNorm.gamma", "encoder.layer.0.output.LayerNorm.beta"]
-    assert [*FAMILIES["bert"].todays_names(old)] == [
+    assert [*FAMILIES["bert"].canonical_names(old)] == [
         "bert.embeddings.LayerNorm.weight",
         "bert.encoder.layer.0.output.LayerNorm.bias",
     ]

@@ -173,7 +173,7 @@ def test_in_and_out_and_back(name: str, tmp_path: Path) -> None:
 
 
 def assert_same_text(loaded: Loaded, peer: Any) -> None:
-    """24 tokens by greedy search."""
+    """24 tokens by greedy search, of two texts in one batch."""
     roles = loaded.tokenizer.roles
     never = sorted({*roles.specials, *range(loaded.tokenizer.vocab_size, peer.config.vocab_size)} - roles.ends)
     answers = loaded.prompt_format.answers
@@ -185,12 +185,13 @@ def assert_same_text(loaded: Loaded, peer: Any) -> None:
         eos_token_id=sorted(roles.ends),
         decoder_start_token_id=peer.config.decoder_start_token_id if answers else None,
     )
-    (completion,) = TextGenerator(loaded).completions(TEXTS[0], Greedy(max_new_tokens=24))
-    row_BT = torch.tensor(rows_of(loaded)[:1])
+    found = TextGenerator(loaded).completions(TEXTS[:2], Greedy(max_new_tokens=24))
     more = {"decoder_input_ids": torch.tensor([roles.starts])} if answers else {}
-    with torch.no_grad():
-        wanted = peer.generate(row_BT, attention_mask=torch.ones_like(row_BT), generation_config=settings, **more)
-    assert list(completion.tokens) == wanted[0, len(roles.starts) if answers else row_BT.shape[1] :].tolist()
+    for completion, row in zip(found, rows_of(loaded), strict=False):
+        row_BT = torch.tensor([row])
+        with torch.no_grad():
+            wanted = peer.generate(row_BT, attention_mask=torch.ones_like(row_BT), generation_config=settings, **more)
+        assert list(completion.tokens) == wanted[0, len(roles.starts) if answers else len(row) :].tolist()
 
 
 def assert_same_gguf(row: Row, loaded: Loaded, peer: Any, folder: Path) -> None:

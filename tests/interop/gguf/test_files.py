@@ -670,7 +670,7 @@ def test_no_file(tmp_path):
 def published(model):
     """The recipe's model of a model of Transformers, without dropout, and its tensors in our names."""
     family, state = FAMILIES[model.config.model_type], state_of(model)
-    names = family.todays_names(state)
+    names = family.canonical_names(state)
     spec = spec_of(family.describe(Config(model.config.to_dict(), "", names)))
     weights = family.weights(spec, Causal())
     return spec, {w.ours: w.layout.join([state[names[name]] for name in w.theirs]) for w in weights}
