@@ -52,15 +52,15 @@ class PublishedHead:
     by_class: bool
     constants: Mapping[str, Callable[[Transformer], Tensor]]
 
-    def told_by(self) -> list[str]:
+    def required_tensors(self) -> list[str]:
         """Names of the tensors that tell that a model has this head."""
         parts = (theirs.split() for ours, theirs in self.modules.items() if not ours.startswith(_OPTIONAL))
         return [f"{name}.weight" for names in parts for name in names]
 
-    def is_of(self, config: Config) -> bool:
+    def matches(self, config: Config) -> bool:
         """Whether a model has this head."""
         is_class = config.architecture().endswith(self.ending) or not self.by_class
-        return is_class and config.names >= {*self.told_by()}
+        return is_class and config.names >= {*self.required_tensors()}
 
 
 _OPTIONAL = ("head.own", "head.bias")
@@ -93,10 +93,10 @@ class Family:
         a body, where there is such a head.
     fixed: values of a recipe that all its models have.
     defaults: values of keys that files omit, as in the class of the configuration; a null is not missing.
-    others: further names of keys, which have the same value where both are there.
-    only: the only values of keys that a recipe expresses. ignored: keys that change no logits.
+    aliases: further names of keys, which have the same value where both are there.
+    allowed: the only values of keys that a recipe expresses. ignored: keys that change no logits.
     redundant: names of tensors that are not needed: buffers, and copies of tied ones.
-    renamed: parts of names in some files, with what they are called in most.
+    renames: parts of names in some files, with what they are called in most.
     layouts: of tensors, by the name of ours; the first counts.
     tokenizer: the class of its tokenizers, where files do not say.
     architecture: of GGUF files.
@@ -111,11 +111,11 @@ class Family:
     prefix: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    others: Mapping[str, str] = field(default_factory=dict)
-    only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    allowed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     ignored: Sequence[str] = ()
     redundant: Sequence[str] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, Rearrange] = field(default_factory=dict)
     tokenizer: str = ""
     architecture: str = ""
@@ -126,7 +126,7 @@ class Family:
         by_name = {}
         for name in names:
             shown = f"{self.prefix}{name}" if is_bare else name
-            for old, new in self.renamed.items():
+            for old, new in self.renames.items():
                 shown = shown.replace(old, new)
             by_name[shown] = name
         return by_name
@@ -137,18 +137,20 @@ class Family:
         Raises CheckpointError for what no recipe expresses.
         """
         architecture = config.architecture()
-        head = max((one for one in self.heads.values() if one.is_of(config)), key=lambda one: len(one.told_by()))
+        head = max(
+            (one for one in self.heads.values() if one.matches(config)), key=lambda one: len(one.required_tensors())
+        )
         if _WITH_HEAD.search(architecture) and not architecture.endswith(head.ending):
             raise config.refusal(f"a recipe has no head as {plain(architecture)[:60]}")
-        for other, name in self.others.items():
+        for other, name in self.aliases.items():
             config.rename(other, name)
         config.assume(self.defaults)
-        for key, allowed in self.only.items():
-            config.expect(key, *allowed)
+        for key, values_allowed in self.allowed.items():
+            config.expect(key, *values_allowed)
         config.ignore("is_decoder", "cross_attention_hidden_size", "sentence_transformers", *self.ignored)
         values = {"kind": "transformer", "shape": self.shape, **self.fixed, "objective.kind": head.objective}
         values |= head.fixed
-        for key, rule in self._rows(head):
+        for key, rule in self._rules_for(head):
             rule.read(config, key, values)
         tree: dict[str, Any] = {"objective": {}}
         for key, value in values.items():
@@ -171,28 +173,28 @@ class Family:
         if model.shape != self.shape:
             raise Inexpressible({"model.shape": f"{model.shape}, where {self.model_type} has {self.shape}"})
         if model.vocab_size is None:
-            raise Inexpressible({"model.vocab_size": "not given, and the tokenizer's is not known here"})
-        head, known, obstacles = self.head_for(model, objective), dict[str, str](), dict[str, str]()
+            raise Inexpressible({"model.vocab_size": "not given, and the tokenizer's is not available here"})
+        head, available, obstacles = self.head_for(model, objective), dict[str, str](), dict[str, str]()
         if not model.inner_width:
             obstacles["d_ff"] = f"0, where {self.model_type} has feed-forward networks"
             model = model.with_values({"d_ff": 4 * model.d_model})
-        wanted = self._with_alike(values_of(model, objective))
+        wanted = self._replace_equivalents(recipe_values(model, objective))
         nearest = {**_NEAREST, "position.size": model.context, **self.fixed, **wanted}
         config: dict[str, Any] = {}
         if not self.architecture:
             names = {"architectures": [self.name + head.ending], "model_type": self.model_type}
             config = {**names, "vocab_size": model.vocab_size}
         try:
-            for key, rule in self._rows(head):
-                config |= rule.write(nearest, key, known)
-            found = values_of(*self._again(config, model, objective))
+            for key, rule in self._rules_for(head):
+                config |= rule.write(nearest, key, available)
+            found = recipe_values(*self._read_back(config, model, objective))
             for key, value in _differences(wanted, found, isinstance(objective, Embedding)):
-                has = known.pop(key, _shown(found.get(key)))
-                obstacles[key] = f"{_shown(value)}, where {self.model_type} has {has}"
+                has = available.pop(key, _format_value(found.get(key)))
+                obstacles[key] = f"{_format_value(value)}, where {self.model_type} has {has}"
         except Inexpressible as error:
             obstacles |= error.obstacles
-        for key, has in known.items():
-            obstacles.setdefault(key, f"{_shown(wanted[key])}, where {self.model_type} has {has}")
+        for key, has in available.items():
+            obstacles.setdefault(key, f"{_format_value(wanted[key])}, where {self.model_type} has {has}")
         # what could not be described again had a reason, and values that follow from others differ with these
         follow = {"model", *(key for key, value in model if value is None)}
         obstacles = {key: why for key, why in obstacles.items() if key not in follow} or obstacles
@@ -208,7 +210,7 @@ class Family:
         """
         head, body = self.head_for(model, objective), "body." if isinstance(objective, HeadSpec) else ""
         has, weights = {*_parameters(model), *_head_parameters(model, objective)}, []
-        for ours, first, theirs in self._modules_of(model, head):
+        for ours, first, theirs in self._iterate_modules(model, head):
             stored = [self._stored_name(name, model.n_layers) for name in theirs]
             for kind in ("", ".weight", ".bias"):
                 if f"{first}{kind}" in has and None not in stored:
@@ -223,13 +225,13 @@ class Family:
 
     def head_for(self, model: Transformer, objective: AnyObjective) -> PublishedHead:
         """The head that an objective is published with."""
-        of_kind = [head for head in self.heads.values() if head.objective == _kind_of(objective)]
+        of_kind = [head for head in self.heads.values() if head.objective == _objective_kind(objective)]
         if not of_kind and isinstance(objective, HeadSpec):
             raise Inexpressible({"objective.kind": f"{objective.kind}, for which {self.model_type} has no head"})
         asks = [one for one in of_kind if one.fixed.get("next_sentence_head", False) == model.next_sentence_head]
         return next(iter([*asks, *of_kind]), self.heads.get("embedding") or self.heads["causal"])
 
-    def _with_alike(self, values: RecipeValues) -> RecipeValues:
+    def _replace_equivalents(self, values: RecipeValues) -> RecipeValues:
         """The values, those that the family has no word for by others that mean the same there."""
         if "inputs.segments" in self.modules:
             values["n_segments"] = values["n_segments"] or 1  # which is all zeros
@@ -247,19 +249,19 @@ class Family:
         stored: str | None = _gguf_names(self.architecture, n_layers).get_name(name, try_suffixes=(".weight",))
         return stored
 
-    def _rows(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
+    def _rules_for(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
         """Those of the head, in place of the family's or before them."""
         more = {key: rule for key, rule in head.config.items() if key not in self.config}
         yield from {**more, **self.config, **head.config}.items()
 
-    def _again(
+    def _read_back(
         self, config: dict[str, Any], model: Transformer, objective: AnyObjective
     ) -> tuple[Transformer, AnyObjective]:
         """What a published configuration is described as."""
         names = {name for weight in self.weights(model, objective) for name in weight.theirs}
         try:
             described = self.describe(
-                Config(config, "config.json", {*names, *self.head_for(model, objective).told_by()})
+                Config(config, "config.json", {*names, *self.head_for(model, objective).required_tensors()})
             )
             again = Transformer.model_validate(described.model)
             head: AnyObjective = TypeAdapter(AnyObjective).validate_python(described.objective)
@@ -274,7 +276,7 @@ class Family:
             raise Inexpressible({f"model.{key}": f"{why}, as it must in {self.model_type}"}) from error
         return again, head
 
-    def _modules_of(self, model: Transformer, head: PublishedHead) -> Iterator[tuple[str, str, list[str]]]:
+    def _iterate_modules(self, model: Transformer, head: PublishedHead) -> Iterator[tuple[str, str, list[str]]]:
         """Rows of modules, those of layers once for each: ours, the name that it has in the first layers, theirs."""
         variants = {"untied": not model.tie_embeddings, "plain": "glu" not in model.activation}
         own = {ours: [f"{self.prefix}{name}" for name in theirs.split()] for ours, theirs in self.modules.items()}
@@ -304,7 +306,7 @@ class Family:
         elif n > 1 and ours == "head.bias":
             layout = Copied()
         elif n > 1:
-            layout = Joined(widths_of(model, ours)[-n:])
+            layout = Joined(joined_widths(model, ours)[-n:])
         number = objective if isinstance(objective, Classification) and objective.task == "number" else None
         if number and ours in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
             layout = rescaled(number.scale or 1.0, (number.center or 0.0) if ours == "head.bias" else 0.0)
@@ -312,7 +314,7 @@ class Family:
         return next(rearranged, layout)
 
 
-def widths_of(model: Transformer, ours: str) -> tuple[int, ...]:
+def joined_widths(model: Transformer, ours: str) -> tuple[int, ...]:
     """Widths of the parts of a joined matrix: of gate and value, or of queries, keys and values."""
     if ".up" in ours:
         return (model.inner_width,) * 2
@@ -369,9 +371,9 @@ _OF_OBJECTIVE = (
 """Keys of an objective that change the outputs."""
 
 
-def values_of(model: Transformer, objective: AnyObjective) -> RecipeValues:
+def recipe_values(model: Transformer, objective: AnyObjective) -> RecipeValues:
     """A recipe by its dotted keys, with all defaults filled in."""
-    values = dict(_flat(model))
+    values = dict(_flatten(model))
     width = model.head_width or model.d_model // model.n_heads
     values |= {"head_width": width, "value_width": model.value_width or width, "d_ff": model.inner_width}
     values["n_kv_heads"] = model.n_kv_heads or model.n_heads
@@ -385,21 +387,21 @@ def values_of(model: Transformer, objective: AnyObjective) -> RecipeValues:
         if values["position.window_theta"] == values["position.theta"]:
             values["position.window_theta"] = None
     values |= {f"objective.{key}": value for key, value in objective}
-    values["objective.kind"] = _kind_of(objective)
+    values["objective.kind"] = _objective_kind(objective)
     if isinstance(objective, Classification):
         values["objective.pool"] = pooling(objective, model)
     return values
 
 
-def _kind_of(objective: AnyObjective) -> str:
+def _objective_kind(objective: AnyObjective) -> str:
     """The kind of an objective; those that predict the next token are one."""
     return "causal" if objective.kind in ("seq2seq", "prefix", "span-corruption") else objective.kind
 
 
-def _flat(spec: Spec, section: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(spec: Spec, section: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in spec:
         if isinstance(value, Spec) and hasattr(value, "kind"):
-            yield from _flat(value, f"{section}{name}.")
+            yield from _flatten(value, f"{section}{name}.")
         else:
             yield f"{section}{name}", value
 
@@ -420,5 +422,5 @@ def _differences(wanted: RecipeValues, found: RecipeValues, is_body: bool) -> It
             yield key, value
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool | None) else str(value)

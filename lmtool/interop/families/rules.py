@@ -35,11 +35,11 @@ class KeyRule:
         """Set what the key says in `values`, which have what earlier keys say. Raises CheckpointError."""
         config.ignore(key)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         """The key for these values, and others that go with it.
 
-        What is written for a value that theirs has no word for is near it; `known` is told what there is instead, by
-        the key of ours.
+        What is written for a value that theirs has no word for is near it; `available` then gets what there is instead,
+        by the key of ours.
         """
         return {}
 
@@ -77,7 +77,7 @@ class SameRule(KeyRule):
             value = 0.0
         values.update(dict.fromkeys(names, value))
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: values[self.ours.partition(" ")[0]]}
 
 
@@ -87,17 +87,17 @@ class WrittenRule(KeyRule):
 
     ours: str = ""
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: values.get(self.ours)}
 
 
 class DivisorRule(SameRule):
     """A number of heads that must divide the width."""
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         if values["d_model"] % values[self.ours]:
-            known[self.ours] = "one that divides d_model"
-        return super().write(values, key, known)
+            available[self.ours] = "one that divides d_model"
+        return super().write(values, key, available)
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class DerivedRule(KeyRule):
         # the width of the network of GPT-2 is given in any case
         values[self.ours] = size or usual if self.ours == "d_ff" else None if size == usual else size
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         usual = self._usual(values)
         size = usual if values[self.ours] is None else values[self.ours]
         if size != usual and not self.written:
-            known[self.ours] = f"{usual:g}"
+            available[self.ours] = f"{usual:g}"
         return {key: size} if self.written else {}
 
     def _usual(self, values: RecipeValues) -> Any:
@@ -135,7 +135,7 @@ class ConstantRule(KeyRule):
     def read(self, config: Config, key: str, values: RecipeValues) -> None:
         config.expect(key, self.value)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: self.value}
 
 
@@ -152,7 +152,7 @@ class SectionRule(KeyRule):
             section.expect(name, *allowed)
         section.ignore(*self.ignored)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: {name: next(iter(allowed), None) for name, allowed in self.only.items()}}
 
 
@@ -187,10 +187,10 @@ class ChoiceRule(KeyRule):
         if values.setdefault(self.ours, value) != value:
             raise config.inexpressible(key)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         theirs = next((theirs for theirs, ours in self.choices.items() if ours == values[self.ours]), None)
         if theirs is None:
-            known[self.ours] = ", ".join(dict.fromkeys(map(str, self.choices.values())))
+            available[self.ours] = ", ".join(dict.fromkeys(map(str, self.choices.values())))
         return {key: next(iter(self.choices)) if theirs is None else theirs}
 
 
@@ -207,9 +207,9 @@ class IfObjectiveRule(KeyRule):
             self.rule.read(config, key, values)
         config.ignore(key)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         is_asked = self.written or values["objective.kind"] in self.kinds.split()
-        return self.rule.write(values, key, known) if is_asked else {}
+        return self.rule.write(values, key, available) if is_asked else {}
 
 
 class HeadDropoutRule(KeyRule):
@@ -220,7 +220,7 @@ class HeadDropoutRule(KeyRule):
         if values["objective.kind"] in HEADS:
             values["objective.dropout"] = dropout
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: values["objective.dropout"]} if values["objective.kind"] in HEADS else {}
 
 
@@ -234,7 +234,7 @@ class TiedRule(KeyRule):
         kind = values["objective.kind"]
         values["tie_embeddings"] = config.take(key, bool) or kind in HEADS or kind in self.but.split()
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: values["tie_embeddings"] or values["objective.kind"] in self.but.split()}
 
 
@@ -270,7 +270,7 @@ class LearnedRowsRule(KeyRule):
         if self.rows != "unsized":
             values |= {"position.size": rows, "position.offset": offset}
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: values["position.size"] - (2 if self.rows == "beyond" else 0)}
 
 
@@ -283,7 +283,7 @@ class PaddingRowRule(KeyRule):
             raise config.refusal(f"{key} is {padding}, and positions are counted from it")
         values["position.offset"] = padding + 1
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: max(0, values["position.offset"] - 1)}
 
 
@@ -341,7 +341,7 @@ class RotaryRule(KeyRule):
             scaling["attention_factor"] = section.optional("attention_factor", float)
         values |= {f"position.scaling.{ours}": value for ours, value in scaling.items()}
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         kind = values["position.scaling.kind"]
         scaling = {"rope_type": "default" if kind == "none" else kind}
         for ours, theirs in _SCALING.items():
@@ -389,7 +389,7 @@ class WindowRule(KeyRule):
     def read(self, config: Config, key: str, values: RecipeValues) -> None:
         set_windows(values, config.optional(key, int), ())
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: values["pattern.size"] if values["pattern.kind"] == "window" else None}
 
 
@@ -407,7 +407,7 @@ class LabelsRule(KeyRule):
     def read(self, config: Config, key: str, values: RecipeValues) -> None:
         values["objective.labels"] = read_labels(config)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return write_labels(values["objective.labels"])
 
 
@@ -432,7 +432,7 @@ class TaskRule(KeyRule):
         else:
             values |= {"objective.center": 0.0, "objective.scale": 1.0}
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         """Raises Inexpressible when Transformers would take the labels for another task."""
         task, labels = values["objective.task"], values["objective.labels"]
         if task == "auto":
@@ -440,7 +440,7 @@ class TaskRule(KeyRule):
         if task == "number":
             labels = ("number",)
             usual = {"objective.center": 0.0, "objective.scale": 1.0} if self.scores == "unbiased" else {}
-            known |= {ours: f"{value}, without a bias" for ours, value in usual.items() if values[ours] != value}
+            available |= {ours: f"{value}, without a bias" for ours, value in usual.items() if values[ours] != value}
         elif not labels:
             raise Inexpressible({"objective.labels": "none, which a labelled table decides"})
         elif task == "class" and len(labels) == 1:

@@ -33,7 +33,7 @@ class QwenWindowsRule(KeyRule):
             raise config.refusal("layer_types has sliding_attention without a sliding_window")
         set_windows(values, size, full)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         kinds, has_windows = layer_types(values), values["pattern.kind"] == "window"
         size = values["pattern.size"] if has_windows else None
         # before layer_types, the first of these layers with a window
@@ -51,7 +51,7 @@ class ModernWindowsRule(KeyRule):
             raise config.refusal(f"local_attention is {window}, less than a neighbour on each side")
         set_windows(values, window // 2 + 1, [*range(0, values["n_layers"], every)] if full is None else full)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         window = 2 * max(1, values["pattern.size"] - 1) if values["pattern.kind"] == "window" else 128
         return {key: layer_types(values), "local_attention": window}
 
@@ -77,7 +77,7 @@ class ModernRotaryRule(KeyRule):
         values["position.theta"] = thetas[has_windows and not has_both]
         values["position.window_theta"] = thetas[1] if has_both else None
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         wide = values["position.theta"]
         thetas = {FULL: wide, SLIDING: values["position.window_theta"] or wide}
         return {key: {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}}
@@ -99,9 +99,9 @@ class T5ActivationRule(KeyRule):
             name = "gelu_new" if kind == "gated-gelu" else name
             choice.read(Config({key: name}, config.where), key, values)
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         gated = values["activation"] in CHOICES["gates"].values()
-        (name,) = ChoiceRule("gates" if gated else "activations").write(values, key, known).values()
+        (name,) = ChoiceRule("gates" if gated else "activations").write(values, key, available).values()
         return {key: f"gated-{name}" if gated else name, "dense_act_fn": name, "is_gated_act": gated}
 
 
@@ -116,7 +116,7 @@ class T5OutputRule(KeyRule):
         values["tie_embeddings"] = tied if scaled is None else not untied
         values["scale_head"] = tied if scaled is None else scaled
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         return {key: values["tie_embeddings"], "scale_decoder_outputs": values["scale_head"]}
 
 
@@ -155,11 +155,11 @@ class GgufRotaryRule(KeyRule):
         values |= {"position.theta": base, "position.share": rotary / width}
         values |= {f"position.scaling.{ours}": value for ours, value in scaling.items()}
 
-    def write(self, values: RecipeValues, key: str, known: dict[str, str]) -> RecipeValues:
+    def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         rotary, base = int(values["head_width"] * values["position.share"]), values["position.theta"]
         keys: RecipeValues = {"rope.dimension_count": rotary, "rope.freq_base": base}
         if rotary < values["head_width"] and not self.partial:
-            known["position.share"] = "1.0"
+            available["position.share"] = "1.0"
         kind, factor = values["position.scaling.kind"], values.get("position.scaling.factor", 1.0)
         if kind == "none":
             return keys
@@ -167,7 +167,7 @@ class GgufRotaryRule(KeyRule):
         if kind == "llama3":
             low, high = values["position.scaling.low_frequency"], values["position.scaling.high_frequency"]
             if factor < 1 or (low, high) != (1, 4):
-                known |= {"position.scaling.factor": "at least 1, of frequencies 1 and 4"}
+                available |= {"position.scaling.factor": "at least 1, of frequencies 1 and 4"}
             return {**keys, key: _llama3_divisors(base, rotary, factor, low, high, original).astype(np.float32)}
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": factor}
         return {**keys, **({"rope.scaling.original_context_length": original} if kind == "yarn" else {})}

@@ -10,7 +10,7 @@ import yaml
 from torch import Tensor
 
 from lmtool.interop.families import rules, special
-from lmtool.interop.families.family import Family, PublishedHead, Rearrange, widths_of
+from lmtool.interop.families.family import Family, PublishedHead, Rearrange, joined_widths
 from lmtool.interop.families.layouts import (
     AS_ROW,
     SAME,
@@ -66,7 +66,7 @@ def _halves(dim: int) -> Rearrange:
 
 def _pairs(model: Transformer, layout: Layout) -> Layout:
     n_kv_heads = model.n_kv_heads or model.n_heads
-    return Joined(widths_of(model, "qkv"), (in_pairs(model.n_heads), in_pairs(n_kv_heads), SAME))
+    return Joined(joined_widths(model, "qkv"), (in_pairs(model.n_heads), in_pairs(n_kv_heads), SAME))
 
 
 LAYOUTS: Mapping[str, Rearrange] = {
@@ -99,17 +99,17 @@ def read_tree(name: str) -> Mapping[str, Any]:
     text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
     tree: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     like = tree.pop("like", None)
-    return tree if like is None else _completed(read_tree(like), tree)
+    return tree if like is None else _merge_trees(read_tree(like), tree)
 
 
-def _completed(base: Mapping[str, Any], own: Mapping[str, Any], are_rules: bool = False) -> dict[str, Any]:
+def _merge_trees(base: Mapping[str, Any], own: Mapping[str, Any], are_rules: bool = False) -> dict[str, Any]:
     """Sections of `own` over those of `base`, in whose place their keys stay; a null takes a key away."""
     merged = dict(base)
     for key, value in own.items():
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, dict) and not are_rules:
-            merged[key] = _completed(merged.get(key, {}), value, key == "config")
+            merged[key] = _merge_trees(merged.get(key, {}), value, key == "config")
         else:
             merged[key] = value
     return merged
