@@ -89,8 +89,8 @@ class Family:
     modules: theirs by ours, several of theirs parted by spaces; in layers "{}" stands for the number of the layer, in
         ours followed by that of the sublayer. "NAME untied" is for an output matrix of its own, and "NAME plain" for a
         network without a gate, in place of NAME. Names are below `prefix`, which files of a body alone omit.
-    heads: by name; the one with most modules that a model has is its head. Objectives that none is for are published as
-        a body, where there is such a head.
+    heads: by name; the one that the class names, or the one with most modules that a model has, is its head. Objectives
+        that none is for are published as a body, where there is such a head.
     fixed: values of a recipe that all its models have.
     defaults: values of keys that files omit, as in the class of the configuration; a null is not missing.
     aliases: further names of keys, which have the same value where both are there.
@@ -137,9 +137,8 @@ class Family:
         Raises CheckpointError for what no recipe expresses.
         """
         architecture = config.architecture()
-        head = max(
-            (one for one in self.heads.values() if one.matches(config)), key=lambda one: len(one.required_tensors())
-        )
+        heads = (one for one in self.heads.values() if one.matches(config))
+        head = max(heads, key=lambda one: (one.by_class, len(one.required_tensors())))
         if _WITH_HEAD.search(architecture) and not architecture.endswith(head.ending):
             raise config.refusal(f"a recipe has no head as {plain(architecture)[:60]}")
         for other, name in self.aliases.items():

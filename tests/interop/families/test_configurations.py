@@ -359,6 +359,21 @@ def test_heads_that_no_recipe_has(published_as: str, architecture: str) -> None:
         described({**values, "architectures": [architecture]}, names)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "kind"),
+    [
+        ("BertForTokenClassification", "classifier.weight", "tagging"),
+        ("BertForQuestionAnswering", "qa_outputs.weight", "question-answering"),
+        ("BertForSequenceClassification", "classifier.weight", "classification"),
+    ],
+)
+def test_the_class_tells_heads_apart(architecture: str, tensor: str, kind: str) -> None:
+    """Old files of taggers have BERT's pooler too, which nothing reads."""
+    values, _ = FILES["bert-base-uncased"]
+    names = [*MANY, "bert.pooler.dense.weight", "bert.pooler.dense.bias", tensor]
+    assert described({**values, "architectures": [architecture]}, names)[1].kind == kind
+
+
 def test_an_output_matrix_that_is_missing() -> None:
     values, names = FILES["google/flan-t5-small"]
     with pytest.raises(CheckpointError, match=r"there is no lm_head\.weight"):
