@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, cached_property
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -25,13 +26,14 @@ from lmtool import _HOMES, errors
 from lmtool.api import TrainedModel
 from lmtool.cli import app
 from lmtool.decoding.settings import Help
+from lmtool.interop.families import EVERY, GGUF_FAMILIES, tables
 from lmtool.recipe.load import load, shipped
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report import drawing
 from lmtool.report.charts import standalone
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = ("cli.md", "recipe.md", "python.md")
+PAGES = ("cli.md", "recipe.md", "python.md", "serve.md")
 PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 PICTURE = re.compile(r'<svg class="picture(?! narrow).*?</svg>', re.DOTALL)
 PAPER = re.compile(r" ?\(((?:[^()]*?[A-Z][^()]* )?\d{4}[^()]*|[^()]*\b(?:19|20)\d\d)\)")
@@ -380,12 +382,29 @@ def type_name(kind: Any) -> str:
     return str(kind)
 
 
+def families() -> Iterator[str]:
+    """A table of the families of published models, by their files."""
+    yield "| `model_type` | family | what all its models have in a recipe | classes | GGUF |"
+    yield "|---|---|---|---|---|"
+    stored = {family.model_type: family.architecture for family in GGUF_FAMILIES}
+    for family in sorted(EVERY, key=lambda family: family.shape):
+        text = Path(tables.__file__).with_name(f"{family.model_type}.yaml").read_text(encoding="utf-8")
+        about = " ".join(
+            line.removeprefix("#").strip() for line in takewhile(lambda line: line[0] == "#", text.splitlines())
+        )
+        fixed = {"shape": family.shape, **family.fixed}
+        values = ", ".join(f"`{key}: {str(value).lower()}`" for key, value in fixed.items())
+        classes = ", ".join(f"{family.name}{head.ending}" for head in family.heads.values())
+        yield f"| {family.model_type} | {cell(about)} | {values} | {classes} | {stored.get(family.model_type, '')} |"
+
+
 MADE: dict[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "exit codes": exit_codes,
     "keys": keys,
     "recipes": recipes,
     "python": python,
+    "families": families,
 }
 
 

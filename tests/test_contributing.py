@@ -176,6 +176,23 @@ def test_each_new_part_trains_and_decodes_as_the_forward_pass_does(copy: Path) -
 
 
 @pytest.mark.system
+def test_the_new_family_comes_in_goes_out_and_comes_back(copy: Path) -> None:
+    """By the row that the page adds, which tries each of its heads."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/interop/families/test_families.py",
+    ]
+    done = subprocess.run([*command, "-k", "seed_oss"], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
+@pytest.mark.system
 @pytest.mark.slow
 def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
     """What all families are held to, and what is held of the examples alone."""
@@ -206,7 +223,7 @@ def test_without_the_examples_there_are_no_such_parts() -> None:
 
 @pytest.mark.system
 def test_the_changed_files_are_well_kept(copy: Path) -> None:
-    files = sorted({file for file, _, _ in changes()})
+    files = sorted({file for file, _, _ in changes() if file.endswith(".py")})
     for command in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), *files]
         done = subprocess.run(ruff, cwd=copy, capture_output=True, text=True)

@@ -52,6 +52,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.py")} | {"lmtool/compute/kernels.c"}
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("*/templates/*")}
+    families = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("interop/*/*.yaml")}
     shipped = {
         f"lmtool/_bundled/{path.relative_to(ROOT)}"
         for folder in ("recipes", "data")
@@ -59,7 +60,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
         if path.is_file() and ROOT / "data" / "make" not in path.parents
     }
     metadata = {name for name in names if ".dist-info/" in name}
-    assert names - metadata == modules | templates | shipped
+    assert names - metadata == modules | templates | families | shipped
     assert any(name.endswith("/licenses/LICENSE") for name in metadata)
 
 

@@ -16,10 +16,10 @@ from lmtool.compute.device import CPU
 from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
 from lmtool.export.card import PLACEHOLDER, adapter_card
-from lmtool.export.exporting import Exportable, TypeName, as_type, expressed, to_json
+from lmtool.export.exporting import Exportable, TypeName, as_type, express, to_json
 from lmtool.inference.base import Base, base_of, open_base
 from lmtool.inference.load import trained_model
-from lmtool.interop.families.layouts import Transposed
+from lmtool.interop.families.layouts import TRANSPOSED
 from lmtool.interop.names import HUB, parse_hub
 from lmtool.model.lora import AdaptedLinear
 from lmtool.recipe.spec.training import Lora
@@ -83,8 +83,8 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
 
 def _expressed_alike(adapted: Base, base: Base) -> Exportable:
     """The adapted model in the terms of the family that its base is exported as."""
-    family = expressed(base).family.model_type
-    exportable = expressed(adapted, family)
+    family = express(base).family.model_type
+    exportable = express(adapted, family)
     if exportable.family.model_type != family:
         what = f"the base is exported as {family}, which cannot express the adapted model"
         raise UsageError(what, where=str(adapted.run.path), fix=_WHOLE)
@@ -165,7 +165,7 @@ def _keys(exportable: Exportable, spec: Lora, adapters: Mapping[str, Adapter], h
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
         "bias": "none",
-        "fan_in_fan_out": any(isinstance(layouts[module], Transposed) for module in adapters),
+        "fan_in_fan_out": any(layouts[module] == TRANSPOSED for module in adapters),
         "target_modules": _suffixes(adapters, modules),
         "modules_to_save": sorted(saved) or None,
     }

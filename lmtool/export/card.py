@@ -10,7 +10,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from lmtool import __version__
 from lmtool.export.forms import Form
 from lmtool.inference.base import Base
-from lmtool.interop.families.encoder import CLASSES
 from lmtool.interop.names import HEAD
 from lmtool.model.heads import pooling
 from lmtool.printable import plain
@@ -21,6 +20,15 @@ from lmtool.tables.tasks.results import SCORED_BY_OTHERS
 
 PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""
+
+CLASSES = {
+    "classification": "ForSequenceClassification",
+    "masked": "ForMaskedLM",
+    "tagging": "ForTokenClassification",
+    "question-answering": "ForQuestionAnswering",
+    "embedding": "",
+}
+"""The ends of the names of Transformers' classes for a task, by the kind of the objective."""
 
 PIPELINES = {
     "classification": "text-classification",
@@ -67,7 +75,7 @@ def without_folders(text: str) -> str:
 def auto_class(recipe: Recipe) -> str:
     """Transformers' class that opens a model of this recipe for its task."""
     generates = "ForSeq2SeqLM" if recipe.model.reads == "source" else "ForCausalLM"
-    return "AutoModel" + {**CLASSES, "embedding": ""}.get(recipe.objective.kind, generates)
+    return "AutoModel" + CLASSES.get(recipe.objective.kind, generates)
 
 
 def _pipeline(recipe: Recipe) -> str:

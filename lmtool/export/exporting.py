@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +20,12 @@ from lmtool.export.forms import Form, form_of
 from lmtool.export.ollama import OllamaPrompt, beside_gguf, modelfile
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
-from lmtool.interop.families import EVERY
-from lmtool.interop.families.config import Config, write_labels
+from lmtool.interop.families import EVERY, GGUF_FAMILIES
+from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Described, Family
-from lmtool.interop.gguf.architectures import GGUF_FAMILIES
-from lmtool.interop.gguf.files import Quantization, write_gguf
+from lmtool.interop.families.rules import write_labels
+from lmtool.interop.gguf.files import FREQUENCIES, Quantization, write_gguf
+from lmtool.interop.gguf.vocabulary import express_tokenizer
 from lmtool.interop.importing import COLUMNS
 from lmtool.interop.names import AS_DIRECTORY, CONFIG, HEAD, MODULES, NOTE
 from lmtool.interop.sources import POOLING
@@ -113,22 +114,19 @@ class Exportable(Form):
         return files if chat is None else files | {CHAT: chat.encode()}
 
 
-def express(reference: str, among: Sequence[Family] = EVERY) -> Exportable:
-    """The best checkpoint of a run, or a given one, in the terms of the first of these families that can express it.
+def express(base: Base, preferred: str | None = None, among: Sequence[Family] = EVERY) -> Exportable:
+    """A checkpoint in the terms of the first of these families that can express it.
 
-    Raises UsageError, with the keys that stand in the way, when none can.
+    preferred: the `model_type` to try first, by default of an imported model its. Raises UsageError, with the keys that
+    stand in the way, when none can.
     """
-    return expressed(open_base(reference), among=among)
-
-
-def expressed(base: Base, preferred: str | None = None, among: Sequence[Family] = EVERY) -> Exportable:
-    """The same of an open checkpoint. preferred: the `model_type` to try first, by default of an imported model its."""
     origin = base.run.info.origin
     recipe = with_decided(base.recipe, base.run.all_results.get("", {}), base.checkpoint.step)
     form = form_of(recipe, base.tokenizer, preferred or (origin.model_type if origin else None), among)
     names = {name for weight in form.weights() for name in weight.theirs}
-    described = form.family.describe(Config(form.config, CONFIG), names)
-    config = form.config | _token_ids(base.tokenizer, form.recipe) | _note(form.recipe, described)
+    described = form.family.describe(Config(form.config, CONFIG, names))
+    ids = {} if form.family.architecture else _token_ids(base.tokenizer, form.recipe)
+    config = form.config | ids | _note(form.recipe, described)
     if form.beside and (labels := getattr(form.recipe.objective, "labels", ())):
         config |= write_labels(labels)
     return Exportable(form.recipe, form.family, config, form.beside, base=base)
@@ -156,7 +154,7 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     that is in use; ResourceError.
     """
     refuse_used(folder)
-    exportable = express(reference)
+    exportable = express(open_base(reference))
     exportable.config["dtype"] = dtype
     weights = {name: as_type(name, tensor, dtype) for name, tensor in exportable.tensors()}
     files = {"config.json": to_json(exportable.config), **exportable.tokenizer_files()}
@@ -207,24 +205,28 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
     """
     durable.refuse_existing(file)
     durable.refuse_existing(beside := beside_gguf(file))
-    exportable = express(reference, GGUF_FAMILIES)
-    if exportable.has_head:
-        what = f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}"
+    base = open_base(reference)
+    if isinstance(base.recipe.objective, HeadSpec):
+        what = f"a GGUF file holds a language model, and this one has a head for {base.recipe.objective.kind}"
         raise UsageError(what, where="objective.kind", fix=AS_DIRECTORY)
+    exportable = express(base, among=GGUF_FAMILIES)
     written = exportable.tokenizer_files(as_source=False)
     settings = json.loads(written[TOKENIZER_CONFIG])
     if (chat := written.get(CHAT)) is not None:
         settings["chat_template"] = chat.decode()
+    architecture, values = exportable.family.architecture, dict(exportable.config)
+    note = {NOTE: json.dumps(values.pop(NOTE), ensure_ascii=False)} if NOTE in values else {}
+    values = {key if key == FREQUENCIES else f"{architecture}.{key}": value for key, value in values.items()}
+    values |= express_tokenizer(
+        written[TOKENIZER].decode(),
+        settings,
+        architecture,
+        exportable.model.vocab_size or 0,
+        ends_of(_generation(exportable)["eos_token_id"]),
+    )
     with writing(file):
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_gguf(
-            file,
-            exportable.config | _generation(exportable),
-            {name: partial(Tensor.detach, tensor) for name, tensor in exportable.tensors()},
-            written[TOKENIZER].decode(),
-            settings,
-            quantization,
-        )
+        write_gguf(file, architecture, values | note, dict(exportable.tensors()), quantization)
         durable.write_new(beside, modelfile(file.name, _prompting(exportable, settings)).encode())
     return exportable
 
@@ -236,8 +238,13 @@ def _prompting(exportable: Exportable, settings: Mapping[str, Any]) -> OllamaPro
     bos = settings.get("bos_token", "")
     begins = bos if bos in inner.encode("a").tokens[:1] else ""
     tokens = {role: text for role in ROLE_KEYS if (text := text_of(settings.get(role))) is not None}
-    stops = [tokenizer.name(i) for i in (ends if isinstance(ends, list) else [ends]) if i is not None]
+    stops = [tokenizer.name(i) for i in ends_of(ends)]
     return OllamaPrompt(settings.get("chat_template"), tokens, begins, stops)
+
+
+def ends_of(ids: list[int] | int | None) -> list[int]:
+    """The ids of the tokens that end a text, by `eos_token_id`."""
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:

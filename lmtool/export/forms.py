@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lmtool.errors import UsageError
 from lmtool.interop.families import EVERY
-from lmtool.interop.families.config import Inexpressible
 from lmtool.interop.families.family import BODY, Family
 from lmtool.interop.families.layouts import Weight
+from lmtool.interop.families.rules import Inexpressible
 from lmtool.interop.names import AS_DIRECTORY, HEAD
 from lmtool.recipe.spec.objective import AnyObjective, HeadSpec
 from lmtool.recipe.spec.recipe import Recipe
@@ -26,8 +26,8 @@ LONGEST = 400
 class Form:
     """A recipe in the terms of a published family.
 
-    recipe: without adapters, and with the rows of its embedding. config: of config.json. beside: the keys by which no
-    class of Transformers has its head, which then lies beside the body; empty where one has.
+    recipe: without adapters, and with the rows of its embedding. config: of config.json, or of a GGUF file. beside: the
+    keys by which no class of Transformers has its head, which then lies beside the body; empty where one has.
     """
 
     recipe: Recipe
@@ -61,7 +61,7 @@ class Form:
     @property
     def architecture(self) -> str:
         """The class of Transformers."""
-        return str(self.config["architectures"][0])
+        return self.family.name + self.family.head_for(self.model, self._objective).ending
 
     def describe(self) -> str:
         """The class of Transformers, and a head beside it, in a line."""
@@ -130,13 +130,16 @@ def _first(
 
 def _listed(obstacles: Mapping[str, Mapping[str, str]]) -> str:
     """All keys that stand in the way of the families with the fewest of them, and why where that is short."""
-    fewest = min(map(len, obstacles.values()), default=0)
     groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for family, whys_of in obstacles.items():
-        if len(whys_of) == fewest:
-            groups[tuple(whys_of)].append(family)
+        groups[tuple(whys_of)].append(family)
+    # where one hides all others, there may be many
+    known = {keys: names for keys, names in groups.items() if keys != ("model",)} or groups
+    fewest = min(map(len, known), default=0)
     told, brief = [], []
-    for keys, names in groups.items():
+    for keys, names in known.items():
+        if len(keys) > fewest:
+            continue
         whys = (obstacles[names[0]][key] for key in keys)
         values = [why if len(names) == 1 else why.partition(", where ")[0] for why in whys]
         told.append(f"{', '.join(names)}: " + ", ".join(f"{key} ({v})" for key, v in zip(keys, values, strict=True)))

@@ -19,10 +19,9 @@ from torch import Tensor
 from lmtool.checksum import sha256_of_file, sha256_of_json
 from lmtool.durable import filling, locked, refuse_used, refusing, write_file, writing
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.interop.families import FAMILIES
-from lmtool.interop.families.config import Config, read_labels
-from lmtool.interop.families.family import BODY, Described, Family
+from lmtool.interop.families.family import BODY, Described
 from lmtool.interop.families.layouts import Weight
+from lmtool.interop.families.rules import HEADS, read_labels
 from lmtool.interop.names import HUB, NOTE, imports_folder, known_run, noted, parse_hub, pointer_of
 from lmtool.interop.sources import Source, download, open_source
 from lmtool.model import with_head
@@ -41,7 +40,6 @@ from lmtool.tokenization.inner import SPECIALS, inner_of, raising_panics
 from lmtool.tokenization.tokenizer import Tokenizer
 
 COLUMNS = ("text_columns", "label_column", "source_column", "target_column", "input_column", "messages_column")
-_HEADS = ("classification", "tagging", "question-answering")
 VERSION = 1
 """Part of the key of the cache: incremented when the same files would give another run."""
 
@@ -132,78 +130,59 @@ def _write(
     source: Source, reference: str, commit: str | None, folder: Path, digests: Mapping[str, str], report: Report
 ) -> None:
     """Write the run hidden beside `folder`, then rename it: a failed import leaves nothing."""
-    family, described = describe(source)
+    described = describe(source)
     tokenizer = _tokenizer(source, described)
     recipe = _recipe(source, described, tokenizer, reference)
-    weights = _made(source, _weights(source, family, described, recipe), family, recipe, report)
+    model = recipe.model
+    assert isinstance(model, Transformer)
+    outlines = _outline(recipe, model)
+    weights = _made(source, _weights(source, described, recipe), outlines, report)
+    millions = sum(one.numel() for one in outlines.values()) / 1e6
     info = RunInfo.new(
         recipe=_name(reference),
-        summary=_summary(recipe),
+        summary=f"{model.title}, {model.n_layers} x {model.d_model}, {millions:.1f}M parameters",
         fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
-        origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
+        origin={"reference": reference, "revision": commit, "model_type": source.family.model_type, "sha256": digests},
     )
     files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}
     with filling(folder) as new, create_run(new, info, files) as run:
         run.save(Snapshot(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}), keep_last=1)
 
 
-def describe(source: Source) -> tuple[Family, Described]:
-    """The family of a model, and its recipe. Raises CheckpointError for an unknown one."""
-    config = Config(source.config, str(source.path))
-    kind = config.take("model_type", str)
-    if kind not in FAMILIES:
-        fix = f"those that can: {', '.join(FAMILIES)}"
-        raise _refusal(source, f"the model_type {plain(kind)[:60]!r} cannot be imported", fix)
-    family = FAMILIES[kind]
-    described = family.describe(config, _prefixed(family, source.names).keys())
-    described = _noted(config, described, has_head=bool(source.head_names))
-    config.check_all_read()
-    if (embedding := source.embedding) and not described.beside:
-        described.objective.clear()
-        described.objective.update(embedding)
-    if length := source.context:
-        described.model["context"] = min(length, described.model["context"])
-    return family, described
+def describe(source: Source) -> Described:
+    """The recipe of a model. Raises CheckpointError for what no recipe expresses.
 
-
-def _noted(config: Config, described: Described, *, has_head: bool) -> Described:
-    """What a published model is, as far as it is `described` and a note says more.
-
-    What Transformers reads stands, since it may have changed: labels, and the kind of the head that there is. has_head:
-    there is a file HEAD. Raises CheckpointError for a note of other types.
+    Where the note of an export says more than what Transformers reads, labels and the kind of the head that there is
+    are those of Transformers, since they may have changed.
     """
+    config, described = source.config, source.family.describe(source.config)
     note = config.section(NOTE)
-    context = min(described.model["context"], note.positive("context", int, described.model["context"]))
-    described = replace(described, model={**described.model, "context": context})
     objective = note.take("objective", dict, {})
     data = {key: value for key, value in note.take("data", dict, {}).items() if key in (*COLUMNS, "tasks")}
     kind, published = objective.get("kind"), described.objective
-    if has_head and kind in _HEADS:
+    beside = bool(source.head_names) and kind in HEADS
+    if beside:
         labels = {"labels": read_labels(config)} if objective.get("labels") else {}
-        return replace(described, objective={**objective, **labels}, data=data, beside=True)
-    if kind == "seq2seq" and published["kind"] == "causal":
-        return replace(described, objective=objective, data=data)
-    return (
-        replace(described, objective={**objective, **published}, data=data) if kind == published["kind"] else described
-    )
-
-
-def _prefixed(family: Family, names: Sequence[str]) -> dict[str, str]:
-    """The names in the files by those of a model with a head, with today's names of norms."""
-    is_bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
-    by_name = {}
-    for name in names:
-        shown = name
-        for old, new in family.renamed:
-            shown = shown.replace(old, new)
-        by_name[family.prefix + shown if is_bare else shown] = name
-    return by_name
+        published = {**objective, **labels}
+    elif kind == "seq2seq" and published["kind"] == "causal":
+        published = objective
+    elif kind == published["kind"]:
+        published = {**objective, **published}
+    else:
+        data = {}
+    contexts = [described.model["context"], note.positive("context", int, described.model["context"])]
+    config.check_all_read()
+    if source.embedding and not beside:
+        published = source.embedding
+    if source.context:
+        contexts.append(source.context)
+    return Described({**described.model, "context": min(contexts)}, published, data, beside)
 
 
 def _tokenizer(source: Source, described: Described) -> Tokenizer:
     """The tokenizer, with the tokens that begin and end generated text."""
     published = source.tokenizer()
-    settings = {**source.config, **source.generation}
+    settings = source.settings
     try:
         inner = inner_of(published.json)
         named = dict(published.config)
@@ -244,7 +223,7 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
         return Recipe.model_validate(
             {
                 "description": f"imported from {plain(reference)[:100]}",
-                "model": {"kind": "transformer", **described.model},
+                "model": described.model,
                 "objective": described.objective,
                 "tokenizer": {"kind": "file", "path": "tokenizer.json"},
                 "data": {**(ONE_TEXT if _reads_one_text(described, tokenizer) else DOCUMENTS), **described.data},
@@ -258,38 +237,35 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
         raise _refusal(source, f"its configuration is of no model: {told}") from error
 
 
-def _weights(source: Source, family: Family, described: Described, recipe: Recipe) -> list[Weight]:
-    """How the tensors of the run are made of the published ones. Raises CheckpointError for layers without tensors."""
+def _weights(source: Source, described: Described, recipe: Recipe) -> list[Weight]:
+    """How the tensors of the run are made of the published ones."""
     assert isinstance(recipe.model, Transformer)
-    if recipe.model.n_layers > len(source.names):
-        raise _unfit(source, f"{recipe.model.n_layers} layers, but {len(source.names)} tensors")
     if not described.beside:
-        return family.weights(recipe.model, recipe.objective)
-    body = (replace(one, ours=f"body.{one.ours}") for one in family.weights(recipe.model, BODY))
+        return source.family.weights(recipe.model, recipe.objective)
+    body = (replace(one, ours=f"body.{one.ours}") for one in source.family.weights(recipe.model, BODY))
     return [*body, *(Weight(name, (name,)) for name in source.head_names)]
 
 
-def _made(source: Source, weights: Sequence[Weight], family: Family, recipe: Recipe, report: Report) -> MadeTensors:
+def _made(source: Source, weights: Sequence[Weight], outlines: Mapping[str, Tensor], report: Report) -> MadeTensors:
     """The weights of the run, each made when it is written.
 
     Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
-    stored = {**_prefixed(family, source.names), **{name: name for name in source.head_names}}
-    outlines = _outline(recipe)
-    missing = [name for weight in weights for name in weight.theirs if name not in stored]
-    if missing:
+    stored = {*source.config.names, *source.head_names}
+    used = {name: None for weight in weights for name in weight.theirs}
+    if missing := [name for name in used if name not in stored]:
         raise _unfit(source, f"{plain(missing[0])[:100]} is missing")
-    used = {name for weight in weights for name in weight.theirs}
-    (embedding,) = next(weight.theirs for weight in weights if weight.ours.endswith("inputs.tokens.weight"))
-    for name in (name for name in stored if name not in used):
-        if not any(re.fullmatch(rule, name) for rule in family.redundant):
+    (embedding, *_) = next(weight.theirs for weight in weights if weight.ours.endswith("inputs.tokens.weight"))
+    for name in sorted(stored - used.keys()):
+        if not any(re.fullmatch(rule, name) for rule in source.family.redundant):
             raise _unfit(source, f"{plain(name)[:100]} has no place in it")
-        is_copy = name.endswith("weight") and source.shape(stored[name]) == source.shape(stored[embedding])
-        if is_copy and not torch.equal(source.read(stored[name]), source.read(stored[embedding])):
-            raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
+        if name.endswith("weight"):
+            tensor, tied = source.read(name), source.read(embedding)
+            if tensor.shape == tied.shape and not torch.equal(tensor, tied):
+                raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
     if odd := outlines.keys() ^ {weight.ours for weight in weights}:
         if not source.head_names:
-            raise AssertionError(f"{family.model_type}: {odd}")
+            raise AssertionError(f"{source.family.model_type}: {odd}")
         raise _unfit(source, f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
     total, done = sum(4 * outline.numel() for outline in outlines.values()), 0
 
@@ -298,7 +274,7 @@ def _made(source: Source, weights: Sequence[Weight], family: Family, recipe: Rec
     def make(name: str) -> Tensor:
         nonlocal done
         weight = by_name[name]
-        tensors = [source.read(stored[name]) for name in weight.theirs]
+        tensors = [source.read(name) for name in weight.theirs]
         try:
             made = weight.layout.join(tensors)
         except (ValueError, RuntimeError, IndexError) as error:
@@ -316,20 +292,10 @@ def _made(source: Source, weights: Sequence[Weight], family: Family, recipe: Rec
     return MadeTensors(outlines, make)
 
 
-def _outline(recipe: Recipe) -> dict[str, Tensor]:
+def _outline(recipe: Recipe, model: Transformer) -> dict[str, Tensor]:
     """The weights of the model that a recipe describes, as shapes."""
-    assert isinstance(recipe.model, Transformer)
-    assert recipe.model.vocab_size is not None
-    lm = outline(recipe.model, recipe.model.vocab_size)
     with torch.device("meta"):
-        return with_head(recipe, lm).state_dict()
-
-
-def _summary(recipe: Recipe) -> str:
-    weights = _outline(recipe)
-    assert isinstance(recipe.model, Transformer)
-    count = sum(weight.numel() for weight in weights.values())
-    return f"{recipe.model.title}, {recipe.model.n_layers} x {recipe.model.d_model}, {count / 1e6:.1f}M parameters"
+        return with_head(recipe, outline(model, model.vocab_size or 0)).state_dict()
 
 
 def _by(shape: Sequence[int]) -> str:

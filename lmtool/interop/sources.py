@@ -15,8 +15,11 @@ from torch import Tensor
 from lmtool import durable
 from lmtool.data.hub import import_hub
 from lmtool.errors import CheckpointError
-from lmtool.interop.gguf.configs import describe
+from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
+from lmtool.interop.families.config import Config
+from lmtool.interop.families.family import Family
 from lmtool.interop.gguf.container import Container
+from lmtool.interop.gguf.files import FREQUENCIES
 from lmtool.interop.gguf.vocabulary import describe_tokenizer
 from lmtool.interop.names import CONFIG, HEAD, MODULES, NOTE, parse_hub
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
@@ -35,6 +38,8 @@ _READ = (
     *("chat_template.jinja", "chat_template.json", "1_Pooling/config.json"),
 )
 """Patterns of the files of a repository that are read."""
+
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 POOLING = {
     "pooling_mode_cls_token": "first",
@@ -55,28 +60,25 @@ class Source(ABC):
     """A published model on disk.
 
     path: its directory or file.
-    config: of config.json.
-    generation: of generation_config.json.
+    family: its rows.
+    config: its configuration, with the names of its tensors, as in a model with a head.
+    settings: config.json and generation_config.json, which name special tokens by their ids.
     files: everything that the model is made of.
-    names: of its tensors.
-    head_names: of those of a head beside the body, which `names` are not.
+    head_names: of the tensors of a head beside the body.
     embedding: keys of the objective of a sentence-transformers model; empty for others.
     context: tokens that a sentence-transformers model reads; None for others.
     """
 
+    family: Family
+    config: Config
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config: dict[str, Any] = {}
-        self.generation: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
         self.files = [path]
-        self.names: Sequence[str] = ()
         self.head_names: Sequence[str] = ()
         self.embedding: dict[str, Any] = {}
         self.context: int | None = None
-
-    @abstractmethod
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
@@ -88,7 +90,7 @@ class Source(ABC):
 
 
 def open_source(path: Path) -> Source:
-    """The model in a directory or a GGUF file. Raises CheckpointError when it is neither."""
+    """The model in a directory or a GGUF file. Raises CheckpointError when it is neither, or of no known family."""
     if path.is_dir():
         return HuggingFaceDirectory(path)
     return GgufFile(path)
@@ -106,13 +108,19 @@ class HuggingFaceDirectory(Source):
             raise _refusal(
                 f"this is not a model: it has no {CONFIG}", path, "name a directory, a .gguf file or hf:NAME"
             )
-        self.config = read_json(path / CONFIG)
-        if GENERATION in here:
-            self.generation = read_json(path / GENERATION)
+        values = read_json(path / CONFIG)
+        self.settings = values | (read_json(path / GENERATION) if GENERATION in here else {})
         modules = self._modules(here)
         shards = self._find_shards(here)
-        self.names = list(shards)
+        kind = Config(values, str(path)).take("model_type", str)
+        if kind not in FAMILIES:
+            fix = f"those that can: {', '.join(FAMILIES)}"
+            raise _refusal(f"the model_type {plain(kind)[:60]!r} cannot be imported", path, fix)
+        self.family = FAMILIES[kind]
+        self._stored = self.family.canonical_names(shards)
+        self.config = Config(values, str(path), self._stored.keys())
         self.head_names = [*self._open(HEAD).keys()] if HEAD in here else []
+        self._stored |= {name: name for name in self.head_names}
         self._file_of = {**dict.fromkeys(self.head_names, HEAD), **shards}
         weights = {*shards.values(), HEAD}
         used = [name for name in here if name in _READ] + sorted(weights - {WEIGHTS, HEAD})
@@ -161,13 +169,11 @@ class HuggingFaceDirectory(Source):
         told = plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
         return _refusal(f"{file} cannot be read: {told}", self.path / file)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open(self._file_of[name]).get_slice(name).get_shape())
-
     def read(self, name: str) -> Tensor:
-        file = self._file_of[name]
+        stored = self._stored[name]
+        file = self._file_of[stored]
         try:
-            tensor: Tensor = self._open(file).get_tensor(name)
+            tensor: Tensor = self._open(file).get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise self._damaged(file, error) from error
         if not tensor.is_floating_point():
@@ -176,7 +182,7 @@ class HuggingFaceDirectory(Source):
         return tensor
 
     def tokenizer(self) -> PublishedTokenizer:
-        return read_tokenizer(self.path, str(self.config.get("model_type")))
+        return read_tokenizer(self.path, self.family.model_type)
 
     def _modules(self, here: Sequence[str]) -> list[dict[str, Any]]:
         """The modules of a sentence-transformers model: a Transformer, its pooling, and maybe a normalization."""
@@ -208,34 +214,39 @@ def _pool(file: Path) -> str:
 
 
 class GgufFile(Source):
-    """A GGUF file, in the names of a Hugging Face directory; it stays on disk."""
+    """A GGUF file; it stays on disk."""
 
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for what is damaged, unknown or would compute something else."""
         super().__init__(path)
-        self._container = Container(path)
-        self.config, pairs = describe(self._container)
-        architecture = self._container.values["general.architecture"]
-        self._tokenizer, ids = describe_tokenizer(self._container, architecture, self.config["vocab_size"])
-        self.config |= ids | self._note()
-        self._pairs = {pair.published: pair for pair in pairs}
-        self.names = list(self._pairs)
-
-    def _note(self) -> dict[str, Any]:
-        """The note of an export, by its key in config.json, if there is one. Raises CheckpointError when it is none."""
-        written = self._container.values.get(NOTE)
-        try:
-            return {} if written is None else {NOTE: json.loads(written)}
-        except (TypeError, ValueError, RecursionError):
-            raise self._container.damage(f"{NOTE} is not the note of an export") from None
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._pairs[name].published_shape
+        container = self._container = Container(path)
+        where, name = plain(str(path)), container.values.get("general.architecture")
+        by_name = {family.architecture: family for family in GGUF_FAMILIES}
+        if name not in by_name:
+            raise Config({}, where).refusal(f"architecture {plain(str(name))[:40]} is none of {', '.join(by_name)}")
+        self.family = by_name[name]
+        if EMBEDDING not in container.tensors:
+            raise container.damage(f"the tensor {EMBEDDING} is missing")
+        names = container.tensors.keys() - {FREQUENCIES}
+        if OUTPUT in names and container.same(OUTPUT, EMBEDDING):  # as older converters write tied ones
+            names -= {OUTPUT}
+        rows = container.tensors[EMBEDDING].shape[0]
+        values = {
+            key.removeprefix(f"{name}."): value for key, value in container.values.items() if key.startswith(f"{name}.")
+        }
+        values["vocab_size"] = rows
+        if FREQUENCIES in container.tensors:
+            values[FREQUENCIES] = container.read(FREQUENCIES).numpy()
+        if (note := container.values.get(NOTE)) is not None:
+            try:
+                values[NOTE] = json.loads(note)
+            except (TypeError, ValueError, RecursionError):
+                raise container.damage(f"{NOTE} is not the note of an export") from None
+        self.config = Config(values, where, names, inside=name)
+        self._tokenizer, self.settings = describe_tokenizer(container, name, rows)
 
     def read(self, name: str) -> Tensor:
-        pair = self._pairs[name]
-        (tensor,) = pair.layout.split(self._container.read(pair.stored))
-        return tensor.contiguous()
+        return self._container.read(name)
 
     def tokenizer(self) -> PublishedTokenizer:
         return self._tokenizer

@@ -501,7 +501,7 @@ SHIPPED: dict[str, str] = {
         ("bert-tiny", "roberta-tiny", "longformer-tiny", "electra-tiny", "distilbert-tiny"),
         "model.position.kind (alibi",
     ),
-    "albert-tiny": "bert: model.position.kind, model.share_layers",
+    "albert-tiny": "bert: model.share_layers, model.position.kind",
     **dict.fromkeys(("prefix-lm", "prefix-tiny"), "model.shape"),
 }
 """The family of each shipped recipe, or the key that stands in the way; model.kind for all others."""
@@ -521,10 +521,10 @@ def test_shipped_recipes(name: str) -> None:
     open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None), all_results={}, step=1)
     base = Base(open_run, open_run, recipe, tokenizer_of(), ())
     if "." not in expected:
-        assert exporting.expressed(base).family.model_type == expected
+        assert exporting.express(base).family.model_type == expected
         return
     with pytest.raises(UsageError) as refusal:
-        exporting.expressed(base)
+        exporting.express(base)
     assert expected in str(refusal.value.where)
 
 

@@ -244,8 +244,7 @@ def _read_shards(folder: Path, content: bytes) -> None:
     _written(folder, "model.safetensors", content)
     source = open_source(folder)
     describe(source)
-    for name in source.names:
-        source.shape(name)
+    for name in sorted(source.config.names):
         source.read(name)
 
 
@@ -291,8 +290,7 @@ def _read_gguf(folder: Path, content: bytes) -> None:
     source = open_source(_written(folder, "a.gguf", content))
     describe(source)
     source.tokenizer()
-    for name in source.names:
-        source.shape(name)
+    for name in sorted(source.config.names):
         source.read(name)
 
 

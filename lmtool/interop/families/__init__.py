@@ -1,18 +1,23 @@
-"""The published families that can be imported and exported."""
+"""The published families that can be imported and exported: a file of rows for each, read in both directions."""
 
-from lmtool.interop.families.bert import Bert, DistilBert, Electra, Roberta
-from lmtool.interop.families.family import Family
-from lmtool.interop.families.gpt import Bloom, Gpt2, GptNeoX, Mpt
-from lmtool.interop.families.llama import Gemma, Llama, Mistral, Olmo2, Qwen2, Qwen3
-from lmtool.interop.families.modernbert import ModernBert
-from lmtool.interop.families.seq2seq import T5, Bart, Marian, Pegasus
+from lmtool.interop.families.tables import load_family, load_gguf_family
 
-EVERY: tuple[Family, ...] = (
-    *(Gpt2(), Llama(), GptNeoX(), Mistral(), Qwen2(), Qwen3(), Gemma(), Olmo2(), Bloom(), Mpt()),
-    *(Roberta(), DistilBert(), Bert(), Electra(), ModernBert()),
-    *(T5(), Bart(), Marian(), Pegasus()),
+EVERY = tuple(
+    map(
+        load_family,
+        (
+            *("gpt2", "llama", "gpt_neox", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "bloom", "mpt"),
+            *("phi3", "starcoder2", "roberta", "distilbert", "bert", "electra", "modernbert", "eurobert"),
+            *("xlm-roberta", "t5", "bart", "marian", "pegasus"),
+        ),
+    )
 )
 """In the order of preference for export: the most natural of those that can express a recipe comes first."""
 
 FAMILIES = {family.model_type: family for family in EVERY}
 """Each by its `model_type`."""
+
+GGUF_FAMILIES = tuple(
+    map(load_gguf_family, ("gpt2", "llama", "gpt_neox", "qwen2", "qwen3", "gemma", "olmo2", "starcoder2"))
+)
+"""The same of GGUF files."""

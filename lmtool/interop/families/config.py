@@ -1,31 +1,19 @@
 """Configurations of published models: values, tasks and labels of config.json, and what cannot be written to it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
-from lmtool.recipe.spec.objective import AnyObjective, Classification, Tagging
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
-HARMLESS = frozenset(
-    (
-        *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "model_type"),
-        *("use_cache", "output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate"),
-        *("torchscript", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "chunk_size_feed_forward", "problem_type"),
-        *("finetuning_task", "task_specific_params", "tokenizer_class", "prefix", "gradient_checkpointing"),
-        *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
-        *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
-        *("do_sample", "num_beams", "num_beam_groups", "max_length", "min_length", "length_penalty", "early_stopping"),
-        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty"),
-        *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
-        *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
-        *("no_repeat_ngram_size", "unk_token_id", "mask_token_id", "_num_labels", "transformers.js_config"),
-    )
-)
+HARMLESS = frozenset(yaml.safe_load(Path(__file__).with_name("harmless.yaml").read_text(encoding="utf-8")))
 """Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of
 generation and training."""
 
@@ -33,12 +21,14 @@ generation and training."""
 class Config:
     """The values of a config.json. Remembers which ones were read, since an unread one could change the logits.
 
-    where: the file, for errors. inside: the key of the object that holds these values, if they are not the whole file.
+    where: the file, for errors. names: of the tensors, as in a model with a head. inside: the key of the object that
+    holds these values, if they are not the whole file.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, inside: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], where: str, names: Collection[str] = (), inside: str = "") -> None:
         self.values = values
         self.where = where
+        self.names = frozenset(names)
         self._inside = f"{inside}." if inside else ""
         self._read: set[str] = set()
         self._sections: list[Config] = []
@@ -60,7 +50,7 @@ class Config:
 
     def section(self, name: str) -> "Config":
         """The object under a key, empty when it is missing or null. `check_all_read` of this one covers it as well."""
-        section = Config(self.take(name, dict, {}), self.where, f"{self._inside}{name}")
+        section = Config(self.take(name, dict, {}), self.where, inside=f"{self._inside}{name}")
         self._sections.append(section)
         return section
 
@@ -92,7 +82,7 @@ class Config:
         """The number of a key, which must be above 0. Raises CheckpointError."""
         value = self.take(name, kind, default)
         if not 0 < value < math.inf:
-            raise self.refusal(f"{name} is {self._shown(value)}, not a positive number")
+            raise self.refusal(f"{self._inside}{name} is {self._shown(value)}, not a positive number")
         return value
 
     def expect(self, name: str, *allowed: object) -> None:
@@ -137,94 +127,3 @@ class Config:
     @staticmethod
     def _shown(value: object) -> str:
         return plain(repr(value))[:60]
-
-
-Obstacles = dict[str, str]
-"""Keys of a recipe that a family cannot express, and why; what is written is the nearest that it can."""
-
-
-class Inexpressible(Exception):
-    """A family cannot express a recipe.
-
-    key: the first key that stands in the way.
-    obstacles: all of them, and why, in a few words.
-    """
-
-    def __init__(self, obstacles: Obstacles) -> None:
-        self.key, why = next(iter(obstacles.items()))
-        super().__init__(f"{self.key}: {why}")
-        self.obstacles = obstacles
-
-
-TASKS = {"single_label_classification": "class", "multi_label_classification": "multi", "regression": "number"}
-"""Tasks by `problem_type`."""
-
-MOST = 10_000
-"""Labels that a configuration may ask for without naming them."""
-
-
-def read_task(config: Config) -> dict[str, Any]:
-    """Task and labels of `objective` of a *ForSequenceClassification, which takes one label for regression by default.
-
-    Raises CheckpointError when labels lack a name of their own, or when several numbers are predicted.
-    """
-    labels = read_labels(config)
-    config.expect("problem_type", *TASKS)
-    usual = "class" if len(labels) > 1 else "number"
-    task = TASKS.get(config.optional("problem_type", str) or "", usual)
-    if task != "number":
-        return {"task": task, "labels": labels}
-    if len(labels) != 1:
-        raise config.refusal(f"problem_type is 'regression' of {len(labels)} numbers, which no recipe can express")
-    return {"task": task, "center": 0.0, "scale": 1.0}
-
-
-def write_task(objective: AnyObjective) -> dict[str, Any]:
-    """The keys of task and labels, if it has any.
-
-    Raises Inexpressible when Transformers would take the labels for another task.
-    """
-    if isinstance(objective, Tagging):
-        return write_labels(objective.labels)
-    if not isinstance(objective, Classification):
-        return {}
-    labels = objective.labels
-    if objective.task == "auto":
-        raise Inexpressible({"objective.task": "auto, which a labelled table decides"})
-    if objective.task == "number":
-        labels = ("number",)
-    elif not labels:
-        raise Inexpressible({"objective.labels": "none, which a labelled table decides"})
-    elif objective.task == "class" and len(labels) == 1:
-        raise Inexpressible({"objective.labels": "a single one, which Transformers takes for a number"})
-    elif len(set(labels)) < len(labels):
-        raise Inexpressible({"objective.labels": "two of the same name"})
-    return {
-        "problem_type": next(kind for kind, task in TASKS.items() if task == objective.task),
-        **write_labels(labels),
-    }
-
-
-def write_labels(labels: Sequence[str]) -> dict[str, Any]:
-    """The keys of labels."""
-    return {
-        "id2label": {str(i): name for i, name in enumerate(labels)},
-        "label2id": {name: i for i, name in enumerate(labels)},
-    }
-
-
-def read_labels(config: Config) -> list[str]:
-    """The labels in the order of the scores; as many as Transformers makes up when none are named."""
-    named = config.optional("id2label", dict)
-    if named is None:
-        n_labels = config.positive("num_labels", int, 2)
-        if n_labels > MOST:
-            raise config.refusal(f"num_labels is {n_labels}")
-        return [f"LABEL_{i}" for i in range(n_labels)]
-    config.expect("num_labels", len(named))
-    by_id = {str(key): label for key, label in named.items()}
-    labels = [by_id.get(str(i)) for i in range(len(named))]
-    names = [label for label in labels if isinstance(label, str)]
-    if not names or len(set(names)) != len(named):
-        raise config.refusal("id2label does not give each class a name of its own")
-    return names

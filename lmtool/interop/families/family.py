@@ -1,41 +1,73 @@
-"""A published family of models, as the recipe language describes it: configuration and weights, in both directions."""
+"""A published family of models as data, and the engine that reads its rows in both directions.
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+A family is rows of its configuration, (their key, our key or a rule), and rows of its tensors, (our module, theirs).
+Reading the rows gives the recipe of a published model; writing them gives the configuration of a recipe, and reading
+that again tells what the family cannot express. A row of a module counts where a model has that module.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from functools import lru_cache
+from itertools import product
+from typing import Any, Literal
 
+from gguf import MODEL_ARCH_NAMES, TensorNameMap, get_tensor_name_map
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtool.errors import CheckpointError
-from lmtool.interop.families import layers
-from lmtool.interop.families.config import Config, Inexpressible, Obstacles, write_task
-from lmtool.interop.families.layouts import Weight
+from lmtool.interop.families.config import Config
+from lmtool.interop.families.layouts import SAME, Copied, Joined, Layout, Weight, ZeroRow, rescaled
+from lmtool.interop.families.rules import HEADS, Inexpressible, KeyRule, RecipeValues
 from lmtool.model.heads import pooling
-from lmtool.recipe.spec.objective import (
-    AnyObjective,
-    Causal,
-    Classification,
-    Embedding,
-    HeadSpec,
-    Masked,
-    Prefix,
-    Seq2Seq,
-    SpanCorruption,
-    TokenHead,
-)
-from lmtool.recipe.spec.position import LearnedPosition, RotaryPosition
-from lmtool.recipe.spec.transformer import Transformer, WindowPattern
+from lmtool.model.size import outline
+from lmtool.printable import plain
+from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, HeadSpec
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.transformer import Transformer
 
 BODY = Embedding(kind="embedding")
 """The objective of a body without a head."""
 
+Rearrange = Callable[[Transformer, Layout], Layout]
+"""The layout of a tensor, from that of a tensor that theirs has as it is, or in pieces."""
 
-SINGLE_STACK: Mapping[str, tuple[object, ...]] = dict.fromkeys(
-    ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"), (False,)
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedHead:
+    """A head for one kind of objective, as a class of Transformers has it.
+
+    objective: its kind. ending: of the name of the class. modules: beside those of the body; theirs are whole names.
+    config: rows of keys. fixed: values of the recipe. by_class: only the name of the class tells it from other heads.
+    constants: tensors that files hold although nothing reads them.
+    """
+
+    objective: str
+    ending: str
+    modules: Mapping[str, str]
+    config: Mapping[str, KeyRule]
+    fixed: Mapping[str, Any]
+    by_class: bool
+    constants: Mapping[str, Callable[[Transformer], Tensor]]
+
+    def required_tensors(self) -> list[str]:
+        """Names of the tensors that tell that a model has this head."""
+        parts = (theirs.split() for ours, theirs in self.modules.items() if not ours.startswith(_OPTIONAL))
+        return [f"{name}.weight" for names in parts for name in names]
+
+    def matches(self, config: Config) -> bool:
+        """Whether a model has this head."""
+        is_class = config.architecture().endswith(self.ending) or not self.by_class
+        return is_class and config.names >= {*self.required_tensors()}
+
+
+_OPTIONAL = ("head.own", "head.bias")
+"""Tensors that not all models with a head have."""
+_WITH_HEAD = re.compile(
+    "For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|NextSentencePrediction|CausalLM)$"
 )
-"""Keys of a decoder beside an encoder, and their only values where there is one of them."""
 
 
 @dataclass(frozen=True)
@@ -48,221 +80,346 @@ class Described:
     beside: bool = False
 
 
-class Family(ABC):
-    """One `model_type` of Transformers.
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One `model_type` of Transformers, or an architecture of GGUF files.
 
-    shape: of its models.
-    sizes: their keys by those of sizes in the recipe.
-    prefix: of the body in the names of a model with a head, which files of the body alone omit.
-    others: other names of keys, which have the same value where both are there.
-    defaults: values of keys that files omit, as in the class of the configuration.
-    of_shape, expected: the only values of keys that a recipe expresses: of all families of a shape, and of this one.
-    ignored: keys that change no logits.
-    top: modules outside of layers, ours and theirs, below `prefix`.
-    layer: their name of a layer, below `prefix`, with {} for its number.
-    parts: the modules of a layer, ours with the number of the sublayer.
-    redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
-    renamed: parts of names in some files, with what they are called in most.
+    name: of its classes, to which the ending of a head is added.
+    config: rules of keys, in the order in which they are written.
+    modules: theirs by ours, several of theirs parted by spaces; in layers "{}" stands for the number of the layer, in
+        ours followed by that of the sublayer. "NAME untied" is for an output matrix of its own, and "NAME plain" for a
+        network without a gate, in place of NAME. Names are below `prefix`, which files of a body alone omit.
+    heads: by name; the one that the class names, or the one with most modules that a model has, is its head. Objectives
+        that none is for are published as a body, where there is such a head.
+    fixed: values of a recipe that all its models have.
+    defaults: values of keys that files omit, as in the class of the configuration; a null is not missing.
+    aliases: further names of keys, which have the same value where both are there.
+    allowed: the only values of keys that a recipe expresses. ignored: keys that change no logits.
+    redundant: names of tensors that are not needed: buffers, and copies of tied ones.
+    renames: parts of names in some files, with what they are called in most.
+    layouts: of tensors, by the name of ours; the first counts.
+    tokenizer: the class of its tokenizers, where files do not say.
+    architecture: of GGUF files.
     """
 
-    model_type: ClassVar[str]
-    shape: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]]
-    sizes: ClassVar[Mapping[str, str]]
-    others: ClassVar[Mapping[str, str]] = {}
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    of_shape: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    expected: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    ignored: ClassVar[tuple[str, ...]] = ()
-    prefix: ClassVar[str] = ""
-    top: ClassVar[layers.Modules]
-    layer: ClassVar[str]
-    parts: ClassVar[layers.Modules]
-    redundant: ClassVar[tuple[str, ...]] = ()
-    renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
+    model_type: str
+    shape: Literal["decoder", "encoder", "encoder-decoder"]
+    name: str
+    config: Mapping[str, KeyRule]
+    modules: Mapping[str, str]
+    heads: Mapping[str, PublishedHead]
+    prefix: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    allowed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+    redundant: Sequence[str] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, Rearrange] = field(default_factory=dict)
+    tokenizer: str = ""
+    architecture: str = ""
 
-    def _prepare(self, config: Config) -> None:
-        """Read the keys that have no place in a recipe. Raises CheckpointError for values that none expresses."""
-        for other, name in self.others.items():
+    def canonical_names(self, names: Collection[str]) -> dict[str, str]:
+        """The names of tensors in files by those of a model with a head, with what they are called in most files."""
+        is_bare = not any(name.startswith(self.prefix) for name in names)
+        by_name = {}
+        for name in names:
+            shown = f"{self.prefix}{name}" if is_bare else name
+            for old, new in self.renames.items():
+                shown = shown.replace(old, new)
+            by_name[shown] = name
+        return by_name
+
+    def describe(self, config: Config) -> Described:
+        """The recipe of a model with this configuration, every key of which that changes the logits is read.
+
+        Raises CheckpointError for what no recipe expresses.
+        """
+        architecture = config.architecture()
+        heads = (one for one in self.heads.values() if one.matches(config))
+        head = max(heads, key=lambda one: (one.by_class, len(one.required_tensors())))
+        if _WITH_HEAD.search(architecture) and not architecture.endswith(head.ending):
+            raise config.refusal(f"a recipe has no head as {plain(architecture)[:60]}")
+        for other, name in self.aliases.items():
             config.rename(other, name)
         config.assume(self.defaults)
-        for key, allowed in {**self.of_shape, **self.expected}.items():
-            config.expect(key, *allowed)
-        config.ignore(*self.ignored)
-
-    def _sizes(self, config: Config, **defaults: int) -> dict[str, int]:
-        """The sizes of the recipe. defaults: of those that files may omit."""
-        return {ours: config.positive(theirs, int, defaults.get(ours)) for ours, theirs in self.sizes.items()}
-
-    def _size_keys(self, model: Transformer) -> dict[str, int]:
-        """The inverse of `_sizes`."""
-        values = {**dict(model), "d_ff": model.inner_width}
-        return {theirs: values[ours] for ours, theirs in self.sizes.items()}
-
-    def _modules(self, model: Transformer) -> dict[str, str]:
-        """All modules of the body, of one stack."""
-        top = {ours: f"{self.prefix}{theirs}" for ours, theirs in self.top.items()}
-        return {**top, **layers.of_stack(model, "stack", f"{self.prefix}{self.layer}", self.parts)}
-
-    @abstractmethod
-    def describe(self, config: Config, names: Collection[str]) -> Described:
-        """The recipe of a model with this configuration.
-
-        names: of its tensors, as in a model with a head (with `prefix`), which tell the heads that it has.
-        Reads every key that changes the logits. Raises CheckpointError, as `Config` does, for what no recipe expresses.
-        """
+        for key, values_allowed in self.allowed.items():
+            config.expect(key, *values_allowed)
+        config.ignore("is_decoder", "cross_attention_hidden_size", "sentence_transformers", *self.ignored)
+        values = {"kind": "transformer", "shape": self.shape, **self.fixed, "objective.kind": head.objective}
+        values |= head.fixed
+        for key, rule in self._rules_for(head):
+            rule.read(config, key, values)
+        tree: dict[str, Any] = {"objective": {}}
+        for key, value in values.items():
+            *sections, last = key.split(".")
+            if sections == ["pattern"] and last != "kind" and values["pattern.kind"] == "full":
+                continue
+            section = tree
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[last] = value
+        return Described(model=tree, objective=tree.pop("objective"))
 
     def publish(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-        """The inverse of `describe`, for a model with a `vocab_size`: config.json, without special tokens.
+        """The inverse of `describe`, for a model with a `vocab_size`: the keys of its configuration.
 
         What is published is described again, and compared in all keys that change the outputs: nothing is exported as
         something else. An `Embedding` asks for the body alone. Raises Inexpressible with all keys that stand in the
         way: where the configuration has no value for one, the others are those of the nearest recipe.
         """
-        obstacles: Obstacles = {}
-        try:
-            published = self._published(model, objective, obstacles)
-            described = self._again(published, model, objective)
-        except Inexpressible as error:
-            raise Inexpressible(obstacles | error.obstacles) from error
-        for key, why in self._differences(model, objective, *described):
-            obstacles.setdefault(key, why)
-        # values that follow from others differ with these
-        follow = {f"model.{key}" for key, value in model if value is None}
-        obstacles = {key: why for key, why in obstacles.items() if key not in follow} or obstacles
-        if obstacles:
-            raise Inexpressible(obstacles)
-        return published
-
-    def _published(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
-        """Of the nearest recipe, where the configuration has no value for something, which is added to `obstacles`."""
         if model.shape != self.shape:
             raise Inexpressible({"model.shape": f"{model.shape}, where {self.model_type} has {self.shape}"})
         if model.vocab_size is None:
-            raise Inexpressible({"model.vocab_size": "not given, and the tokenizer's is not known here"})
+            raise Inexpressible({"model.vocab_size": "not given, and the tokenizer's is not available here"})
+        head, available, obstacles = self.head_for(model, objective), dict[str, str](), dict[str, str]()
         if not model.inner_width:
-            obstacles["model.d_ff"] = f"0, where {self.model_type} has feed-forward networks"
+            obstacles["d_ff"] = f"0, where {self.model_type} has feed-forward networks"
             model = model.with_values({"d_ff": 4 * model.d_model})
-        return {
-            "architectures": [self._architecture(model, objective)],
-            "model_type": self.model_type,
-            "vocab_size": model.vocab_size,
-            **write_task(objective),
-            **self._config(model, objective, obstacles),
-        }
+        wanted = self._replace_equivalents(recipe_values(model, objective))
+        nearest = {**_NEAREST, "position.size": model.context, **self.fixed, **wanted}
+        config: dict[str, Any] = {}
+        if not self.architecture:
+            names = {"architectures": [self.name + head.ending], "model_type": self.model_type}
+            config = {**names, "vocab_size": model.vocab_size}
+        try:
+            for key, rule in self._rules_for(head):
+                config |= rule.write(nearest, key, available)
+            found = recipe_values(*self._read_back(config, model, objective))
+            for key, value in _differences(wanted, found, isinstance(objective, Embedding)):
+                has = available.pop(key, _format_value(found.get(key)))
+                obstacles[key] = f"{_format_value(value)}, where {self.model_type} has {has}"
+        except Inexpressible as error:
+            obstacles |= error.obstacles
+        for key, has in available.items():
+            obstacles.setdefault(key, f"{_format_value(wanted[key])}, where {self.model_type} has {has}")
+        # what could not be described again had a reason, and values that follow from others differ with these
+        follow = {"model", *(key for key, value in model if value is None)}
+        obstacles = {key: why for key, why in obstacles.items() if key not in follow} or obstacles
+        if obstacles:
+            dotted = {key: key if key.startswith(("objective.", "model")) else f"model.{key}" for key in obstacles}
+            raise Inexpressible({dotted[key]: why for key, why in obstacles.items()})
+        return config
 
-    def _differences(
-        self, model: Transformer, objective: AnyObjective, described: Transformer, head: AnyObjective
-    ) -> Iterator[tuple[str, str]]:
-        """Keys of a recipe in which what is published computes something else, and why."""
-        unread = OF_HEAD if isinstance(objective, HeadSpec | Embedding) else frozenset()
-        wanted = model.with_values(self._alike(model))
-        yield from _compared(self.model_type, "model", _meaning(wanted, unread), _meaning(described, unread))
-        if not isinstance(objective, Embedding):
-            meanings = _meaning_of_head(wanted, objective), _meaning_of_head(described, head)
-            yield from _compared(self.model_type, "objective", *meanings)
-
-    @abstractmethod
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
         """All tensors that the objective reads; theirs are named with `prefix`.
 
         An objective with a head has those of the head and, named `body.`, of its model, whose own head is not read.
         """
+        head, body = self.head_for(model, objective), "body." if isinstance(objective, HeadSpec) else ""
+        has, weights = {*_parameters(model), *_head_parameters(model, objective)}, []
+        for ours, first, theirs in self._iterate_modules(model, head):
+            stored = [self._stored_name(name, model.n_layers) for name in theirs]
+            for kind in ("", ".weight", ".bias"):
+                if f"{first}{kind}" in has and None not in stored:
+                    layout = self._layout(model, objective, f"{ours}{kind}", len(theirs))
+                    name = f"{'' if ours in head.modules else body}{ours}{kind}"
+                    weights.append(Weight(name, tuple(f"{one}{kind}" for one in stored), layout))
+        return weights
 
     def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
-        """Tensors that their files hold beside the weights: computed ones, and zeros for parts that nothing reads."""
-        return {}
+        """Tensors that their files hold beside the weights."""
+        return {name: make(model) for name, make in self.head_for(model, objective).constants.items()}
 
-    @abstractmethod
-    def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
-        """Name of Transformers' class."""
+    def head_for(self, model: Transformer, objective: AnyObjective) -> PublishedHead:
+        """The head that an objective is published with."""
+        of_kind = [head for head in self.heads.values() if head.objective == _objective_kind(objective)]
+        if not of_kind and isinstance(objective, HeadSpec):
+            raise Inexpressible({"objective.kind": f"{objective.kind}, for which {self.model_type} has no head"})
+        asks = [one for one in of_kind if one.fixed.get("next_sentence_head", False) == model.next_sentence_head]
+        return next(iter([*asks, *of_kind]), self.heads.get("embedding") or self.heads["causal"])
 
-    @abstractmethod
-    def _config(self, model: Transformer, objective: AnyObjective, obstacles: Obstacles) -> dict[str, Any]:
-        """Its own keys of config.json. Where they have no value for the recipe's, that is added to `obstacles`."""
+    def _replace_equivalents(self, values: RecipeValues) -> RecipeValues:
+        """The values, those that the family has no word for by others that mean the same there."""
+        if "inputs.segments" in self.modules:
+            values["n_segments"] = values["n_segments"] or 1  # which is all zeros
+        if "position.layout" in self.fixed and "position.layout" in values:
+            values["position.layout"] = self.fixed["position.layout"]  # with the entries of hidden states in its order
+        if self.architecture and values["pattern.kind"] == "window" and values["pattern.size"] >= values["context"]:
+            values = {key: value for key, value in values.items() if not key.startswith("pattern.")}
+            values["pattern.kind"] = "full"
+        return values
 
-    def _alike(self, model: Transformer) -> dict[str, Any]:
-        """Values of the model's keys by which the family expresses it without a difference."""
-        return {}
+    def _stored_name(self, name: str, n_layers: int) -> str | None:
+        """The name of a module of Transformers in its files; None when an architecture of GGUF does not have it."""
+        if not self.architecture:
+            return name
+        stored: str | None = _gguf_names(self.architecture, n_layers).get_name(name, try_suffixes=(".weight",))
+        return stored
 
-    def _again(
+    def _rules_for(self, head: PublishedHead) -> Iterator[tuple[str, KeyRule]]:
+        """Those of the head, in place of the family's or before them."""
+        more = {key: rule for key, rule in head.config.items() if key not in self.config}
+        yield from {**more, **self.config, **head.config}.items()
+
+    def _read_back(
         self, config: dict[str, Any], model: Transformer, objective: AnyObjective
     ) -> tuple[Transformer, AnyObjective]:
         """What a published configuration is described as."""
         names = {name for weight in self.weights(model, objective) for name in weight.theirs}
         try:
-            described = self.describe(Config(config, "config.json"), names)
-            again = Transformer.model_validate({"kind": "transformer", **described.model})
+            described = self.describe(
+                Config(config, "config.json", {*names, *self.head_for(model, objective).required_tensors()})
+            )
+            again = Transformer.model_validate(described.model)
             head: AnyObjective = TypeAdapter(AnyObjective).validate_python(described.objective)
         except CheckpointError as error:
             raise Inexpressible({"model": error.what}) from error
         except ValidationError as error:
-            raise self._misfit(error) from error
+            # sizes that a family has no keys for, so that those of a recipe do not fit together there
+            first = error.errors()[0]
+            if first["type"] != "value_error":
+                raise Inexpressible({"model": f"{self.model_type} has no such sizes"}) from error
+            key, _, why = str(first["ctx"]["error"]).splitlines()[0].partition(" ")
+            raise Inexpressible({f"model.{key}": f"{why}, as it must in {self.model_type}"}) from error
         return again, head
 
-    def _misfit(self, error: ValidationError) -> Inexpressible:
-        """An error about sizes that a family has no keys for, so that those of a recipe do not fit together there."""
-        first = error.errors()[0]
-        if first["type"] != "value_error":
-            return Inexpressible({"model": f"{self.model_type} has no such sizes"})
-        key, _, why = str(first["ctx"]["error"]).splitlines()[0].partition(" ")
-        return Inexpressible({f"model.{key}": f"{why}, as it must in {self.model_type}"})
+    def _iterate_modules(self, model: Transformer, head: PublishedHead) -> Iterator[tuple[str, str, list[str]]]:
+        """Rows of modules, those of layers once for each: ours, the name that it has in the first layers, theirs."""
+        variants = {"untied": not model.tie_embeddings, "plain": "glu" not in model.activation}
+        own = {ours: [f"{self.prefix}{name}" for name in theirs.split()] for ours, theirs in self.modules.items()}
+        rows: dict[str, list[str]] = {}
+        for row, theirs in (own | {ours: theirs.split() for ours, theirs in head.modules.items()}).items():
+            ours, _, variant = row.partition(" ")
+            if variants.get(variant, True):
+                rows[ours] = theirs
+        if "inputs.segments" in rows and not model.n_segments:
+            rows["inputs.tokens"] += rows.pop("inputs.segments")
+        yield from ((ours, ours, theirs) for ours, theirs in rows.items() if "{}" not in ours)
+        for stack in ("stack", "encoder", "decoder"):
+            layer = [
+                (ours.split(".", 3)[2:], names) for ours, names in rows.items() if ours.startswith(f"{stack}.{{}}.")
+            ]
+            per_layer = 1 + max((int(sublayer) for (sublayer, _), _ in layer), default=0)
+            for n, ((sublayer, name), theirs) in product(range(model.n_layers), layer):
+                # the second layer stands for all after it
+                ours, first = (f"{stack}.sublayers.{per_layer * i + int(sublayer)}.{name}" for i in (n, min(n, 1)))
+                yield ours, first, [one.format(n) for one in theirs]
+
+    def _layout(self, model: Transformer, objective: AnyObjective, ours: str, n: int) -> Layout:
+        """How a tensor of ours is made of n of theirs."""
+        layout: Layout = SAME
+        if ours == "inputs.tokens.weight" and n > 1:
+            layout = ZeroRow()
+        elif n > 1 and ours == "head.bias":
+            layout = Copied()
+        elif n > 1:
+            layout = Joined(joined_widths(model, ours)[-n:])
+        number = objective if isinstance(objective, Classification) and objective.task == "number" else None
+        if number and ours in ("head.weight", "head.bias") and (number.center, number.scale) != (0.0, 1.0):
+            layout = rescaled(number.scale or 1.0, (number.center or 0.0) if ours == "head.bias" else 0.0)
+        rearranged = (make(model, layout) for pattern, make in self.layouts.items() if re.search(pattern, ours))
+        return next(rearranged, layout)
 
 
-IN_TRAINING = frozenset(("kind", "context", "dropout", "ffn_dropout", "init"))
+def joined_widths(model: Transformer, ours: str) -> tuple[int, ...]:
+    """Widths of the parts of a joined matrix: of gate and value, or of queries, keys and values."""
+    if ".up" in ours:
+        return (model.inner_width,) * 2
+    width = model.head_width or model.d_model // model.n_heads
+    n_kv_heads = model.n_kv_heads or model.n_heads
+    return width * model.n_heads, width * n_kv_heads, (model.value_width or width) * n_kv_heads
+
+
+@lru_cache(maxsize=8)
+def _gguf_names(architecture: str, n_layers: int) -> TensorNameMap:
+    return get_tensor_name_map(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture), n_layers)
+
+
+@lru_cache(maxsize=64)
+def _parameters(model: Transformer) -> frozenset[str]:
+    """The names of the parameters of a model, of its first two layers only. Raises Inexpressible beyond all sizes."""
+    assert model.vocab_size is not None
+    try:
+        return frozenset(
+            outline(model.with_values({"n_layers": min(model.n_layers, 2)}), model.vocab_size).state_dict()
+        )
+    except (RuntimeError, TypeError) as error:
+        raise Inexpressible({"model": "larger than what any program could hold"}) from error
+
+
+def _head_parameters(model: Transformer, objective: AnyObjective) -> Iterator[str]:
+    """Those of a head on the model."""
+    if isinstance(objective, HeadSpec):
+        yield from ("head.weight", "dense.weight", "dense_norm.weight")
+        yield from ["dense.bias"] * model.bias + ["dense_norm.bias"] * (model.bias and model.norm.kind == "layer")
+        yield from ["head.bias"] * getattr(objective, "bias", True)
+
+
+# What a recipe means
+
+_NEAREST: RecipeValues = {
+    "position.offset": 0,
+    **{"position.theta": 10_000.0, "position.window_theta": None, "position.share": 1.0},
+    **{"position.scaling.kind": "none", "position.buckets": 32, "position.max_distance": 128},
+}
+"""What is written for parts of a position that a recipe does not have."""
+
+_IN_TRAINING = ("kind", "context", "dropout", "ffn_dropout", "init")
 """Keys of a Transformer that change no logits. The context does so by the size of the position table, which is one of
 its own."""
 
-OF_HEAD = frozenset(
-    ("head_transform", "head_bias", "next_sentence_head", "span_boundary_head", "tie_embeddings", "scale_head")
-)
+_OF_HEAD = ("head_transform", "head_bias", "next_sentence_head", "span_boundary_head", "tie_embeddings", "scale_head")
 """Keys of a Transformer's own head, which classifiers and text embeddings do not use."""
 
+_OF_OBJECTIVE = (
+    *("kind", "task", "layers", "single_score", "pool", "dense", "dense_norm", "bias"),
+    *("crf", "sentence_order", "permutation"),
+)
+"""Keys of an objective that change the outputs."""
 
-def _meaning(model: Transformer, unread: Collection[str]) -> dict[str, Any]:
-    """Values of the keys that change the logits, with all defaults filled in."""
-    values = model.model_dump(exclude={*IN_TRAINING, *unread})
-    values["head_width"] = model.head_width or model.d_model // model.n_heads
-    values["value_width"] = model.value_width or values["head_width"]
+
+def recipe_values(model: Transformer, objective: AnyObjective) -> RecipeValues:
+    """A recipe by its dotted keys, with all defaults filled in."""
+    values = dict(_flatten(model))
+    width = model.head_width or model.d_model // model.n_heads
+    values |= {"head_width": width, "value_width": model.value_width or width, "d_ff": model.inner_width}
     values["n_kv_heads"] = model.n_kv_heads or model.n_heads
-    values["d_ff"] = model.inner_width
     values["qkv_bias"] = model.bias if model.qkv_bias is None else model.qkv_bias
     if isinstance(model.position, LearnedPosition):
-        values["position"]["size"] = model.position.size or model.context + model.position.offset
-    if isinstance(model.pattern, WindowPattern):
-        values["pattern"]["full_layers"] = sorted(set(model.pattern.full_layers))
-    if isinstance(model.position, RotaryPosition) and model.position.window_theta == model.position.theta:
-        values["position"]["window_theta"] = None
+        values["position.size"] = model.position.size or model.context + model.position.offset
+    if "pattern.full_layers" in values:
+        values["pattern.full_layers"] = sorted(set(values["pattern.full_layers"]))
+    if "position.share" in values:
+        values["position.share"] = int(width * values["position.share"]) / width
+        if values["position.window_theta"] == values["position.theta"]:
+            values["position.window_theta"] = None
+    values |= {f"objective.{key}": value for key, value in objective}
+    values["objective.kind"] = _objective_kind(objective)
+    if isinstance(objective, Classification):
+        values["objective.pool"] = pooling(objective, model)
     return values
 
 
-def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, Any]:
-    """What of an objective changes the outputs, with `auto` decided."""
-    if isinstance(objective, Causal | Seq2Seq | Prefix | SpanCorruption):
-        return {"kind": "causal"}
-    if isinstance(objective, TokenHead):
-        return objective.model_dump(include={"kind", "labels", "layers", "crf"})
-    if isinstance(objective, Masked):
-        return objective.model_dump(include={"kind", "sentence_order", "permutation"})
-    if not isinstance(objective, Classification):
-        return {"kind": objective.kind}
-    keys = ("kind", "task", "layers", "single_score", "pool", "dense", "dense_norm", "bias")
-    return {key: getattr(objective, key) for key in keys} | {"pool": pooling(objective, model)}
+def _objective_kind(objective: AnyObjective) -> str:
+    """The kind of an objective; those that predict the next token are one."""
+    return "causal" if objective.kind in ("seq2seq", "prefix", "span-corruption") else objective.kind
 
 
-def _compared(
-    family: str, where: str, wanted: Mapping[str, Any], described: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Keys that differ, and why; of sections of two kinds only the kind."""
-    is_other_kind = wanted.get("kind") != described.get("kind")
-    for key, value in wanted.items():
-        other = described.get(key)
-        if value == other or (is_other_kind and key != "kind"):
-            continue
-        if isinstance(value, dict) and isinstance(other, dict):
-            yield from _compared(family, f"{where}.{key}", value, other)
+def _flatten(spec: Spec, section: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in spec:
+        if isinstance(value, Spec) and hasattr(value, "kind"):
+            yield from _flatten(value, f"{section}{name}.")
         else:
-            yield f"{where}.{key}", f"{_shown(value)}, where {family} has {_shown(other)}"
+            yield f"{section}{name}", value
 
 
-def _shown(value: object) -> str:
+def _differences(wanted: RecipeValues, found: RecipeValues, is_body: bool) -> Iterator[tuple[str, Any]]:
+    """Keys, with the values wanted, in which what is published computes something else; of parts of two kinds only the
+    kind. is_body: the head is not asked for."""
+    ignored = {*_IN_TRAINING, *(_OF_HEAD if is_body or wanted["objective.kind"] in HEADS else ())}
+    for key, value in wanted.items():
+        section, _, name = key.rpartition(".")
+        if section == "objective":
+            counts = not is_body and (name in _OF_OBJECTIVE or (name == "labels" and "objective.crf" in wanted))
+        else:
+            counts = key not in ignored
+        kinds = [f"{key[:end]}.kind" for end, letter in enumerate(key) if letter == "."]
+        is_other_part = any(wanted[kind] != found.get(kind) for kind in kinds if kind in wanted and kind != key)
+        if counts and value != found.get(key) and not is_other_part:
+            yield key, value
+
+
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,56 +27,60 @@ class Layout(ABC):
 
 
 @dataclass(frozen=True)
+class Mapped(Layout):
+    """Theirs is another view, or another scale, of one tensor of ours. turns: a matrix is (in, out) there."""
+
+    to_ours: Callable[[Tensor], Tensor]
+    to_theirs: Callable[[Tensor], Tensor]
+    turns: bool = False
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        (one,) = theirs
+        return self.to_ours(one)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [self.to_theirs(ours)]
+
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(up, down)] if self.turns else super().split_product(up, down)
+
+
+def _turned(one: Tensor) -> Tensor:
+    if one.ndim != 2:
+        raise ValueError(f"{one.ndim} dimensions instead of 2")
+    return one.T
+
+
+SAME = Mapped(lambda one: one, lambda one: one)
+TRANSPOSED = Mapped(_turned, _turned, turns=True)
+"""A matrix as (in, out) (GPT-2's Conv1D); ours are (out, in)."""
+AS_ROW = Mapped(lambda one: one.squeeze(0), lambda one: one[None])
+"""A vector as a matrix of one row (the output bias of BART and Marian)."""
+
+
+def rescaled(scale: float, shift: float = 0.0) -> Layout:
+    """Theirs is ours times `scale`, plus `shift`; `join` and `split` are inverse up to rounding."""
+    return Mapped(lambda one: (one - shift) / scale, lambda one: one * scale + shift)
+
+
+@dataclass(frozen=True)
 class Joined(Layout):
-    """Theirs follow one another in the first dimension, with these widths."""
+    """Theirs follow one another in the first dimension, with these widths, each of another layout if one is given."""
 
     widths: tuple[int, ...]
+    parts: tuple[Layout, ...] = ()
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         widths = [width for one in theirs for width in one.shape[:1]]
         if widths != list(self.widths):
             raise ValueError(f"widths {widths} instead of {list(self.widths)}")
-        return torch.cat(list(theirs))
+        parts = self.parts or (SAME,) * len(widths)
+        return torch.cat([part.join([one]) for part, one in zip(parts, theirs, strict=True)])
 
     def split(self, ours: Tensor) -> list[Tensor]:
-        return list(torch.split(ours, list(self.widths)))
-
-
-class Same(Layout):
-    """One tensor, as it is."""
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        (one,) = theirs
-        return one
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours]
-
-
-class Transposed(Same):
-    """A matrix as (in, out) (GPT-2's Conv1D); ours are (out, in)."""
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        one = super().join(theirs)
-        if one.ndim != 2:
-            raise ValueError(f"{one.ndim} dimensions instead of 2")
-        return one.T
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours.T]
-
-    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(up, down)]
-
-
-class AsRow(Same):
-    """A vector as a matrix of one row (the output bias of BART and Marian)."""
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        return super().join(theirs).squeeze(0)
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours[None]]
+        parts = self.parts or (SAME,) * len(self.widths)
+        pieces = torch.split(ours, list(self.widths))
+        return [one for part, piece in zip(parts, pieces, strict=True) for one in part.split(piece)]
 
 
 class Copied(Layout):
@@ -101,23 +105,6 @@ class ZeroRow(Layout):
 
     def split(self, ours: Tensor) -> list[Tensor]:
         return [ours, ours.new_zeros(1, *ours.shape[1:])]
-
-
-@dataclass(frozen=True)
-class Rescaled(Same):
-    """Theirs is ours times `scale`, plus `shift`; `join` and `split` are inverse up to rounding."""
-
-    scale: float
-    shift: float = 0.0
-
-    def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        return (super().join(theirs) - self.shift) / self.scale
-
-    def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours * self.scale + self.shift]
-
-
-SAME = Same()
 
 
 @dataclass(frozen=True)
@@ -159,6 +146,11 @@ class Swapped(Layout):
 def by_head(n_heads: int) -> Layout:
     """Query, key and value interleaved by head (GPT-NeoX, BLOOM); ours has all queries first."""
     return Swapped((n_heads, 3, -1), 0)
+
+
+def in_pairs(n_heads: int) -> Layout:
+    """Rotated components of a head are neighbours (llama.cpp's Llama); ours are the halves of a head."""
+    return Swapped((n_heads, -1, 2), 1)
 
 
 def in_halves(dim: int, layout: Layout) -> Layout:

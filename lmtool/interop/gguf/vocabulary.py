@@ -12,32 +12,23 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from gguf import TokenType
 from tokenizers import Tokenizer
 
 from lmtool.interop.families.config import Config
-from lmtool.interop.gguf.configs import inexpressible
 from lmtool.interop.gguf.container import Container
+from lmtool.interop.gguf.files import inexpressible
 from lmtool.interop.tokenization.converting import SPACE, sentencepiece_decoder
 from lmtool.interop.tokenization.reading import PublishedTokenizer
 from lmtool.printable import plain
 from lmtool.tokenization.inner import inner_of
 
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]}
-_NFC = {"type": "NFC"}
 
 
 def _split(pattern: str) -> dict[str, Any]:
@@ -59,15 +50,15 @@ class _Words:
     begins: bool = False
 
 
-_WORDS = (
-    _Words(("gpt-2", "default", "phi-2"), _BYTES),
-    _Words(("olmo",), _BYTES, normalizer=_NFC),
-    _Words(("smollm", "starcoder", "refact", "codeshell"), _DIGITS),
-    _Words(("llama-bpe", "llama3", "llama-v3"), _split(_LLAMA3), whole=True, begins=True),
-    _Words(("dbrx",), _split(_LLAMA3)),
-    _Words(("qwen2", "deepseek-r1-qwen"), _split(_LLAMA3.replace("{1,3}", "")), normalizer=_NFC),
-    _Words(("tekken",), _split(_TEKKEN), whole=True, begins=True),
-)
+def _words(names: str, regex: str = "", digits: bool = False, nfc: bool = False, **options: bool) -> _Words:
+    """names: parted by spaces. regex: of words, those of GPT-2 without one. digits: each is a word."""
+    cut: dict[str, Any] = _split(regex) if regex else _BYTES
+    if digits:
+        cut = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]}
+    return _Words(tuple(names.split()), cut, {"type": "NFC"} if nfc else None, **options)
+
+
+_WORDS = [_words(**words) for words in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))]
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _ENDS = ("eos", "eot", "eom")
 """Tokens that end a text, a turn, and a message."""

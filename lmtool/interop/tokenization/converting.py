@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from lmtool.errors import CheckpointError
 from lmtool.extras import library
-from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_bytes, read_json, refusal
+from lmtool.interop.tokenization.settings import CLASSES, MARIAN, T5, TokenizerSettings, read_bytes, read_json, refusal
 from lmtool.printable import plain
 from lmtool.tokenization.inner import ROLE_KEYS, charsmap_texts
 
@@ -34,21 +34,6 @@ LONGEST_PIECE = 256
 """Characters; sentencepiece learns at most 16 unless told otherwise. Recovering merges is quadratic in it."""
 
 MOST_SENTINELS = 10_000
-
-_BYTE_LEVEL = ("vocab.json", "merges.txt")
-_FILES = {
-    **dict.fromkeys((Kind.GPT2, Kind.GPT_NEOX, Kind.QWEN2, Kind.ROBERTA), _BYTE_LEVEL),
-    **dict.fromkeys((Kind.LLAMA, Kind.GEMMA, Kind.FILE), ("tokenizer.model",)),
-    **{Kind.BERT: ("vocab.txt",), Kind.T5: ("spiece.model",), Kind.MARIAN: ("vocab.json", "source.spm")},
-}
-"""What each class reads."""
-
-_CLASSIFIERS = ("cls_token", "sep_token")
-_AROUND = {
-    **{Kind.BERT: _CLASSIFIERS, Kind.ROBERTA: _CLASSIFIERS},
-    **{Kind.T5: ("eos_token",), Kind.MARIAN: ("eos_token",)},
-}
-"""Roles of the special tokens that each class puts around every text."""
 
 _SETTINGS = (
     *(*ROLE_KEYS, "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "extra_ids", "legacy"),
@@ -73,26 +58,26 @@ def convert(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[
     Raises CheckpointError for files that are missing or damaged, ResourceError without Transformers.
     """
     contents = {}
-    for name in _FILES[settings.kind]:
+    for name in CLASSES[settings.kind]["files"]:
         if not (folder / name).is_file():
             what = f"there is no tokenizer: neither tokenizer.json nor {name}, which a {settings.kind} needs"
             raise CheckpointError(what, where=str(folder), fix="put the tokenizer's files beside config.json")
         is_model = name.endswith((".model", ".spm"))
         contents[name] = read_bytes(folder / name, *([LARGEST_MODEL] if is_model else []))
-    if missing := [role for role in _AROUND.get(settings.kind, ()) if role not in settings.roles]:
+    if missing := [role for role in CLASSES[settings.kind].get("around", ()) if role not in settings.roles]:
         raise refusal(f"it has no {missing[0]}", settings.where)
     if "vocab.json" in contents:
         vocabulary = read_json(folder / "vocab.json")
         if not isinstance(vocabulary, dict) or not vocabulary or len({*vocabulary.values()}) < len(vocabulary):
             raise refusal("vocab.json is not an object of tokens, each with its id", str(folder))
-    if settings.kind == Kind.MARIAN:
+    if settings.kind == MARIAN:
         if settings.values.get("separate_vocabs"):
             raise refusal("source and target have two vocabularies (separate_vocabs)", settings.where)
         model = _sentencepiece(contents["source.spm"], _UNIGRAM, folder / "source.spm")
         return marian_tokenizer(vocabulary, model, settings, str(folder)), settings.names
     for name, content in contents.items():
         if name.endswith(".model"):
-            _sentencepiece(content, _UNIGRAM if settings.kind == Kind.T5 else _BPE, folder / name)
+            _sentencepiece(content, _UNIGRAM if settings.kind == T5 else _BPE, folder / name)
     n_sentinels = settings.values.get("extra_ids", 0)
     if type(n_sentinels) is not int or not 0 <= n_sentinels <= MOST_SENTINELS:
         raise refusal(f"extra_ids is not a number from 0 to {MOST_SENTINELS:,}", settings.where)
@@ -104,7 +89,7 @@ def convert(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, dict[
     return _by_transformers(settings.kind, contents)
 
 
-def _by_transformers(kind: Kind, contents: Mapping[str, bytes]) -> tuple[Tokenizer, dict[str, str]]:
+def _by_transformers(kind: str, contents: Mapping[str, bytes]) -> tuple[Tokenizer, dict[str, str]]:
     transformers = _library("transformers")
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -14,7 +14,14 @@ from tokenizers import Tokenizer
 
 from lmtool.errors import LmtoolError
 from lmtool.interop.tokenization.converting import SPACE, convert, sentencepiece_decoder
-from lmtool.interop.tokenization.settings import Kind, TokenizerSettings, read_object, read_settings, read_text, refusal
+from lmtool.interop.tokenization.settings import (
+    LLAMA,
+    TokenizerSettings,
+    read_object,
+    read_settings,
+    read_text,
+    refusal,
+)
 from lmtool.printable import plain
 from lmtool.tokenization.inner import LARGEST_VOCABULARY, check_growth, inner_of, raising_panics
 
@@ -82,7 +89,7 @@ def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     path = folder / "tokenizer.json"
     described = read_object(path)
     model = described.get("model")
-    if settings.kind == Kind.LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
+    if settings.kind == LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
         inner = inner_of(json.dumps(described | _llama(model, settings)))
     else:
         inner = inner_of(read_text(path))

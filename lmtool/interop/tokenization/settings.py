@@ -6,63 +6,24 @@ The reading of Transformers 5 is followed, also where files contradict each othe
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tokenizers import AddedToken, Tokenizer
 
 from lmtool import durable
 from lmtool.errors import CheckpointError
+from lmtool.interop.families import FAMILIES
 from lmtool.printable import plain
 from lmtool.tokenization.inner import LARGEST_VOCABULARY, ROLE_KEYS
 from lmtool.tokenization.tokenizer import LARGEST_FILE, without_surrogates
 
-
-class Kind(StrEnum):
-    """A tokenizer class of Transformers. `FILE` builds nothing of its own: it takes tokenizer.json as it is."""
-
-    FILE = "TokenizersBackend"
-    GPT2 = "GPT2Tokenizer"
-    GPT_NEOX = "GPTNeoXTokenizer"
-    QWEN2 = "Qwen2Tokenizer"
-    ROBERTA = "RobertaTokenizer"
-    BERT = "BertTokenizer"
-    T5 = "T5Tokenizer"
-    LLAMA = "LlamaTokenizer"
-    GEMMA = "GemmaTokenizer"
-    MARIAN = "MarianTokenizer"
-
-
-_ALIASES = {"BartTokenizer": Kind.ROBERTA, "DistilBertTokenizer": Kind.BERT, "ElectraTokenizer": Kind.BERT}
-
-_OF_MODEL_TYPE = {
-    **dict.fromkeys(("bart", "roberta"), Kind.ROBERTA),
-    **dict.fromkeys(("bert", "distilbert", "electra"), Kind.BERT),
-    **dict.fromkeys(("gemma", "gemma2"), Kind.GEMMA),
-    **dict.fromkeys(("mistral", "modernbert", "olmo2"), Kind.FILE),
-    **dict.fromkeys(("qwen2", "qwen3"), Kind.QWEN2),
-    **{"gpt2": Kind.GPT2, "gpt_neox": Kind.GPT_NEOX, "marian": Kind.MARIAN, "t5": Kind.T5},
-}
-"""Llama has none of its own: half of them are byte-level."""
-
-_END = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
-_UNK_PAD = {"unk_token": "<unk>", "pad_token": "<pad>"}
-_DEFAULT_ROLES: Mapping[Kind, Mapping[str, str]] = {
-    Kind.FILE: {},
-    Kind.GPT2: _END,
-    Kind.GPT_NEOX: {**_END, "pad_token": "<|padding|>"},
-    Kind.QWEN2: dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
-    Kind.ROBERTA: {
-        **_UNK_PAD,
-        **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "mask_token": "<mask>"},
-    },
-    Kind.BERT: {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")},
-    Kind.T5: {**_UNK_PAD, "eos_token": "</s>"},
-    Kind.LLAMA: {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
-    Kind.GEMMA: {**_UNK_PAD, "bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<mask>"},
-    Kind.MARIAN: {**_UNK_PAD, "eos_token": "</s>"},
-}
+CLASSES: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("classes.yaml").read_text(encoding="utf-8")
+)
+"""What each class of Transformers has, as the comment in the file says."""
+FILE, LLAMA, MARIAN, T5 = "TokenizersBackend", "LlamaTokenizer", "MarianTokenizer", "T5Tokenizer"
 
 
 @dataclass(frozen=True)
@@ -77,7 +38,7 @@ class TokenizerSettings:
     where: the file that most of it comes from, for errors.
     """
 
-    kind: Kind
+    kind: str
     values: Mapping[str, Any]
     roles: Mapping[str, AddedToken | str]
     added: Mapping[int, AddedToken]
@@ -147,9 +108,10 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
             added[_id(value, str(path))] = AddedToken(name, normalized=name not in special, special=name in special)
     options = {token.content: token for token in added.values()}
     roles: dict[str, AddedToken | str] = {}
+    usual = CLASSES[kind].get("roles", {})
     for name in ROLE_KEYS:
-        if name not in named and name in _DEFAULT_ROLES[kind]:
-            roles[name] = _DEFAULT_ROLES[kind][name]
+        if name not in named and name in usual:
+            roles[name] = usual[name]
         elif named.get(name) is not None:
             token = _token_or_text(named[name], where)
             roles[name] = options.get(_content(token), token)
@@ -195,20 +157,18 @@ def refusal(what: str, where: str) -> CheckpointError:
     )
 
 
-def _kind(folder: Path, values: Mapping[str, Any], model_type: str) -> Kind:
+def _kind(folder: Path, values: Mapping[str, Any], model_type: str) -> str:
     """The class that Transformers' AutoTokenizer takes: the declared one, unless it is known to be wrong."""
     declared = values.get("tokenizer_class") or read_object(folder / "config.json").get("tokenizer_class")
-    registered = _OF_MODEL_TYPE.get(model_type)
+    registered = FAMILIES[model_type].tokenizer if model_type in FAMILIES else ""
     if not isinstance(declared, str):
-        return registered or Kind.FILE
+        return registered or FILE
     name = declared.removesuffix("Fast")
-    if registered == Kind.FILE:
-        return Kind.FILE
-    if registered == Kind.QWEN2 and model_type == "qwen2":
-        return Kind.QWEN2
-    if name == Kind.LLAMA and (folder / "tokenizer.json").is_file():
-        return Kind.FILE if '"ByteLevel"' in read_text(folder / "tokenizer.json") else Kind.LLAMA
-    return _ALIASES.get(name) or (Kind(name) if name in set(Kind) else Kind.FILE)
+    if registered == FILE or model_type == "qwen2":
+        return registered
+    if name == LLAMA and (folder / "tokenizer.json").is_file():
+        return FILE if '"ByteLevel"' in read_text(folder / "tokenizer.json") else LLAMA
+    return CLASSES[name].get("like", name) if name in CLASSES else FILE
 
 
 def read_object(path: Path) -> dict[str, Any]:

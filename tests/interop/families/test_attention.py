@@ -7,17 +7,25 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
+from lmtool.interop.families import FAMILIES
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.observing import observed
-from tests.interop.families import test_decoders as decoders
-from tests.interop.families import test_encoders as encoders
-from tests.interop.families import test_seq2seq as seq2seq
-from tests.interop.families.peers import VOCAB, Brought, peer_of
+from tests.interop.families.cases import CASES
+from tests.interop.families.peers import VOCAB, brought, peer_of
 from tests.model import tiny
 
 DECODERS = ["gpt2", "llama", "llama 3", "mistral", "bloom", "neox"]
 ENCODERS = ["bert", "modernbert"]
 SEQ2SEQ = ["t5", "bart"]
+
+
+def small(case: str) -> Any:
+    """A small language model."""
+    model_type, config = CASES[case]
+    heads = FAMILIES[model_type].heads
+    head = heads["masked" if "masked" in heads else "causal"]
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    return peer_of(FAMILIES[model_type].name + head.ending, {"vocab_size": VOCAB, **tokens, **config})
 
 
 def eager(peer: Any) -> Any:
@@ -35,10 +43,8 @@ def assert_same(found: list[Tensor], wanted: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize("case", DECODERS)
 @torch.no_grad()
 def test_decoders(case: str) -> None:
-    name, config = decoders.PEERS[case]
-    peer = decoders.peer_of(name, "CausalLM", config)
-    model, objective = decoders.described(decoders.file_of(peer), list(peer.state_dict()))
-    ours = decoders.loaded(model, decoders.copied(decoders.FAMILIES[name], peer, model, objective))
+    peer = small(case)
+    ours = brought(peer)
     tokens_BT = tiny.tokens(2, 12, vocab_size=VOCAB)
     with observed(ours) as found:
         ours(Batch(tokens_BT))
@@ -48,9 +54,8 @@ def test_decoders(case: str) -> None:
 @pytest.mark.parametrize("case", ENCODERS)
 @torch.no_grad()
 def test_encoders(case: str) -> None:
-    family, name, config = encoders.CASES[case]
-    peer = peer_of(f"{name}ForMaskedLM", config)
-    ours = Brought(family, peer).model
+    peer = small(case)
+    ours = brought(peer)
     tokens_BT = tiny.tokens(2, 12, vocab_size=VOCAB)
     with observed(ours) as found:
         ours(Batch(tokens_BT))
@@ -60,9 +65,8 @@ def test_encoders(case: str) -> None:
 @pytest.mark.parametrize("case", SEQ2SEQ)
 @torch.no_grad()
 def test_encoder_decoders(case: str) -> None:
-    family, name, config = seq2seq.CASES[case]
-    peer = peer_of(name, config)
-    ours = Brought(family, peer).model
+    peer = small(case)
+    ours = brought(peer)
     source_BS, tokens_BT = tiny.tokens(2, 9, vocab_size=VOCAB), tiny.tokens(2, 6, seed=1, vocab_size=VOCAB)
     keep_BS = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
     with observed(ours) as found:

@@ -13,11 +13,17 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from lmtool.batch import Batch
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.interop.families import FAMILIES
+from lmtool.interop.families import FAMILIES, GGUF_FAMILIES
 from lmtool.interop.families.config import Config
-from lmtool.interop.gguf.files import write_gguf
+from lmtool.interop.families.rules import Inexpressible
+from lmtool.interop.gguf import files
+from lmtool.interop.gguf.files import FREQUENCIES, write_gguf
+from lmtool.interop.gguf.vocabulary import express_tokenizer
+from lmtool.interop.importing import describe, import_run
 from lmtool.interop.sources import GgufFile
+from lmtool.model import build
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -64,7 +70,8 @@ MODELS = {
     "gptneox": ("gpt_neox", {}),
     "gptneox-serial": ("gpt_neox", {"use_parallel_residual": False}),
 }
-YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_slow": 1.0, "beta_fast": 32.0}
+YARN = {"kind": "yarn", "factor": 4.0, "original_context": 32}
+SCALED = {"kind": "llama3", "factor": 8.0, "original_context": 512}
 THEIRS = ["llama", "llama-tied", "llama-wide-heads", "qwen2", "qwen3", "gpt2"]
 """Those that Transformers reads from GGUF files without mistakes: it leaves out biases and scalings of Llama."""
 
@@ -224,28 +231,29 @@ def written(path, name, tokenizer=None, **options):
     return model
 
 
+def spec_of(described):
+    """The recipe's model, without dropout."""
+    return Transformer.model_validate({**described.model, "dropout": 0.0})
+
+
 def loaded(read):
-    """A Transformers model with the configuration and tensors of a GgufFile."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**read.config), dtype=torch.float32).eval()
-    names = {name: name.replace("embed_out", "lm_head") for name in read.names}
-    state = {published: read.read(name).float() for name, published in names.items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert unexpected == []
-    assert missing == (["lm_head.weight"] if read.config["tie_word_embeddings"] else [])
-    model.tie_weights()
-    for name in read.names:
-        assert read.read(name).shape == read.shape(name)
+    """A model of ours with the configuration and tensors of a GgufFile."""
+    spec = spec_of(describe(read))
+    model = build(spec, spec.vocab_size).eval()
+    weights = read.family.weights(spec, Causal())
+    assert {name for weight in weights for name in weight.theirs} == read.config.names
+    model.load_state_dict({w.ours: w.layout.join([read.read(name).float() for name in w.theirs]) for w in weights})
     return model
 
 
 def logits_of(model):
     ids = torch.randint(VOCAB, (2, 60), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        return model(ids).logits
+        return model(ids).logits if hasattr(model, "config") else model.logits(model(Batch(ids)).hidden_BTD)
 
 
-def close(a, b):
-    torch.testing.assert_close(logits_of(a), logits_of(b), atol=1e-5, rtol=1e-5)
+def close(a, b, atol=1e-5):
+    torch.testing.assert_close(logits_of(a), logits_of(b), atol=atol, rtol=1e-5)
 
 
 @pytest.mark.sampled(4)
@@ -253,11 +261,8 @@ def close(a, b):
 def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
     model = written(tmp_path / "model.gguf", name)
     read = GgufFile(tmp_path / "model.gguf")
-    close(loaded(read), model)
-    theirs, ours = model.config.to_dict(), read.config
-    same = set(theirs) & set(ours) - {"n_inner", "bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters"}
-    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
-    assert ours.get("rope_parameters") == theirs.get("rope_parameters")
+    close(loaded(read), model, 1e-4 if name == "gemma" else 1e-5)  # one is added to its gains, and taken away again
+    assert spec_of(describe(read)) == published(model)[0]
 
 
 @pytest.mark.sampled(3)
@@ -291,7 +296,7 @@ def test_a_quantized_tensor_is_what_gguf_dequantizes(tmp_path, kind):
     matrix = np.random.default_rng(0).standard_normal((VOCAB, 512), np.float32)
     held = gguf.quantize(matrix, kind)
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
-    tensor = read.read("lm_head.weight")
+    tensor = read.read("output.weight")
     assert tensor.dtype == torch.float32
     np.testing.assert_array_equal(tensor.numpy(), gguf.dequantize(held, kind))
     assert np.abs(tensor.numpy() - matrix).max() < 0.5
@@ -304,7 +309,7 @@ def test_blocks_that_gguf_only_dequantizes(tmp_path, kind):
     block, size = gguf.GGML_QUANT_SIZES[kind]
     held = np.random.default_rng(0).integers(0, 60, (VOCAB, 512 // block * size), np.uint8)
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
-    np.testing.assert_array_equal(read.read("lm_head.weight").numpy(), gguf.dequantize(held, kind))
+    np.testing.assert_array_equal(read.read("output.weight").numpy(), gguf.dequantize(held, kind))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -312,8 +317,8 @@ def test_floats_keep_their_type(tmp_path, dtype):
     matrix = torch.randn(VOCAB, 512).to(dtype)
     kind = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.BF16}[dtype]
     read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (matrix.view(torch.uint8).numpy(), kind)})
-    assert read.read("lm_head.weight").dtype == dtype
-    assert torch.equal(read.read("lm_head.weight"), matrix)
+    assert read.read("output.weight").dtype == dtype
+    assert torch.equal(read.read("output.weight"), matrix)
 
 
 def test_a_copy_of_the_embedding_is_tied(tmp_path):
@@ -325,7 +330,7 @@ def test_a_copy_of_the_embedding_is_tied(tmp_path):
     writer.add_tensor("output.weight", model.transformer.wte.weight.detach().numpy())
     finish(writer)
     read = GgufFile(tmp_path / "model.gguf")
-    assert read.config["tie_word_embeddings"] is True
+    assert spec_of(describe(read)).tie_embeddings
     close(loaded(read), model)
 
 
@@ -395,7 +400,7 @@ def test_byte_level_tokens_are_those_of_the_original(tmp_path, pre):
     decomposed = unicodedata.normalize("NFD", "é")
     assert ours.encode(decomposed).ids == original.encode(decomposed).ids
     assert read.tokenizer().config == {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
-    assert [read.config[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [0, 1, 2]
+    assert [read.settings[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -423,7 +428,7 @@ def test_all_tokens_that_end_a_text_and_the_chat_template(tmp_path):
         writer.add_chat_template("{{ messages }}")
 
     read = tokenizer_file(tmp_path / "model.gguf", add)
-    assert read.config["eos_token_id"] == [1, 2]
+    assert read.settings["eos_token_id"] == [1, 2]
     assert read.tokenizer().config["chat_template"] == "{{ messages }}"
 
 
@@ -538,7 +543,7 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
 
 def refused(path, error=CheckpointError):
     with pytest.raises(error) as caught:
-        GgufFile(path)
+        import_run(str(path), path.parent / "run", lambda *_: None)
     assert len(caught.value.lines()) == 3
     assert all(len(line) < 400 and line.isprintable() for line in caught.value.lines())
     assert caught.value.exit_code == 4
@@ -548,7 +553,7 @@ def refused(path, error=CheckpointError):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda w: w.add_string("general.architecture", "phi3"), "phi3 is none of llama, qwen2"),
+        (lambda w: w.add_string("general.architecture", "phi3"), "phi3 is none of gpt2, llama"),
         (lambda w: w.add_float32("llama.logit_scale", 2.0), "llama.logit_scale"),
         (lambda w: w.add_uint32("llama.expert_count", 8), "llama.expert_count is 8"),
         (lambda w: w.add_bool("llama.attention.causal", False), "llama.attention.causal"),
@@ -559,7 +564,7 @@ def refused(path, error=CheckpointError):
         (lambda w: w.add_uint32("llama.block_count", 3), "blk.2.attn_norm.weight is missing"),
         (lambda w: w.add_uint32("llama.attention.head_count", 0), "head_count is 0"),
         (lambda w: w.add_string("llama.context_length", "many"), "context_length is 'many'"),
-        (lambda w: w.add_uint32("llama.feed_forward_length", 95), "not (95, 64)"),
+        (lambda w: w.add_uint32("llama.feed_forward_length", 95), "is 64 x 96, not 64 x 95"),
         (
             lambda w: w.add_tensor("blk.0.ffn_gate_inp.weight", np.zeros((2, 2), np.float32)),
             "blk.0.ffn_gate_inp.weight",
@@ -657,30 +662,33 @@ def test_flipped_bytes_are_found_or_do_no_harm(tmp_path, intact):
 
 def test_no_file(tmp_path):
     assert "cannot be read" in refused(tmp_path / "none.gguf")
-    assert "cannot be read" in refused(tmp_path)
 
 
 # Writing
 
 
-def saved(path, model, tokenizer, quantization="f16", config=None, **tokenizer_config):
-    """A model written by `write_gguf`."""
-    state = state_of(model)
-    names = {
-        name.replace("lm_head", "embed_out") if model.config.model_type == "gpt_neox" else name: name for name in state
-    }
-    tensors = {published: (lambda name=name: state[name]) for published, name in names.items()}
-    published = {**published_config(model, tensors), **(config or {})}
+def published(model):
+    """The recipe's model of a model of Transformers, without dropout, and its tensors in our names."""
+    family, state = FAMILIES[model.config.model_type], state_of(model)
+    names = family.canonical_names(state)
+    spec = spec_of(family.describe(Config(model.config.to_dict(), "", names)))
+    weights = family.weights(spec, Causal())
+    return spec, {w.ours: w.layout.join([state[names[name]] for name in w.theirs]) for w in weights}
+
+
+def saved(path, model, tokenizer, quantization="f16", ends=(1,), vocab_size=VOCAB, **tokenizer_config):
+    """A model of Transformers, written by `write_gguf`."""
+    spec, ours = published(model)
+    family = next(one for one in GGUF_FAMILIES if one.model_type in (model.config.model_type, "llama"))
+    if model.config.model_type != "mistral":
+        family = next(one for one in GGUF_FAMILIES if one.model_type == model.config.model_type)
+    keys = {**family.publish(spec, Causal())}
+    values = {key if key == FREQUENCIES else f"{family.architecture}.{key}": value for key, value in keys.items()}
     tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>", **tokenizer_config}
-    write_gguf(path, published, tensors, tokenizer.to_str(), tokens, quantization)
-
-
-def published_config(model, names):
-    """The config.json that this model is exported with."""
-    family = FAMILIES[model.config.model_type]
-    described = family.describe(Config(model.config.to_dict(), ""), names)
-    spec = Transformer.model_validate({"kind": "transformer", **described.model})
-    return {"eos_token_id": model.config.eos_token_id, **family.publish(spec, Causal(kind="causal"))}
+    values |= express_tokenizer(tokenizer.to_str(), tokens, family.architecture, vocab_size, ends)
+    weights = family.weights(spec, Causal())
+    tensors = {name: one for w in weights for name, one in zip(w.theirs, w.layout.split(ours[w.ours]), strict=True)}
+    write_gguf(path, family.architecture, values, tensors, quantization)
 
 
 @pytest.mark.sampled(4)
@@ -712,12 +720,12 @@ def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
 def test_what_is_written_is_read_again(tmp_path, name, quantization):
     model = model_of(name)
     saved(tmp_path / "model.gguf", model, byte_tokenizer(), quantization)
+    spec, ours = published(model)
     read = GgufFile(tmp_path / "model.gguf")
-    state = state_of(model)
+    assert spec_of(describe(read)) == spec
     error = {"f16": 2e-3, "q8_0": 2e-2}[quantization]
-    for published in read.names:
-        tensor = state[published.replace("embed_out", "lm_head")]
-        torch.testing.assert_close(read.read(published).float(), tensor, atol=error, rtol=error)
+    for tensor_name, tensor in loaded(read).state_dict().items():
+        torch.testing.assert_close(tensor, ours[tensor_name].float(), atol=error, rtol=error)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
@@ -738,7 +746,7 @@ def test_mistral_is_written_as_llama(tmp_path):
     model = AutoModelForCausalLM.from_config(config).half().float().eval()
     saved(tmp_path / "model.gguf", model, byte_tokenizer())
     read = GgufFile(tmp_path / "model.gguf")
-    assert read.config["model_type"] == "llama"
+    assert read.family.model_type == "llama"
     close(loaded(read), model)
 
 
@@ -769,26 +777,54 @@ def test_a_sentencepiece_tokenizer_is_written(tmp_path, sentencepiece_model, beg
 
 
 @pytest.mark.parametrize(
-    ("config", "key"),
+    ("changes", "key"),
     [
-        ({"model_type": "bert"}, "model_type"),
-        ({"hidden_act": "relu"}, "hidden_act"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "attention_factor": 2.0}}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN, "beta_fast": 16.0}}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, **LLAMA3, "factor": 0.5}}, "rope_parameters"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e10}}, "llama.rope.freq_base"),
-        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window"),
-        ({"hidden_act": "relu", "attention_bias": True, "pretraining_tp": 2}, "hidden_act, pretraining_tp"),
-        ({"vocab_size": 4}, "vocab_size"),
-        ({"vocab_size": VOCAB + 1}, "model.embed_tokens.weight"),
-        ({"eos_token_id": [1, 2, 3, 4]}, "eos_token_id"),
-        ({"eos_token_id": [1, VOCAB]}, "eos_token_id"),
+        ({"activation": "geglu"}, "model.activation"),
+        ({"position": {"kind": "alibi"}}, "model.position.kind"),
+        ({"position": {"kind": "rotary", "share": 0.5}}, "model.position.share"),
+        (
+            {"position": {"kind": "rotary", "scaling": {**YARN, "fast_turns": 16.0}}},
+            "model.position.scaling.fast_turns",
+        ),
+        (
+            {"position": {"kind": "rotary", "scaling": {**YARN, "attention_factor": 2.0}}},
+            "model.position.scaling.attention_factor",
+        ),
+        ({"position": {"kind": "rotary", "scaling": {**SCALED, "factor": 0.5}}}, "model.position.scaling.factor"),
+        (
+            {"position": {"kind": "rotary", "scaling": {**SCALED, "low_frequency": 2.0}}},
+            "model.position.scaling.factor",
+        ),
+        ({"pattern": {"kind": "window", "size": 16}}, "model.pattern.kind"),
+        ({"qk_norm": "head"}, "model.qk_norm"),
     ],
 )
-def test_a_configuration_that_gguf_cannot_express(tmp_path, config, key):
+def test_a_recipe_that_gguf_cannot_express(changes, key):
+    spec = Transformer.model_validate({**published(model_of("llama"))[0].model_dump(), **changes})
+    llama = next(family for family in GGUF_FAMILIES if family.model_type == "llama")
+    with pytest.raises(Inexpressible) as caught:
+        llama.publish(spec, Causal())
+    assert key in caught.value.obstacles
+
+
+def test_a_window_that_no_text_is_longer_than(tmp_path):
+    spec = published(model_of("llama"))[0]
+    llama = next(family for family in GGUF_FAMILIES if family.model_type == "llama")
+    wide = Transformer.model_validate({**spec.model_dump(), "pattern": {"kind": "window", "size": spec.context}})
+    assert llama.publish(wide, Causal()) == llama.publish(spec, Causal())
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"vocab_size": 4}, "vocab_size"),
+        ({"ends": [1, 2, 3, 4]}, "eos_token_id"),
+        ({"ends": [1, VOCAB]}, "eos_token_id"),
+    ],
+)
+def test_tokens_that_gguf_cannot_express(tmp_path, more, key):
     with pytest.raises(UsageError) as caught:
-        saved(tmp_path / "model.gguf", model_of("llama"), byte_tokenizer(), config=config)
+        saved(tmp_path / "model.gguf", model_of("llama"), byte_tokenizer(), **more)
     assert caught.value.where == key
     assert len(caught.value.lines()) == 3
     assert list(tmp_path.iterdir()) == []
@@ -830,20 +866,16 @@ def framing(first, n_first, last, n_last):
     return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": known}
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"old")
-    model = model_of("llama")
-    state = state_of(model)
-    tensors = {name: (lambda name=name: state[name]) for name in state}
 
-    def interrupted():
+    def interrupted(*args):
         raise KeyboardInterrupt
 
-    tensors["model.layers.1.mlp.up_proj.weight"] = interrupted
-    tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    monkeypatch.setattr(files, "quantize", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_gguf(path, published_config(model, tensors), tensors, byte_tokenizer().to_str(), tokens, "f16")
+        saved(path, model_of("llama"), byte_tokenizer())
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -853,6 +885,6 @@ def test_a_value_that_16_bits_cannot_hold(tmp_path, value):
     model = model_of("llama")
     with torch.no_grad():
         model.lm_head.weight[3, 3] = value
-    with pytest.raises(UsageError, match=r"lm_head.weight is too large"):
+    with pytest.raises(UsageError, match=r"output.weight is too large"):
         saved(tmp_path / "model.gguf", model, byte_tokenizer())
     assert list(tmp_path.iterdir()) == []
