@@ -26,8 +26,8 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.tables.baseline import headline
 
 PENALTIES = (1e4, 10.0, 1.0, 0.1, 0.01)
-"""Values of l2 that cross-validation chooses from; of equally good ones the first. By the first a head that begins as
-naive Bayes stays that, which needs fewer rows than logistic regression (Ng and Jordan 2002)."""
+"""Values of l2 that cross-validation chooses from. By the first a head that begins as naive Bayes stays that, which
+needs fewer rows than logistic regression (Ng and Jordan 2002)."""
 
 PLAIN_PENALTY = 0.01
 """That of vectors that were trained on the same rows, of which cross-validation would tell too much good: weak, so that
@@ -236,7 +236,10 @@ class Problem:
         return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
     def choose(self, seed: int, penalties: Sequence[float] = PENALTIES, many: int = MANY) -> "ChosenPenalty":
-        """The penalty by which a head is best on rows that it was not fitted to, by the metric of their labels."""
+        """The penalty by which the loss is least on rows that a head was not fitted to, its scores times a factor.
+
+        Of few rows a loss tells more than an accuracy, by which penalties are often alike.
+        """
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
         folds = list(islice(self._folds(rows, seed), 1 if len(rows) > many else None)) if len(rows) > 1 else []
         if not folds:
@@ -250,12 +253,13 @@ class Problem:
                 starts.append(part.fit(l2, starts[-1] if starts else None, ROUGH)[0])
                 scores.append(part.scores(starts[-1], self.features[other]))
         every = [np.concatenate(scores) for scores in parts]
-        values = [headline(held.target_RC, scores_RC, self._kind) for scores_RC in every]
-        best = int(np.argmin(values) if self._kind == "number" else np.argmax(values))
-        return ChosenPenalty(penalties[best], held.factor(every[best]), values[best], starts[best])
+        factors, losses = zip(*map(held.factor, every), strict=True)
+        best = int(np.argmin(losses))
+        value = headline(held.target_RC, every[best], self._kind)
+        return ChosenPenalty(penalties[best], factors[best], value, starts[best])
 
-    def factor(self, scores_RC: Floats) -> float:
-        """The factor on scores of these rows that makes their loss least; 1 for numbers."""
+    def factor(self, scores_RC: Floats) -> tuple[float, float]:
+        """The factor on scores of these rows that makes their loss least, 1 for numbers; and this loss."""
         from scipy.optimize import minimize_scalar
 
         def loss(log_factor: float) -> float:
@@ -263,8 +267,9 @@ class Problem:
             return self.objective.head_loss(self.model, scaled_RC, self.labels).total.item()
 
         if self._kind == "number":
-            return 1.0
-        return float(np.exp(minimize_scalar(loss, bounds=(-FACTOR, FACTOR), method="bounded").x))
+            return 1.0, loss(0.0)
+        best = minimize_scalar(loss, bounds=(-FACTOR, FACTOR), method="bounded")
+        return float(np.exp(best.x)), float(best.fun)
 
     @property
     def _kind(self) -> Any:

@@ -260,7 +260,10 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
     candidates: tuple[Recipe, ...] = ()
     by = f"of {FEATURES[0 if shape.has_words else 1]}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
-    if shape.has_words and not are_named and shape.n_rows <= MOST_WEIGHED:
+    if shape.has_words and not are_named and shape.n_rows < FEW:
+        features, by = WAYS[1], f"of {FEATURES[1]}"
+        settings = [*features, *settings]
+    elif shape.has_words and not are_named and shape.n_rows <= MOST_WEIGHED:
         candidates = tuple(resolve(None, [*way, *settings], shape).recipe for way in WAYS)
         best, figures = _choose_features(candidates, tables, report)
         features = WAYS[best or 0]
