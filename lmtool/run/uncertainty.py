@@ -32,6 +32,15 @@ def standard_error(metric: str, value: float, rows: int) -> float | None:
     return math.sqrt(share * (1 - share) / (rows + 4))
 
 
+def independent_rows(rows: int, folds: int) -> int:
+    """Rows that tell as much as those of cross-validation, whose models share most of the rows that they are fitted to.
+
+    The variance of the mean over k folds is 1 / k + 1 / (k - 1) instead of 1 / k times that of a fold (Nadeau and
+    Bengio 2003).
+    """
+    return round(rows / (1 + folds / (folds - 1)))
+
+
 def interval(metric: str, value: float, rows: int) -> tuple[float, float] | None:
     """95 % interval of a figure on so many rows; None where it does not follow from the figure.
 

@@ -20,6 +20,7 @@ from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.run.directory import Run
+from lmtool.tables.baseline import FOLDS
 from lmtool.tables.data import TableData
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.task import AnsweringModel
@@ -27,9 +28,6 @@ from lmtool.training.convex import HeadProblem, cross_validate
 from lmtool.training.distillation import distilled, predicted
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
-
-FOLDS = 5
-"""Parts of the rows, where a head is fitted in seconds."""
 
 MOST_FOLDED = 2_000
 """Rows up to which a head is fitted for each of them; of more a quarter tells enough."""

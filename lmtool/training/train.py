@@ -36,7 +36,7 @@ from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import are_alike
-from lmtool.tables.baseline import CROSS_VALIDATION
+from lmtool.tables.baseline import CROSS_VALIDATION, FOLDS
 from lmtool.tables.data import TableData
 from lmtool.tables.tasks.results import QUARTER, Results
 from lmtool.training import truncated_bptt
@@ -45,7 +45,7 @@ from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, Info, Plan, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never, validates
-from lmtool.training.folds import FOLDS, ScoringStopped, is_cross_validated, reopened, train_folds
+from lmtool.training.folds import ScoringStopped, is_cross_validated, reopened, train_folds
 from lmtool.training.length import (
     LEAST_SHARE,
     FirstSteps,
