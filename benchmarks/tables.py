@@ -217,7 +217,7 @@ def of_vectors(run: str, train: Rows, test: Rows, kind: str) -> Scores:
     import lmtool as package
 
     model = package.load(run)
-    fitted, measured = (np.asarray(model.embed(part.texts)) for part in (train, test))
+    fitted, measured = (np.asarray(model.embed(part.texts, truncate=True)) for part in (train, test))
     return scikit(fitted, measured, train, test, kind)
 
 

@@ -235,11 +235,13 @@ class Problem:
         scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
         return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
-    def choose(self, seed: int, penalties: Sequence[float] = PENALTIES, many: int = MANY) -> "ChosenPenalty":
+    def choose(self, seed: int, penalties: Sequence[float] | None = None, many: int = MANY) -> "ChosenPenalty":
         """The penalty by which the loss is least on rows that a head was not fitted to, its scores times a factor.
 
-        Of few rows a loss tells more than an accuracy, by which penalties are often alike.
+        Of few rows a loss tells more than an accuracy, by which penalties are often alike. penalties: by default
+        PENALTIES, without the first one where there is no naive Bayes to stay: a head of zeros tells nothing.
         """
+        penalties = penalties or (PENALTIES if self.prior else PENALTIES[1:])
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
         folds = list(islice(self._folds(rows, seed), 1 if len(rows) > many else None)) if len(rows) > 1 else []
         if not folds:
