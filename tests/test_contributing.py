@@ -87,7 +87,7 @@ assert max(filtered["ranks"]) < max(free["ranks"])
 with open("records.jsonl", "w") as file:
     file.write(json.dumps(filtered))
 assert lmtool("generate", "--replay", "records.jsonl") == "same: the\\n"
-assert refused(*ask, "--eta", "1") == "eta is 1.0"
+assert refused(*ask, "--eta", "1") == "--eta is 1.0"
 assert refused(*ask, "--greedy", "--eta", "0.5") == "greedy contradicts eta"
 assert choose("mask-predict", eta=0.5).by == "gibbs"
 """
