@@ -18,7 +18,6 @@ from lmtool.run.history import History, differences, doubts, figures, number, th
 from lmtool.run.listing import lineage, part_of
 from lmtool.run.log import Record
 from lmtool.run.uncertainty import independent_rows, interval
-from lmtool.tables.baseline import CROSS_VALIDATION, FOLDS
 from lmtool.tables.tasks.results import SCORED_BY_OTHERS
 
 MOST_CLASSES = 30
@@ -250,11 +249,9 @@ def _beside(histories: Sequence[History]) -> Markup:
 
 def _results(results: Mapping[str, Any]) -> Markup:
     """The scores of the best checkpoint."""
-    rows = results.get("rows") or 0
-    if results.get("part") == CROSS_VALIDATION:
-        rows = independent_rows(rows, FOLDS)
+    n_rows = independent_rows(results.get("rows") or 0, str(results.get("part")))
     shown = [
-        (name.replace("_", " "), _with_interval(name, value, rows))
+        (name.replace("_", " "), _with_interval(name, value, n_rows))
         for name, value in results.items()
         if isinstance(value, str | int | float) and name != "task"
     ]

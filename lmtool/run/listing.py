@@ -20,7 +20,7 @@ from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
 from lmtool.run.files import Count, read_any
 from lmtool.run.find import find
 from lmtool.run.paths import known_runs
-from lmtool.run.uncertainty import standard_error
+from lmtool.run.uncertainty import independent_rows, standard_error
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def summarise(path: Path) -> Summary:
     if summary.rows is None and summary.part != "test" and run.info.data is not None:
         summary.rows = run.info.data.valid_rows
     if summary.value is not None and summary.rows:
-        summary.standard_error = standard_error(summary.metric, summary.value, summary.rows)
+        rows = independent_rows(summary.rows, summary.part)
+        summary.standard_error = standard_error(summary.metric, summary.value, rows)
     summary.bytes = size_of(path)
     return summary
 

@@ -8,6 +8,12 @@ SHARES = ("accuracy", "subset_accuracy", "exact", "f1", "micro_f1", "macro_f1")
 
 CORRELATIONS = ("correlation", "pearson", "spearman")
 
+CROSS_VALIDATION = "cross-validation"
+"""The part of what is measured on all rows, each by a model of the others."""
+
+FOLDS = 5
+"""Parts of the rows, each of which is scored by a model of the others."""
+
 Z = NormalDist().inv_cdf(0.975)
 """Standard errors to either side that a 95 % interval reaches."""
 
@@ -32,13 +38,13 @@ def standard_error(metric: str, value: float, rows: int) -> float | None:
     return math.sqrt(share * (1 - share) / (rows + 4))
 
 
-def independent_rows(rows: int, folds: int) -> int:
-    """Rows that tell as much as those of cross-validation, whose models share most of the rows that they are fitted to.
+def independent_rows(rows: int, part: str) -> int:
+    """Rows that would tell as much if one model was measured on them. part: how they were measured, as in `Results`.
 
-    The variance of the mean over k folds is 1 / k + 1 / (k - 1) instead of 1 / k times that of a fold (Nadeau and
-    Bengio 2003).
+    The models of cross-validation share most of the rows that they are fitted to: the variance of the mean over k folds
+    is 1 / k + 1 / (k - 1) instead of 1 / k times that of a fold (Nadeau and Bengio 2003).
     """
-    return round(rows / (1 + folds / (folds - 1)))
+    return round(rows / (1 + FOLDS / (FOLDS - 1))) if part == CROSS_VALIDATION else rows
 
 
 def interval(metric: str, value: float, rows: int) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmtool.printable import counted
 from lmtool.recipe.grammar import either
 from lmtool.run.files import BaselineFigures
-from lmtool.run.uncertainty import are_alike
+from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledText, LabelledTexts
@@ -31,12 +31,6 @@ MOST_SCORED = 2_000
 
 MOST_EMBEDDED = 10_000
 """Rows, fitted to and measured, of larger tables than which no vectors are computed."""
-
-FOLDS = 5
-"""Parts of the training rows, each scored by a model of the others, where no rows are held out."""
-
-CROSS_VALIDATION = "cross-validation"
-"""The part of what is measured so."""
 
 KNOWN_WORDS = 0.6
 """Share of words in half of the texts that must occur in the other half, for words to be features."""

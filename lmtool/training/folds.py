@@ -20,7 +20,7 @@ from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.run.directory import Run
-from lmtool.tables.baseline import FOLDS
+from lmtool.run.uncertainty import FOLDS
 from lmtool.tables.data import TableData
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.task import AnsweringModel

@@ -35,8 +35,7 @@ from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.order import rank_samples
-from lmtool.run.uncertainty import are_alike
-from lmtool.tables.baseline import CROSS_VALIDATION, FOLDS
+from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
 from lmtool.tables.data import TableData
 from lmtool.tables.tasks.results import QUARTER, Results
 from lmtool.training import truncated_bptt

@@ -11,8 +11,8 @@ import numpy as np
 from lmtool.printable import counted
 from lmtool.run.files import Figures
 from lmtool.run.listing import counting
-from lmtool.run.uncertainty import independent_rows, interval
-from lmtool.tables.baseline import CROSS_VALIDATION, FOLDS, Baseline, mean_line
+from lmtool.run.uncertainty import CROSS_VALIDATION, independent_rows, interval
+from lmtool.tables.baseline import Baseline, mean_line
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.metrics import class_lines, confusion_lines
 
@@ -74,8 +74,7 @@ class Results:
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of what counts among the figures, where it follows from that; see `uncertainty`."""
         metric, value = counting(self.figures)
-        rows = independent_rows(self.rows, FOLDS) if self.part == CROSS_VALIDATION else self.rows
-        return None if value is None else interval(metric, value, rows)
+        return None if value is None else interval(metric, value, independent_rows(self.rows, self.part))
 
     def lines(self) -> list[str]:
         """All results as text lines."""
