@@ -239,9 +239,10 @@ class Problem:
         """The penalty by which the loss is least on rows that a head was not fitted to, its scores times a factor.
 
         Of few rows a loss tells more than an accuracy, by which penalties are often alike. penalties: by default
-        PENALTIES, without the first one where there is no naive Bayes to stay: a head of zeros tells nothing.
+        PENALTIES, without the largest ones where there is no naive Bayes to stay: a head of few rows that is near zero
+        tells classes apart by its bias alone.
         """
-        penalties = penalties or (PENALTIES if self.prior else PENALTIES[1:])
+        penalties = penalties or (PENALTIES if self.prior else PENALTIES[2:])
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
         folds = list(islice(self._folds(rows, seed), 1 if len(rows) > many else None)) if len(rows) > 1 else []
         if not folds:
