@@ -47,14 +47,12 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             raise UsageError(f"{len(rows)} rows of texts have {len(labels)} labels", fix="give one label for each row")
         if any("label" in row for row in rows):
             raise UsageError("the rows have a column named label", fix="give the columns of texts alone, or rename it")
-        n_texts = len(rows[0]) if rows else 1
         columns = {"data.text_columns": list(rows[0]) if rows else [], "data.label_column": "label"}
         seed = {} if self.seed is None else {"seed": self.seed}
         values = {"objective.kind": "classification", "objective.task": self._task, **columns, **seed}
         labelled = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
         given = values | dict(self.settings or {})
         self.model_ = finetune(labelled, self.recipe, settings=given, source=self.source, out=self.out)
-        self.n_features_in_ = n_texts
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
@@ -82,7 +80,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each row (R,), with the type of `y`."""
-        classes: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(1)]
+        best_R = self.predict_proba(X).argmax(1)
+        classes: NDArray[Any] = self.classes_[best_R]
         return classes
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
@@ -116,6 +117,12 @@ def test_scikit_learn_validates_and_searches(folder: Path) -> None:
         TEXTS, LABELS
     )
     assert search.best_score_ > 0.9
+
+
+@pytest.mark.parametrize("estimator", [TextClassifier(), TextRegressor()])
+def test_an_estimator_that_is_not_fitted_says_so_as_others_do(estimator: Any) -> None:
+    with pytest.raises(NotFittedError):
+        estimator.predict(TEXTS[:1])
 
 
 def test_a_regressor_predicts_numbers(folder: Path) -> None:

@@ -232,7 +232,7 @@ FEATURES = ("words and word pairs", "character n-grams")
 MOST_WEIGHED = 100_000
 """Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
 
-WAYS = (
+FEATURE_SETTINGS = (
     tuple(settings_of(["tokenizer.kind=word"])),
     tuple(settings_of([*CHARACTERS, "model.ngrams=6", "model.buckets=1048576"])),
 )
@@ -261,12 +261,12 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
     by = f"of {FEATURES[0 if shape.has_words else 1]}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
     if shape.has_words and not are_named and shape.n_rows < FEW:
-        features, by = WAYS[1], f"of {FEATURES[1]}"
+        features, by = FEATURE_SETTINGS[1], f"of {FEATURES[1]}"
         settings = [*features, *settings]
     elif shape.has_words and not are_named and shape.n_rows <= MOST_WEIGHED:
-        candidates = tuple(resolve(None, [*way, *settings], shape).recipe for way in WAYS)
-        best, figures = _choose_features(candidates, tables, report)
-        features = WAYS[best or 0]
+        candidates = tuple(resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS)
+        best, figures = _choose_candidate(candidates, tables, report)
+        features = FEATURE_SETTINGS[best or 0]
         if best is not None:
             by = f"of {FEATURES[best]} ({figures})"
         else:
@@ -325,7 +325,7 @@ def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTa
     return resolve(chosen.recipe, [*settings_of(chosen.settings), *settings]).recipe, tables
 
 
-def _choose_features(
+def _choose_candidate(
     candidates: Sequence[Recipe], tables: tuple[TaskTables, ...], report: Report
 ) -> tuple[int | None, str]:
     """The index of the recipe whose features are the best, or None for very many rows and classes; and the figures."""

@@ -130,9 +130,7 @@ def train(
     peers = compute.world.side_group() if compute.world.sharded else SINGLE_PROCESS
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
-        session = _TrainingSession(recipe, data, compute, initialization, resumed, manager, limits)
-        if resumed is None:
-            session.began = began
+        session = _TrainingSession(recipe, data, compute, initialization, resumed, manager, limits, began)
         yield from map(Warn, session.warnings)
         session.examples = data.examples(session.objective)
         yield session.plan()
@@ -177,13 +175,14 @@ class _TrainingSession:
         resumed: Resumed | None,
         manager: CheckpointManager,
         limits: TrainingLimits,
+        began: float | None,
     ) -> None:
         """At its beginning, or at a checkpoint."""
         tokenizer, world = data.prompt_format.tokenizer, compute.world
         checkpoint, state = (None, TrainingState()) if resumed is None else (resumed.checkpoint, resumed.state)
         self.data, self.compute, self.manager, self.state = data, compute, manager, state
         self.initialization, self.limits, self.recipe = initialization, limits, recipe
-        self.began: float | None = None
+        self.began = began
         self.speed: Speed | None = None
         self.first = FirstSteps.of(recipe) if is_timed(recipe) else None
         self.minutes = None if self.first is None else recipe.training.minutes
@@ -271,7 +270,7 @@ class _TrainingSession:
         """The plan of the session."""
         recipe, world = self.recipe, self.compute.world
         steps = None if self.minutes is not None else recipe.training.steps
-        counts, batch_units = isinstance(self.lm, CountingModel), self.batch_units
+        counts = isinstance(self.lm, CountingModel)
         held = held_in_training(recipe, self.lm.vocab_size)
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
         fits = isinstance(recipe.optimizer, Lbfgs)
@@ -281,20 +280,19 @@ class _TrainingSession:
             learning=sum(size for size, learns in sizes if learns),
             unit=self.data.unit,
             counted=self.objective.unit,
-            batch_units=batch_units,
+            batch_units=self.batch_units,
             steps=steps,
             minutes=self.minutes,
             first_step=self.last,
-            epochs=1.0 if counts or fits else None if steps is None else steps * self.epochs_of_a_step,
+            epochs=1.0
+            if counts or fits
+            else None
+            if steps is None
+            else steps * recipe.training.batch_size / self.examples.per_epoch,
             device=self.compute.describe() + processes + (", sharded" if world.sharded else ""),
             held=0 if counts else held.sum // (world.size if world.sharded else 1),
             warmup_steps=0 if counts or fits else recipe.schedule.warmup_steps,
         )
-
-    @property
-    def epochs_of_a_step(self) -> float:
-        """Passes over the data that a step makes."""
-        return self.recipe.training.batch_size / self.examples.per_epoch
 
     @property
     def batch_units(self) -> int:
