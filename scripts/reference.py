@@ -282,7 +282,10 @@ def described(thing: Any, name: str) -> Iterator[str]:
         yield from (*table_of_fields(thing), "") if names else ()
         for method, value in sorted(inspect.getmembers(thing), key=lambda one: one[0]):
             is_method = inspect.isroutine(value) or isinstance(value, property | cached_property)
-            if is_method and not method.startswith("_") and inspect.getdoc(value):
+            function = getattr(value, "fget", None) or getattr(value, "func", None) or value
+            # what scikit-learn hands down to the estimators is on its own pages
+            ours = (getattr(function, "__module__", None) or "").startswith("lmtool")
+            if is_method and ours and not method.startswith("_") and inspect.getdoc(value):
                 yield from (f"#### {method}", "", *of_function(value))
     else:
         yield from of_function(thing)
@@ -315,14 +318,20 @@ def parameters(arguments: ast.arguments) -> list[str]:
     plain, defaults = call.args.args, call.args.defaults
     for one, value in zip(plain, [None] * (len(plain) - len(defaults)) + defaults, strict=True):
         if one.arg not in ("self", "cls"):
-            whole.append(ast.unparse(one) + (f" = {ast.unparse(value)}" if value else ""))
+            whole.append(with_default(one, value))
     if call.args.vararg:
         whole.append(f"*{ast.unparse(call.args.vararg)}")
     elif call.args.kwonlyargs:
         whole.append("*")
     for one, value in zip(call.args.kwonlyargs, call.args.kw_defaults, strict=True):
-        whole.append(ast.unparse(one) + (f" = {ast.unparse(value)}" if value else ""))
+        whole.append(with_default(one, value))
     return [*whole, *([f"**{ast.unparse(call.args.kwarg)}"] if call.args.kwarg else [])]
+
+
+def with_default(parameter: ast.arg, default: ast.expr | None) -> str:
+    """A parameter with its default, spaced as PEP 8 has it: `a=1`, `a: int = 1`."""
+    equals = " = " if parameter.annotation else "="
+    return ast.unparse(parameter) + (f"{equals}{ast.unparse(default)}" if default else "")
 
 
 def listed(docstring: str, names: list[str]) -> list[str]:
