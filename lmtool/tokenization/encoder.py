@@ -84,14 +84,19 @@ def batch_encoder(inner: Inner) -> BatchEncoder:
     return encode
 
 
-def char_encoder(characters: Sequence[str], unk_id: int) -> BatchEncoder:
-    """Encoder of a tokenizer whose token i is `characters[i]`; entries of no or several characters encode nothing."""
+def char_encoder(characters: Sequence[str], unk_id: int, normalize: Callable[[str], str] | None) -> BatchEncoder:
+    """Encoder of a tokenizer whose token i is `characters[i]`; entries of no or several characters encode nothing.
+
+    normalize: what the tokenizer does to a text first.
+    """
     id_of = np.full(0x110000, unk_id, dtype=np.uint32)
     for i, character in enumerate(characters):
         if len(character) == 1:
             id_of[ord(character)] = i
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        if normalize is not None:
+            texts = [normalize(text) for text in texts]
         return id_of[code_points("".join(texts))], np.array([len(text) for text in texts], dtype=np.int64)
 
     return encode

@@ -287,7 +287,8 @@ class Tokenizer:
         if self.kind == "bpe" and (self.published is None or encoder.is_plain(self._config)):
             return encoder.fast_encoder(self._inner, self._bytes, reference) or reference
         if self.kind == "char":
-            return encoder.char_encoder(self._texts, self.unk_id)
+            normalizer = self._inner.normalizer
+            return encoder.char_encoder(self._texts, self.unk_id, normalizer and normalizer.normalize_str)
         return reference
 
 

@@ -152,11 +152,11 @@ def _repeated(counts: Iterable[tuple[str, int]]) -> Iterator[str]:
 
 
 def _train_char(spec: CharTokenizer, texts: Iterator[str]) -> Inner:
-    seen = np.zeros(0x110000, dtype=bool)
+    seen, lowercase = np.zeros(0x110000, dtype=bool), normalizers.Lowercase()
     for text in texts:
-        seen[code_points(text)] = True
+        seen[code_points(lowercase.normalize_str(text) if spec.lowercase else text)] = True
     names = _special_names(spec) + [chr(c) for c in np.flatnonzero(seen)]
-    return _whole_pieces(names, len(names) - int(seen.sum()), CHARACTER, lowercase=False)
+    return _whole_pieces(names, len(names) - int(seen.sum()), CHARACTER, lowercase=spec.lowercase)
 
 
 def _train_word(spec: WordTokenizer, texts: Iterator[str]) -> Inner:

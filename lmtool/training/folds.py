@@ -29,11 +29,14 @@ from lmtool.training.distillation import distilled, predicted
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
 
-MOST_FOLDED = 2_000
-"""Rows up to which a head is fitted for each of them; of more a quarter tells enough."""
+MOST_FITTED = 2_000
+"""Rows up to which a head is fitted once for each fold; of more, a quarter tells enough."""
+
+MOST_TRAINED = 100
+"""The same for heads that are trained by steps: a quarter of so few rows tells neither a score nor a temperature."""
 
 QUARTERS = 4
-"""Parts of which only one is scored, where training takes long."""
+"""Folds of which one is scored, where all would take long."""
 
 AT_ONCE = 100
 """Rows of a batch whose features are counted."""
@@ -45,7 +48,15 @@ class ScoringStopped(Exception):
 
 def is_cross_validated(data: TableData) -> bool:
     """Whether each row is scored by a model of the other folds, and not a quarter alone."""
-    return isinstance(data.recipe.optimizer, Lbfgs) and len(data.tasks[0].train) <= MOST_FOLDED
+    most = MOST_FITTED if isinstance(data.recipe.optimizer, Lbfgs) else MOST_TRAINED
+    return isinstance(data.recipe.objective, Classification) and len(data.tasks[0].train) <= most
+
+
+def n_scoring_models(data: TableData) -> int:
+    """How many models are trained to score rows that the saved one is trained on; 0 where such rows are held out."""
+    if not data.needs_folds:
+        return 0
+    return FOLDS if is_cross_validated(data) else 1
 
 
 def train_folds(

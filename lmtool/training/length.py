@@ -12,6 +12,7 @@ from lmtool.tables.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Timed
 from lmtool.training.fit import Step, tokens_of_a_step
+from lmtool.training.folds import n_scoring_models
 from lmtool.training.windows import ExampleSource
 
 VALIDATIONS = 12
@@ -80,8 +81,8 @@ class FirstSteps:
 @dataclass(frozen=True)
 class Speed:
     """Seconds on this machine. unit: see `Objective`. step: of one, on average. tokens: that it computes. validation:
-    of one. after: of the measurement at the end. scoring_steps: those of the model that scores a part of the rows where
-    all are trained on, for each step of training; else 0."""
+    of one. after: of the measurement at the end. scoring_steps: those of the models that score rows where all are
+    trained on, for each step of training; else 0."""
 
     unit: str
     step: float
@@ -105,8 +106,8 @@ class Speed:
         validation = FORWARD * per_token * data.validation_tokens / world.size
         figures = (per_token * tokens, tokens, validation, data.seconds_after(validation))
         shared = world.sum(figures if world.is_main else (0.0,) * len(figures))
-        scoring = float(isinstance(data, TableData) and data.needs_folds)
-        return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], scoring)
+        n_models = n_scoring_models(data) if isinstance(data, TableData) else 0
+        return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
 
     def seconds(self, steps: int, every: int, done: int = 0) -> float:
         """Of the steps of a run after the first `done`, a validation each `every` steps, and what comes at the end."""

@@ -28,6 +28,7 @@ SPECS = {
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=400, sentinels=3),
     "wordpiece-lower": WordPieceTokenizer(kind="wordpiece", vocab_size=400, lowercase=True, sentinels=3),
     "char": CharTokenizer(kind="char", sentinels=3),
+    "char-lower": CharTokenizer(kind="char", lowercase=True, sentinels=3),
     "word": WordTokenizer(kind="word", vocab_size=200, sentinels=3),
     "word-lower": WordTokenizer(kind="word", vocab_size=200, lowercase=True, sentinels=3),
 }
@@ -160,8 +161,18 @@ def test_words_come_back_as_typed(name: str, text: str) -> None:
 
 
 def test_lowercase_kinds_lower() -> None:
-    for name in "wordpiece-lower", "word-lower":
+    for name in "wordpiece-lower", "char-lower", "word-lower":
         assert TOKENIZERS[name].decode(TOKENIZERS[name].encode("The KING")) == "the king"
+
+
+def test_lowercased_characters_may_be_another_number_of_them() -> None:
+    """A dotted capital i becomes two."""
+    tokenizer = Tokenizer.train(CharTokenizer(kind="char", lowercase=True), ["ΑΣ ΑΣΑ İI"])
+    texts = ["ΣΑΣ ΑΣ", "İ", "I i"]
+    ids, lengths = tokenizer.encode_many(texts)
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == ["σασ ασ", "i\u0307", "i i"]
+    assert lengths.tolist() == [6, 2, 3]
+    assert ids.tolist() == [id for text in texts for id in tokenizer.encode(text)]
 
 
 def test_word_vocabulary_holds_the_most_frequent_words() -> None:

@@ -184,15 +184,18 @@ data: {valid_fraction: 0}
 """
 
 
-def test_a_network_is_scored_on_a_quarter_of_the_rows_and_trained_on_all(work: Work) -> None:
-    """It knows all rows by heart, and nothing of others."""
-    table = random_labels(work.folder / "rows.csv", 80, 2)
+@pytest.mark.parametrize(("n_rows", "part", "n_scored"), [(80, "cross-validation", 80), (120, "held-out quarter", 30)])
+def test_a_network_is_scored_on_other_rows_and_trained_on_all(
+    work: Work, n_rows: int, part: str, n_scored: int
+) -> None:
+    """It knows all rows by heart, and nothing of others. Of few rows a quarter would tell nothing."""
+    table = random_labels(work.folder / "rows.csv", n_rows, 2)
     recipe = work.folder / "dan.yaml"
     recipe.write_text(DAN)
     results = results_in(work.learn_table(recipe, table))
-    assert (results.part, results.rows) == ("held-out quarter", 20)
+    assert (results.part, results.rows) == (part, n_scored)
     assert results.figures["accuracy"] < 0.9
-    assert summarise(work.run()).part == "held-out quarter"
+    assert summarise(work.run()).part == part
     records = [json.loads(line) for line in (work.run() / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["loss"] < 0.3
     assert not any("accuracy" in record for record in records)

@@ -43,6 +43,8 @@ class CharTokenizer(TokenizerSpec):
     """One token for each character of the training text."""
 
     kind: Literal["char"]
+    lowercase: bool = False
+    """Lower-case the text first."""
 
 
 class WordTokenizer(TokenizerSpec):

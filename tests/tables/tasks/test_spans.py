@@ -31,6 +31,7 @@ KINDS: dict[str, TokenizerSpec] = {
     "bpe": BpeTokenizer(vocab_size=300),
     "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
     "char": CharTokenizer(kind="char"),
+    "char-lower": CharTokenizer(kind="char", lowercase=True),
     "word": WordTokenizer(kind="word", vocab_size=100),
 }
 TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
