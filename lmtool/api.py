@@ -8,7 +8,7 @@ print(lm.complete("Once upon a time"))
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from lmtool.compute.device import InferenceName, choose_compute
 from lmtool.compute.processes import world_size
 from lmtool.data.python_rows import as_mappings, keep_rows
 from lmtool.data.stdin import text_files
-from lmtool.data.survey import silent
+from lmtool.data.survey import Report, silent
 from lmtool.decoding.model_runner import ModelRunner
 from lmtool.decoding.settings import DRAFT_TOKENS, Settings
 from lmtool.errors import UsageError
@@ -49,9 +49,10 @@ from lmtool.tables.predict import Prediction, TablePredictor, task_of, texts_of_
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.chat import Message
-from lmtool.training.events import Event, Started, Warn
+from lmtool.training.events import Started, Warn
 from lmtool.training.finetuning import plan_finetuning
-from lmtool.training.start import Invocation, Pretraining
+from lmtool.training.plan import Plan, plan_pretraining
+from lmtool.training.start import Invocation, start
 
 
 class TrainedModel(TextGenerator):
@@ -218,8 +219,8 @@ def pretrain(
     paths = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
     names, texts = ([one for one in paths if ("\n" in one) is is_text] for is_text in (False, True))
     with text_files(names, texts) as files:
-        session = Pretraining(recipe, _settings(files, settings), None if source is None else open_base(source))
-        return _trained(session.run, out)
+        base = None if source is None else open_base(source)
+        return _trained(lambda report: plan_pretraining(recipe, _settings(files, settings), base, report), out)
 
 
 def finetune(
@@ -232,7 +233,7 @@ def finetune(
     fine-tuned. Its scores are in `figures`.
     """
     path = str(table) if isinstance(table, str | Path) else keep_rows(table)
-    return _trained(plan_finetuning(source, recipe, _settings([path], settings)).run, out)
+    return _trained(lambda report: plan_finetuning(source, recipe, _settings([path], settings), report), out)
 
 
 def _settings(train: list[str], settings: Values) -> list[Setting]:
@@ -240,13 +241,14 @@ def _settings(train: list[str], settings: Values) -> list[Setting]:
     return settings_of(stated, [Setting("data.train", train, "the first argument")])
 
 
-def _trained(start: Callable[[Invocation], Iterator[Event]], out: str) -> TrainedModel:
+def _trained(make_plan: Callable[[Report], Plan], out: str) -> TrainedModel:
     if world_size() > 1:
         raise UsageError("a program trains in one process", fix="use lmtool pretrain or finetune with torchrun")
-    session = Invocation(["lmtool", "from", "Python"], lambda *stage: None, lambda: False, Path(out) if out else None)
+    folder = Path(out) if out else None
+    invocation = Invocation(["lmtool", "from", "Python"], silent, lambda: False, folder)
     run = ""
     with closing(Loggers()) as loggers:
-        for event in start(session):
+        for event in start(make_plan(silent), invocation):
             run = str(event.path) if isinstance(event, Started) else run
             for warning in (*loggers.take(event), *([event.text] if isinstance(event, Warn) else ())):
                 warnings.warn(warning, stacklevel=3)

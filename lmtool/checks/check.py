@@ -210,7 +210,8 @@ def _changed_data(run: Run, recipe: Recipe, tokenizer: Tokenizer, report: Report
     try:
         if isinstance(recipe.objective, RowSpec):
             tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
-            fingerprint = read_tables(recipe, tables, tokenizer, run.saved_split).fingerprint
+            _, rows = read_tables(recipe, tables, tokenizer, run.saved_split)
+            fingerprint = rows.fingerprint
         else:
             fingerprint = fingerprint_of(recipe.data, tokenizer, seed=recipe.seed, report=report)
     except LmtoolError as error:

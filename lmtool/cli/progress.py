@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmtool.inference.evaluation import Validation
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.tokenization.tokenizer import Tokenizer
-    from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Timed
+    from lmtool.training.events import AlreadyFinished, Ended, Event, FitStarted, Timed
     from lmtool.training.fit import Step
 
 LINE_SECONDS = 10
@@ -95,7 +95,7 @@ class Display:
                 self._say(event.text)
             case events.Timed():
                 self._say(*_timed(event))
-            case events.Plan():
+            case events.FitStarted():
                 self._say(*_plan(event))
                 if event.steps is not None and 10 <= event.steps <= event.warmup_steps:
                     rises = f"the learning rate only rises in these {counted(event.steps, 'step')}"
@@ -154,7 +154,7 @@ class Display:
             self._bar.stop()
             self._bar = None
 
-    def _begin(self, plan: "Plan") -> None:
+    def _begin(self, plan: "FitStarted") -> None:
         self._steps = plan.steps
         self._counted = plan.counted
         self._began = time.monotonic()
@@ -237,7 +237,7 @@ def scaled(number: float, unit: str) -> str:
     return f"{number:.3g} {unit}"
 
 
-def _plan(plan: "Plan") -> list[str]:
+def _plan(plan: "FitStarted") -> list[str]:
     learnt = ""
     if plan.learning != plan.parameters:
         learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"

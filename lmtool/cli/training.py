@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def follow(
-    start: "Callable[[Invocation], Iterator[Event]]",
+    run: "Callable[[Invocation], Iterator[Event]]",
     quiet: bool,
     *,
     output: Path | None = None,
@@ -39,7 +39,7 @@ def follow(
     from lmtool.loggers.dashboards import Loggers
     from lmtool.run.directory import REPORT
     from lmtool.tables.tasks.results import Results
-    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, Warn
+    from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Started, Warn
     from lmtool.training.start import Invocation
 
     stop = StopAtStep(notify=is_main() and not quiet)
@@ -49,12 +49,12 @@ def follow(
         stack.callback(lambda: list(map(display.show, map(Warn, loggers.close()))))
         command = ["lmtool", *sys.argv[1:]]
         report, stops = display.report, stop.requested
-        session = Invocation(command, report, stops, output, retry, until=until, is_baseline_least=is_baseline_least)
-        for event in start(session):
+        invocation = Invocation(command, report, stops, output, retry, until=until, is_baseline_least=is_baseline_least)
+        for event in run(invocation):
             for warning in loggers.take(event):
                 display.show(Warn(warning))
             match event:
-                case Plan():
+                case FitStarted():
                     # in every process, not only the one that writes
                     stop.open()
                 case Started() | AlreadyFinished():

@@ -33,11 +33,10 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.data import TableData
 from lmtool.tokenization.tokenizer import vocabulary_of
 from lmtool.training.data import TextData
-from lmtool.training.finetuning import FineTuning
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.length import MOST_STEPS, SECONDS, VALIDATIONS, FirstSteps, steps_of_epochs, steps_of_tokens
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.start import Pretraining, is_for_tables
+from lmtool.training.plan import Plan, is_for_tables
 from lmtool.training.windows import ExampleSource, Windows
 
 TOKENS_PER_PARAMETER = 20
@@ -102,11 +101,7 @@ class Forecast:
         return asdict(self)
 
 
-Planned = Pretraining | FineTuning
-"""What `lmtool pretrain` or `lmtool finetune` would train."""
-
-
-def forecast(planned: Planned, *, n_devices: int, kind: str | None, utilisation: float, report: Report) -> Forecast:
+def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float, report: Report) -> Forecast:
     """What a training takes, on this machine or on `n_devices` of a named kind.
 
     The data that it names, if any, are read as for training. Here, some steps are measured; elsewhere, time follows
@@ -118,7 +113,9 @@ def forecast(planned: Planned, *, n_devices: int, kind: str | None, utilisation:
         raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
     if not 0 < utilisation <= 1:
         raise UsageError(f"a utilization of {utilisation:g} is not a share of a peak", fix="for example 0.4")
-    recipe, data = planned.data(report)
+    recipe, data = plan.recipe, None
+    if plan.tables or recipe.data.sources:
+        recipe, data, _ = plan.read(report)
     report("measuring", 0, 0)
     spec, batch_size = recipe.model, recipe.training.batch_size
     if spec.counts:
@@ -130,8 +127,8 @@ def forecast(planned: Planned, *, n_devices: int, kind: str | None, utilisation:
     vocab_size = spec.vocab_size or vocabulary_of(recipe)
     if size_of(spec, vocab_size or CHARACTERS) == BEYOND:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
-    work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, planned.base)
-    choices = planned.choice.splitlines() if isinstance(planned, FineTuning) else []
+    work = _Work(recipe, vocab_size or CHARACTERS, devices_of(recipe, n_devices, kind), data, plan.base)
+    choices = plan.choice.splitlines()
     rows, memory, fits = work.largest_rows()
     seconds, basis = work.step_seconds(utilisation, fits)
     steps = work.steps(seconds)

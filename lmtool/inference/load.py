@@ -26,7 +26,15 @@ from lmtool.model.packed import pack
 from lmtool.model.transformer import ReplacedTokenDetector, TransformerEncoder
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.model import VectorsSpec
-from lmtool.recipe.spec.objective import Classification, HeadSpec, Masked, ReplacedTokens
+from lmtool.recipe.spec.objective import (
+    AnyObjective,
+    Classification,
+    HeadSpec,
+    Masked,
+    QuestionAnswering,
+    ReplacedTokens,
+    Tagging,
+)
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import FeaturesSpec
 from lmtool.recipe.spec.transformer import Transformer
@@ -108,12 +116,12 @@ def build_model(
     recipe: Recipe,
     tokenizer: Tokenizer,
     compute: Compute,
-    features: LanguageModel | None = None,
+    features: "FeatureSource | None" = None,
     shards: ShardedBuild | None = None,
 ) -> LanguageModel:
     """A new model for this tokenizer, on its device, initialized from the recipe's seed.
 
-    features: the model whose states it reads, if the recipe has features; it is frozen. shards: where it holds only the
+    features: whose states it reads, if the recipe has features. shards: where it holds only the
     rows of this process.
     Raises CheckpointError as `Tokenizer.embedding_rows` does.
     """
@@ -125,7 +133,7 @@ def build_model(
     built = model.build(recipe.model, rows)
     reading = find_features(built)
     if reading is not None and features is not None:
-        reading.attach(features)
+        reading.attach(features.model)
     return model.with_head(recipe, built).to(compute.device)
 
 
@@ -148,21 +156,31 @@ class MatchedVectors:
 
 
 @dataclass(frozen=True)
+class FeatureSource:
+    """A model in memory, frozen, whose states another model reads, and the checkpoint that it is of.
+
+    line: what is read, for people.
+    """
+
+    base: Base
+    model: LanguageModel
+    line: str = ""
+
+
+@dataclass(frozen=True)
 class Initialization:
     """The trained models and the vectors that a run begins with.
 
     base: initial weights, of another run.
     teacher: of a distilled model.
     vectors: that the embeddings of a new model begin with.
-    features: the frozen model whose states the model reads, if it reads any.
-    same_labels: the head of `base` has the same labels.
+    features: whose states the model reads, if it reads any.
     """
 
     base: Base | None = None
     teacher: Base | None = None
     vectors: MatchedVectors | None = None
-    features: LanguageModel | None = None
-    same_labels: bool = False
+    features: FeatureSource | None = None
 
 
 def build_for_training(
@@ -181,7 +199,7 @@ def build_for_training(
     """
     lm = build_model(recipe, tokenizer, compute, initialization.features, shards)
     set_statistics(lm)
-    notice = None if initialization.base is None else _load_body(lm, initialization.base, initialization.same_labels)
+    notice = None if initialization.base is None else _load_body(lm, initialization.base, recipe.objective)
     _tune(lm, recipe, trains=True)
     if initialization.vectors is not None:
         initialization.vectors.copy_to(lm)
@@ -246,20 +264,21 @@ def trained_model(base: Base, compute: Compute) -> LanguageModel:
     recipe = base.recipe
     lm = build_model(recipe, base.tokenizer, compute, features_of(base.run, recipe, compute))
     if recipe.tuning.lora is not None:
-        _load_body(lm, base_of(base.run), same_labels=False)
+        _load_body(lm, base_of(base.run), recipe.objective)
     _tune(lm, recipe, trains=False)
     load_weights(lm, base.checkpoint)
     return lm
 
 
-def features_of(run: Run, recipe: Recipe, compute: Compute) -> LanguageModel | None:
+def features_of(run: Run, recipe: Recipe, compute: Compute) -> FeatureSource | None:
     """The model whose states the model of a run reads, from its copy in the run; None where it reads no features.
 
     Raises CheckpointError where the copy is missing or damaged.
     """
     if not isinstance(recipe.model, FeaturesSpec) or recipe.model.features is None:
         return None
-    return trained_model(open_base(str(run.path / FEATURES)), compute)
+    base = open_base(str(run.path / FEATURES))
+    return FeatureSource(base, trained_model(base, compute))
 
 
 def weights_of(base: Base) -> Mapping[str, Tensor]:
@@ -337,10 +356,10 @@ def _tune(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
             parameter.requires_grad_(False)
 
 
-def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
+def _load_body(lm: LanguageModel, base: Base, objective: AnyObjective) -> str | None:
     """Copy the weights of another run into a model, and its head where both have one for the same labels.
 
-    Returns a notice about the head, if any. Raises CheckpointError as `load_weights` does.
+    objective: of the model. Returns a notice about the head, if any. Raises CheckpointError as `load_weights` does.
     """
     tensors, checkpoint = _merged(base), base.checkpoint
     body, head = tensors, {}
@@ -370,11 +389,24 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     new_head = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
     if not isinstance(base.recipe.objective, Classification):
         return None
+    same_labels = predicted(base.recipe.objective) == predicted(objective)
     if same_labels and head == {name: t.shape for name, t in new_head.items()}:
         for name, parameter in new_head.items():
             _refuse_not_finite(name, _set(parameter, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
+
+
+def predicted(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
+    """What a head predicts, and its classes; None where there is none."""
+    match objective:
+        case Classification():
+            return objective.task, objective.labels
+        case Tagging():
+            return objective.kind, objective.labels
+        case QuestionAnswering():
+            return objective.kind, ()
+    return None
 
 
 def _shape(tensor: Tensor | None) -> str:

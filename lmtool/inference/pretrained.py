@@ -17,9 +17,8 @@ from lmtool.compute.device import CPU
 from lmtool.data.vectors import VectorFile, WordVectors
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference.base import Base, open_base
-from lmtool.inference.load import MatchedVectors, load_run, trained_model
+from lmtool.inference.load import FeatureSource, MatchedVectors, load_run, trained_model
 from lmtool.interop.reference import find
-from lmtool.model import LanguageModel
 from lmtool.printable import counted, plain
 from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.recipe import Recipe
@@ -142,22 +141,9 @@ def _open(name: str) -> VectorFile | RunVectors:
     return RunVectors.open(name)
 
 
-@dataclass(frozen=True)
-class FeatureSource:
-    """An opened run, and its model in CPU memory, whose states another model reads.
-
-    recipe: of that other model, with the sizes of the states and with the run's tokenizer.
-    line: what is read, for people.
-    """
-
-    base: Base
-    model: LanguageModel
-    recipe: Recipe
-    line: str
-
-
-def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
-    """The run whose states the model of a recipe reads; None where the recipe has no features.
+def open_features(recipe: Recipe, base: Base | None) -> tuple[Recipe, FeatureSource | None]:
+    """The recipe with the sizes of the states that its model reads, and the tokenizer of the run that has these; and
+    that run. The same recipe, and None, where it has no features.
 
     base: the run that the model is initialised from, which keeps a copy of what its own model reads.
     Raises UsageError for a model without states, for one that reads features itself, for adapters without their base,
@@ -165,7 +151,7 @@ def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
     """
     model = recipe.model
     if not isinstance(model, FeaturesSpec) or (features := model.features) is None:
-        return None
+        return recipe, None
     if base is not None:
         old = base.recipe.model.features if isinstance(base.recipe.model, FeaturesSpec) else None
         if old is None or old.run != features.run or old.beside != features.beside:
@@ -188,4 +174,4 @@ def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
         f"features: {plain(features.run)}, {lm.description}, {len(layers)} layers of {sizes['width']}, frozen, "
         f"{'beside' if features.beside else 'in place of'} the embeddings; with its tokenizer"
     )
-    return FeatureSource(source, lm, recipe.with_values(values), line)
+    return recipe.with_values(values), FeatureSource(source, lm, line)

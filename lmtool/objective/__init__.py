@@ -35,12 +35,11 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | Non
 
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
     """The objective of `recipe`, with a tokenizer of this vocabulary."""
-    bos, predicts_bos = vocabulary.bos, vocabulary.start_of_text is None
     match recipe.objective:
         case specs.Causal() as spec:
-            return CausalObjective(spec, bos, recipe.data.isolate_documents, predicts_bos=predicts_bos)
+            return CausalObjective.of(spec, vocabulary, recipe.data.isolate_documents)
         case specs.Bidirectional():
-            return BidirectionalObjective(specs.Causal(), bos, recipe.data.isolate_documents, predicts_bos=predicts_bos)
+            return BidirectionalObjective.of(specs.Causal(), vocabulary, recipe.data.isolate_documents)
         case specs.CbowWindow() as spec:
             return CbowObjective(spec, vocabulary)
         case specs.WeightedCounts() as spec:

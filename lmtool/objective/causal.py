@@ -7,6 +7,7 @@ Shapes: B rows, T positions, D model width, M scored positions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.recurrent import BidirectionalModel
-from lmtool.objective.base import Cut, Example, Loss
+from lmtool.objective.base import Cut, Example, Loss, Vocabulary
 from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 from lmtool.objective.scheduled import TokenObjective, draws
 from lmtool.recipe.spec.objective import Causal
@@ -35,6 +36,11 @@ class CausalObjective(TokenObjective):
     bos_id: int
     isolate_documents: bool
     predicts_bos: bool = field(default=False, kw_only=True)
+
+    @classmethod
+    def of(cls, spec: Causal, vocabulary: Vocabulary, isolate_documents: bool) -> Self:
+        """With the special tokens of a vocabulary."""
+        return cls(spec, vocabulary.bos, isolate_documents, predicts_bos=vocabulary.start_of_text is None)
 
     def cut(self, context: int) -> Cut:
         """Windows of T + 1 tokens; the last token of each is the first of the next."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import CPU
-from lmtool.cost.planning import Planned
 from lmtool.data.corpus import Chunk
 from lmtool.data.prepare import encode
 from lmtool.data.store import StoreWriter
@@ -32,9 +31,9 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.drawing import MaskPicture, mask_lines, mask_pictures, mask_sections
 from lmtool.report.page import Section, TableCell, page, table
 from lmtool.run.order import rank_samples
-from lmtool.tables.data import TableData
 from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
-from lmtool.training.data import TextData
+from lmtool.training.data import TrainingData
+from lmtool.training.plan import Plan
 from lmtool.training.windows import Windows
 
 MOST = 64
@@ -62,13 +61,12 @@ class BatchTable(NamedTuple):
     masks: Sequence[MaskPicture] = ()
 
 
-def collate(session: Planned, texts: Sequence[str], step: int, n_rows: int, report: Report) -> Collated:
-    """The first rows of the batch of a step, counted from 1, of the data of a session.
+def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Report) -> Collated:
+    """The first rows of the batch of a step, counted from 1, of the data of a plan.
 
     texts: documents to read in place of its training text. Raises the errors of reading data.
     """
-    recipe, data = session.data(report)
-    assert data is not None
+    recipe, data, initialization = plan.read(report)
     tokenizer = data.prompt_format.tokenizer
     counts = torch.from_numpy(data.token_counts()) if recipe.model.reads == "words" else None
     objective = build_objective(recipe, tokenizer, counts)
@@ -77,21 +75,21 @@ def collate(session: Planned, texts: Sequence[str], step: int, n_rows: int, repo
         objective = replace(objective, spec=objective.spec.with_values({"fixed": True}))
     samples = rank_samples(step - 1, max(n_rows, recipe.training.batch_size))[:n_rows]
     if texts:
-        with _windows(texts, data, objective) as windows:
+        with _windows(texts, recipe, data, objective) as windows:
             examples = windows.read(samples)
     else:
         examples = data.examples(objective).read(samples)
     batch = read = objective.collate(examples, (step - 1) / recipe.training.steps)
     if batch.draws_BT is not None:
-        lm, _ = build_for_training(recipe, tokenizer, CPU, data.set_statistics, Initialization(session.base))
+        lm, _ = build_for_training(recipe, tokenizer, CPU, data.set_statistics, Initialization(initialization.base))
         read = objective.as_read(lm, batch)
     return Collated(batch, read, recipe, tokenizer, objective)
 
 
 @contextmanager
-def _windows(texts: Sequence[str], data: TextData | TableData, objective: Objective) -> Iterator[Windows]:
+def _windows(texts: Sequence[str], recipe: Recipe, data: TrainingData, objective: Objective) -> Iterator[Windows]:
     """Windows of texts, which are not kept: as long as the context, or as the texts where these are shorter."""
-    recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
+    tokenizer = data.prompt_format.tokenizer
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", fingerprint="typed", vocab_size=tokenizer.vocab_size) as writer:
             for chunk in encode(iter([Chunk(list(map(without_surrogates, texts)))]), tokenizer):

@@ -24,7 +24,6 @@ from lmtool.data.hub import PREFIX
 from lmtool.data.survey import Report
 from lmtool.errors import UsageError
 from lmtool.recipe.load import Setting, settings_of
-from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.report.page import refuse_other, write_page
 from lmtool.run.checkpoint import listed
@@ -37,7 +36,7 @@ from lmtool.sweeping.folder import BEST, HEADING, PAGE
 from lmtool.sweeping.grid import Axes, GridPoint
 from lmtool.sweeping.halving import Cost
 from lmtool.sweeping.results import PointResults, goodness, rows_of, sweep_page, validated
-from lmtool.training.finetuning import FineTuning, plan_training
+from lmtool.training.finetuning import plan_training
 
 HELD_OUT = "data.valid_fraction", "0.25"
 """Of so few rows that a run alone holds none out: settings compared by what they were trained on would tell nothing."""
@@ -85,25 +84,20 @@ class Typed:
         plan = plan_training(self.source, self.recipe, settings, report)
         told: list[str] = []
         named = self
-        if isinstance(plan, FineTuning):
+        if plan.tables:
             chosen = [f"{one.key}={json.dumps(one.value)}" for one in plan.features]
             told += filter(None, [plan.choice])
-            if not plan.resolved.recipe.data.holds_out and HELD_OUT[0] not in (one.key for one in settings):
+            if not plan.recipe.data.holds_out and HELD_OUT[0] not in (one.key for one in settings):
                 chosen.append("=".join(HELD_OUT))
                 told.append(f"a quarter of the rows is held out, to compare settings (-s {'='.join(HELD_OUT)})")
             named = replace(self, fixed=[*chosen, *self.fixed])
         if plan.base is not None and self.source == "last":
             named = replace(named, source=str(plan.base.run.path))
-        return named, "finetune" if isinstance(plan, FineTuning) else "pretrain", "\n".join(told)
+        return named, "finetune" if plan.tables else "pretrain", "\n".join(told)
 
     def resolved(self, choice: GridPoint) -> Recipe:
         """The recipe of a run before its text is read. Raises LmtoolError."""
-        settings = self._settings(choice)
-        planned = plan_training(self.source, self.recipe, settings)
-        if isinstance(planned, FineTuning):
-            return planned.resolved.recipe
-        parent = None if planned.base is None else planned.base.parent
-        return resolve(self.recipe, settings, parent=parent).recipe
+        return plan_training(self.source, self.recipe, self._settings(choice)).recipe
 
     def command(self, verb: str, choice: GridPoint) -> list[str]:
         """The command of a run."""

@@ -13,9 +13,7 @@ from lmtool.compute.device import Compute
 from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
 from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
-from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec.objective import Classification
-from lmtool.recipe.spec.recipe import Recipe
+from lmtool.objective import Objective
 from lmtool.run.files import SavedSplit, StreamMark
 from lmtool.tables.baseline import Baseline, VectorsOf, measure_baseline
 from lmtool.tables.reading import LabelledTexts
@@ -54,19 +52,20 @@ class TaskRows:
 class TableData:
     """Rows of tables for training, validation and testing.
 
-    split: the held-out rows, as saved in the run; None where validation tables were given. baselines: of tasks with
-    labels, by name, once they are measured. candidates: the same rows with each of the features that cross-validation
-    has chosen from, itself among them; empty where nothing was chosen. The rest: `lmtool.training.data.TextData`.
+    objective: that examples are for. split: the held-out rows, as saved in the run; None where validation tables were
+    given. batch_size: rows of a step. seed: of the order, and of the folds. baselines: of tasks with labels, by name,
+    once they are measured. The rest: `lmtool.training.data.TextData`.
     """
 
-    recipe: Recipe
     prompt_format: PromptFormat
+    objective: Objective
     tasks: Sequence[TaskRows]
     lines: tuple[str, ...]
     warnings: tuple[str, ...]
     split: SavedSplit | None
+    batch_size: int
+    seed: int
     baselines: dict[str, Baseline] = field(default_factory=dict)
-    candidates: Sequence["TableData"] = ()
 
     unit = "row"
     is_measured = True
@@ -76,10 +75,6 @@ class TableData:
     @property
     def per_epoch(self) -> int:
         return sum(max(1, round(task.weight * len(task.train))) for task in self.tasks)
-
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        return self.recipe.evaluation.prompts or ()
 
     @property
     def fingerprint(self) -> str:
@@ -107,15 +102,14 @@ class TableData:
     @property
     def needs_folds(self) -> bool:
         """Whether rows have to be left out for a score, or for the temperature or the thresholds of a head."""
-        is_head = isinstance(self.recipe.objective, Classification)
-        return any(task.texts is not None and (is_head or not task.test) for task in self.tasks)
+        return any(task.texts is not None and (isinstance(task.task, HeadTask) or not task.test) for task in self.tasks)
 
     def folds(self, n_folds: int) -> list["TableData"]:
         """The data of each fold of cross-validation: its rows are for testing, and the others for training.
 
         Empty where the rows of a task cannot be divided, all having the same text.
         """
-        drawn = [draw_folds(cast(LabelledTexts, task.texts), n_folds, self.recipe.seed) for task in self.tasks]
+        drawn = [draw_folds(cast(LabelledTexts, task.texts), n_folds, self.seed) for task in self.tasks]
         if min(map(len, drawn)) < 2:
             return []
         return [self._without(held) for held in zip(*drawn, strict=False)]
@@ -127,7 +121,7 @@ class TableData:
             train = [row for row in task.train if row.number not in numbers]
             test = [row for row in task.train if row.number in numbers]
             tasks.append(replace(task, train=train, valid=train, test=test))
-        return replace(self, tasks=tasks, candidates=[one._without(held) for one in self.candidates])
+        return replace(self, tasks=tasks)
 
     def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
         return nullcontext()
@@ -144,9 +138,8 @@ class TableData:
         """Initialize a head from word counts of the training rows, if it needs them."""
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
-            objective = build_objective(self.recipe, self.prompt_format.tokenizer)
             groups = by_length([row.lengths for row in rows], BATCH_TOKENS)
-            lm.count_features(objective.collate([rows[i].example() for i in group]) for group in groups)
+            lm.count_features(self.objective.collate([rows[i].example() for i in group]) for group in groups)
 
     def measure_baselines(self, vectors_of: VectorsOf | None) -> None:
         """Set the baselines. vectors_of: of the encoder that is fine-tuned, if any."""
@@ -169,7 +162,7 @@ class TableData:
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]
         reread = self.tasks[0].task.reread
-        return TableExamples(rows, self.recipe.training.batch_size, self.recipe.seed, parts, reread)
+        return TableExamples(rows, self.batch_size, self.seed, parts, reread)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
         """Loss and metrics on the validation rows of all tasks."""

@@ -15,6 +15,7 @@ from lmtool.data.files import display, shown, shown_all
 from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Skipped, Table, open_table, spelled_number
 from lmtool.errors import DataError, UsageError
+from lmtool.objective import build_objective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import (
     AnyObjective,
@@ -229,8 +230,9 @@ class _Read:
 
 def read_tables(
     recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: SavedSplit | None = None
-) -> TableData:
-    """Read the tables of all tasks, and encode their rows; the data's recipe has what is inferred from the tables.
+) -> tuple[Recipe, TableData]:
+    """Read the tables of all tasks, and encode their rows. Returns the recipe with what is inferred from the tables,
+    and the rows.
 
     tokenizer: of the run that is fine-tuned; when None, one is trained on the texts. split: the rows held out by an
     earlier session of the run. Raises the errors of the tables, and UsageError for a recipe that does not fit them.
@@ -268,7 +270,16 @@ def read_tables(
     _check_metric(recipe, tasks_rows[0].task)
     kept = {part.tables.name: part.kept for part in read if part.kept is not None}
     saved = SavedSplit(kept.get("", kept)) if kept else None
-    return TableData(recipe, prompt_format, tasks_rows, tuple(chain(*lines)), tuple(chain(*warnings)), saved)
+    return recipe, TableData(
+        prompt_format,
+        build_objective(recipe, tokenizer),
+        tasks_rows,
+        tuple(chain(*lines)),
+        tuple(chain(*warnings)),
+        saved,
+        recipe.training.batch_size,
+        recipe.seed,
+    )
 
 
 def usual_metric(objective: AnyObjective) -> str:

@@ -23,9 +23,10 @@ from lmtool.inference.evaluation import Items, Validation, evaluate
 from lmtool.inference.perplexity import HeldOut, TokenizedText, limit
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
-from lmtool.objective import Cut, Loss, Objective, build_objective
+from lmtool.objective import CausalObjective, Cut, Loss, Objective, Vocabulary, build_objective
+from lmtool.objective.skipgram import GloveObjective
 from lmtool.printable import counted
-from lmtool.recipe.spec.objective import Causal, WeightedCounts
+from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.run.files import StreamMark
@@ -53,15 +54,14 @@ LONGEST_PROMPT = 24
 class TextData:
     """A text in token stores.
 
-    recipe: with what is inferred from the data.
     prompt_format: how texts become model inputs.
+    objective: that examples are for.
     fingerprint: of the content.
-    prompts: of the samples at each validation.
     unit: of counts of data.
     validation_tokens: those that a validation computes.
     lines: descriptions of the data.
     warnings: about the data.
-    bytes_per_token: of the validation text that a causal model predicts, else None.
+    bytes_per_token: of the validation text.
     is_measured: the best checkpoint is evaluated at the end.
     split: the held-out rows, to be saved in the run; None where they follow from the recipe, as of a text.
     known_lines: of a list of short lines, to be saved too; else None.
@@ -71,29 +71,39 @@ class TextData:
     unit = "token"
     split = None
 
-    def __init__(self, prepared: Prepared, recipe: Recipe, *, is_foreign: bool = False) -> None:
-        """is_foreign: the tokenizer was not trained on this text."""
+    def __init__(
+        self,
+        prepared: Prepared,
+        prompt_format: PromptFormat,
+        objective: Objective,
+        *,
+        context: int,
+        batch_size: int,
+        seed: int,
+        carries_state: bool = False,
+        most_validated: int | None = None,
+        is_measured: bool = False,
+        is_foreign: bool = False,
+    ) -> None:
+        """context: tokens that the model reads. batch_size: rows of a step. seed: of
+        the order. carries_state: a row goes on where that of the step before ended. most_validated: tokens that a
+        validation computes at most. is_foreign: the tokenizer was not trained on this text."""
         self._blocks: Sequence[BlockStores] = ()
         self._marks: Sequence[StreamMark] = ()
-        rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
-        self.recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
-        self.prompt_format = PromptFormat.of(self.recipe, prepared.tokenizer)
-        self.fingerprint = prepared.fingerprint
-        self._prepared = prepared
-        self._is_foreign = is_foreign
+        self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective
+        self._context, self._batch_size, self._seed = context, batch_size, seed
+        self._lanes = batch_size if carries_state else None
+        self._most_validated, self.is_measured, self._is_foreign = most_validated, is_measured, is_foreign
+        self.fingerprint, self._spec = prepared.fingerprint, prepared.data
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: HeldOut | None = None
         self._pairs: Windows | None = None
 
     @property
-    def is_measured(self) -> bool:
-        return self.recipe.evaluation.baseline
-
-    @property
     def known_lines(self) -> KnownLines | None:
         parts = self._prepared.texts
         n_lines = sum(one.text.survey.documents for parts in parts for one in parts)
-        if not isinstance(self.recipe.objective, Causal) or n_lines > MOST_LINES or self._prepared.streamed:
+        if not self._is_causal or n_lines > MOST_LINES or self._prepared.streamed:
             return None
         if not all(train.text.shape.is_short for train, _ in parts):
             return None
@@ -121,7 +131,7 @@ class TextData:
         tokenizer = self._prepared.tokenizer if self._is_foreign else None
         findings = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
         told = dict.fromkeys(str(notice) for notices in findings for notice in notices)
-        n_train, n_valid, data = len(self._train), len(self._valid), self.recipe.data
+        n_train, n_valid, data = len(self._train), len(self._valid), self._spec
         share = n_valid / max(1, n_train + n_valid)
         if not data.valid and data.split == "document" and share > 2 * data.valid_fraction:
             n, n_all = self._valid.n_documents, self._train.n_documents + self._valid.n_documents
@@ -131,7 +141,7 @@ class TextData:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        data = self.recipe.data
+        data = self._spec
         is_stream = data.split == "slice"
         held_out = f"{self._valid.n_documents:,} document{'s' * (self._valid.n_documents != 1)}"
         if data.valid:
@@ -158,21 +168,21 @@ class TextData:
         return True
 
     @property
+    def _is_causal(self) -> bool:
+        """Whether each token is predicted from those before it."""
+        return type(self.objective) is CausalObjective
+
+    @property
     def bytes_per_token(self) -> float | None:
-        if not isinstance(self.recipe.objective, Causal):
+        if not self._is_causal:
             return None
         n_bytes, n_tokens = scored(self._valid, self.prompt_format.tokenizer)
         return n_bytes / n_tokens if n_tokens else None
 
-    @cached_property
-    def prompts(self) -> tuple[str, ...]:
-        """Those of the recipe; by default one that begins as the validation text, if the model continues texts."""
-        if (prompts := self.recipe.evaluation.prompts) is not None:
-            return prompts
-        continues = self.recipe.model.reads in ("past", "source") and not self.prompt_format.answers
-        if not continues:
-            return ()
-        return (beginning(self._valid, self.prompt_format.tokenizer, self.recipe.data.split == "slice"),)
+    @property
+    def beginning(self) -> str:
+        """A prompt that begins as the validation text."""
+        return beginning(self._valid, self.prompt_format.tokenizer, self._spec.split == "slice")
 
     def token_counts(self) -> NDArray[np.int64]:
         """How often each id is in the training part, or in the head of one that is streamed."""
@@ -190,54 +200,52 @@ class TextData:
 
     def windows(self, objective: Objective) -> Windows:
         """Windows of the training text; of a stream those of its head, of a mixture those of its first text."""
-        training, tokenizer = self.recipe.training, self.prompt_format.tokenizer
-        lanes = training.batch_size if training.carry_state else None
-        cut, marks = objective.cut(self.recipe.model.context), (tokenizer.bos_id, tokenizer.eos_id)
-        return Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
+        tokenizer = self.prompt_format.tokenizer
+        cut, marks = objective.cut(self._context), (tokenizer.bos_id, tokenizer.eos_id)
+        return Windows(self._train, cut, self._seed, self._lanes, marks, self._spec.isolate_documents)
 
     def check(self) -> None:
         """Raise DataError where the training or the validation text has no example."""
-        self._examples(self._objective)
+        self._examples(self.objective)
 
     def examples(self, objective: Objective) -> ExampleSource:
         """Training examples."""
         examples = self._examples(objective)
-        if isinstance(self.recipe.objective, WeightedCounts):
+        if isinstance(objective, GloveObjective):
             assert isinstance(examples, Windows)
             is_word_V = self.token_counts() > 0
             is_word_V[list(self.prompt_format.tokenizer.special_ids)] = False
-            window, length = self.recipe.objective.window, self.recipe.model.context
-            return CountedPairs.count(examples, is_word_V, window, length, self.recipe.seed)
+            return CountedPairs.count(examples, is_word_V, objective.spec.window, self._context, self._seed)
         return examples
 
     def _examples(self, objective: Objective) -> Windows | Mixture | StreamedWindows | StreamedMixture:
         """Parts of the text, of which examples are made."""
-        cut = objective.cut(self.recipe.model.context)
+        cut = objective.cut(self._context)
         marks = self.prompt_format.tokenizer.bos_id, self.prompt_format.tokenizer.eos_id
         if cut.unit != "stream":
             # here, so that a text that is too short raises before the first step
-            self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
+            self._pairs = Windows(self._valid, cut, self._seed, marks=marks)
         if objective.unit == "pair":
             for name, store in (("training", self._train), ("validation", self._valid)):
                 if not _has_targets(store, objective, cut.length):
                     what = f"no two words of the {name} text are near each other in a document"
                     fix = "give more text, or make one text of it: -s data.documents=whole"
-                    raise DataError(what, where=", ".join(self.recipe.data.sources), fix=fix)
-        if self.recipe.data.mixture:
+                    raise DataError(what, where=", ".join(self._spec.sources), fix=fix)
+        if self._spec.mixture:
             return self._mixed(cut, marks)
         if self._blocks:
-            return self._streamed(0, cut, self.recipe.seed)
+            return self._streamed(0, cut, self._seed)
         return self.windows(objective)
 
     def _mixed(self, cut: Cut, marks: tuple[int, int]) -> Mixture | StreamedMixture:
         """Windows of each text of the mixture, in proportion."""
-        parts, mixture, seed = self._prepared.parts, self.recipe.data.mixture, self.recipe.seed
+        parts, mixture, seed = self._prepared.parts, self._spec.mixture, self._seed
         for source, part in zip(mixture, parts, strict=True):
             if len(part) < cut.length:
                 what = f"a text of the mixture has {counted(len(part), 'token')}, but an example needs {cut.length}"
                 fix = "give more text, leave it out of data.mixture, or set model.context lower"
                 raise DataError(what, where=source, fix=fix)
-        apart = self.recipe.data.isolate_documents
+        apart = self._spec.isolate_documents
         if self._blocks:
             streams = [self._streamed(n, cut, hash_key(seed, "text", n)) for n in range(len(parts))]
             return StreamedMixture(streams, list(mixture.values()), seed)
@@ -246,9 +254,8 @@ class TextData:
 
     def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
         """The windows of text n, from its mark on."""
-        recipe, mark = self.recipe, self._marks[n] if self._marks else None
-        apart = recipe.data.isolate_documents
-        return StreamedWindows(self._blocks[n], cut, seed, recipe.training.batch_size, mark, apart)
+        mark = self._marks[n] if self._marks else None
+        return StreamedWindows(self._blocks[n], cut, seed, self._batch_size, mark, self._spec.isolate_documents)
 
     @property
     def n_train(self) -> int:
@@ -262,14 +269,8 @@ class TextData:
 
     @property
     def per_epoch(self) -> int:
-        examples = self.examples(self._objective).per_epoch
+        examples = self.examples(self.objective).per_epoch
         return examples if self._blocks else max(1, round(examples / self._share))
-
-    @property
-    def _objective(self) -> Objective:
-        # those of word vectors need counts, which others do without
-        counts = torch.from_numpy(self.token_counts()) if self.recipe.model.reads == "words" else None
-        return build_objective(self.recipe, self.prompt_format.tokenizer, counts)
 
     @property
     def _share(self) -> float:
@@ -282,21 +283,20 @@ class TextData:
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute) -> Validation:
         """Loss and metrics on the validation part; computed by all processes together."""
-        wanted = self.recipe.evaluation.tokens
         if self._pairs is not None:
-            return _validate_pairs(self._pairs, wanted, lm, objective, compute)
+            return _validate_pairs(self._pairs, self._most_validated, lm, objective, compute)
         if self._held_out is None:
-            longest = objective.window(self.recipe.model.context)
-            self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
+            longest = objective.window(self._context)
+            self._held_out = HeldOut.of(self._valid, longest, self._most_validated, self._seed)
         return self._held_out.validate(lm, objective, compute)
 
     @property
     def validation_tokens(self) -> int:
-        return min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
+        return min(self._most_validated or len(self._valid), len(self._valid))
 
     def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
         """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""
-        n_tokens = min(self.recipe.model.context, MOST_BACK) + 1
+        n_tokens = min(self._context, MOST_BACK) + 1
         tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
         return gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
@@ -310,9 +310,9 @@ class TextData:
 
     def measure(self, lm: LanguageModel, objective: Objective, step: int, compute: Compute) -> list[TextResults]:
         """Bits per byte of all validation text, computed by all processes, and in the main one of a 5-gram model."""
-        tokenizer, context = self.prompt_format.tokenizer, self.recipe.model.context
+        tokenizer, context = self.prompt_format.tokenizer, self._context
         measured = TokenizedText(self._valid, tokenizer, context, context).perplexity(lm, objective, compute)
-        data = self.recipe.data
+        data = self._spec
         named = data.valid or data.sources
         alone = TextResults(
             step=step,
@@ -328,23 +328,23 @@ class TextData:
         """The same with a 5-gram model of the training text, but for very long and streamed texts."""
         if self._prepared.streamed:
             return alone
-        prepared = comparison.to_count(self._prepared, self.recipe.seed)
+        prepared = comparison.to_count(self._prepared, self._seed)
         train, tokenizer = prepared.train, prepared.tokenizer
         if len(train) > comparison.MOST_TOKENS:
             return alone
-        objective = build_objective(self.recipe.with_values({"objective": Causal()}), tokenizer)
-        windows = Windows(train, objective.cut(min(ROW, len(train) - 1)), self.recipe.seed)
+        causal = CausalObjective.of(Causal(), Vocabulary.of(tokenizer, None), self._spec.isolate_documents)
+        windows = Windows(train, causal.cut(min(ROW, len(train) - 1)), self._seed)
         model = comparison.counted(windows, tokenizer.embedding_rows(None))
         exact = choose_compute("cpu", "float32")
-        counts = TokenizedText(prepared.valid, tokenizer, ROW, ROW).perplexity(model, objective, exact)
+        counts = TokenizedText(prepared.valid, tokenizer, ROW, ROW).perplexity(model, causal, exact)
         beside = replace(alone, ngram_bits_per_byte=counts.bits_per_byte)
-        read_alike = prepared is self._prepared and isinstance(self.recipe.objective, Causal)
+        read_alike = prepared is self._prepared and self._is_causal
         if not read_alike or compute.world.size > 1 or counts.tokens < 2:
             return beside
-        texts = [HeldOut.of(self._valid, objective.window(n), None, 0) for n in (self.recipe.model.context, ROW)]
+        texts = [HeldOut.of(self._valid, causal.window(n), None, 0) for n in (self._context, ROW)]
         loss, weight = comparison.interpolated(
-            comparison.log_probabilities(lm, texts[0], objective, compute),
-            comparison.log_probabilities(model, texts[1], objective, exact),
+            comparison.log_probabilities(lm, texts[0], causal, compute),
+            comparison.log_probabilities(model, texts[1], causal, exact),
         )
         both = replace(counts, nats=loss * counts.tokens)
         return replace(beside, interpolated_bits_per_byte=both.bits_per_byte, ngram_weight=weight)
@@ -381,21 +381,37 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
 
 def read_text(
     recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report, divided: DividedText | None = None
-) -> TextData:
-    """Prepare the text that a recipe names. Raises DataError when it is too short for the model's context.
+) -> tuple[Recipe, TextData]:
+    """Prepare the text that a recipe names. Returns the recipe with the size of the vocabulary and how the text is
+    divided, and the text.
 
     tokenizer: of the run to initialize from; when None, that of the recipe. divided: as in `prepare`.
+    Raises DataError for a text that is too short for the model's context.
     """
     spec = tokenizer or recipe.tokenizer
-    data = world.main_first(lambda: prepare(recipe.text, spec, seed=recipe.seed, report=report, divided=divided))
+    prepared = world.main_first(lambda: prepare(recipe.text, spec, seed=recipe.seed, report=report, divided=divided))
     context = recipe.model.context
-    for part, store, needed in (("training", data.train, context + 1), ("validation", data.valid, 2)):
+    for part, store, needed in (("training", prepared.train, context + 1), ("validation", prepared.valid, 2)):
         if len(store) < needed:
             what = f"the {part} text has {counted(len(store), 'token')}, but a context of {context} needs {needed}"
             fix = "give more text, or set model.context lower"
             raise DataError(what, where=", ".join(recipe.data.sources), fix=fix)
-    is_foreign = tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile)
-    return TextData(data, recipe, is_foreign=is_foreign)
+    rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
+    recipe = recipe.with_values({"model.vocab_size": rows, "data": prepared.data})
+    # word vectors need counts, which others do without
+    counts = torch.from_numpy(prepared.train.counts()) if recipe.model.reads == "words" else None
+    return recipe, TextData(
+        prepared,
+        PromptFormat.of(recipe, prepared.tokenizer),
+        build_objective(recipe, prepared.tokenizer, counts),
+        context=context,
+        batch_size=recipe.training.batch_size,
+        seed=recipe.seed,
+        carries_state=recipe.training.carry_state,
+        most_validated=recipe.evaluation.tokens,
+        is_measured=recipe.evaluation.baseline,
+        is_foreign=tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile),
+    )
 
 
 def _validate_pairs(

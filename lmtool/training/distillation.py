@@ -8,12 +8,12 @@ import torch
 from lmtool.compute.device import Compute
 from lmtool.errors import UsageError
 from lmtool.inference.base import Base, open_base
-from lmtool.inference.load import trained_model
+from lmtool.inference.load import predicted, trained_model
 from lmtool.model.size import outline
 from lmtool.objective import Objective
 from lmtool.objective.distillation import DistilledObjective
 from lmtool.recipe.load import Resolved
-from lmtool.recipe.spec.objective import AnyObjective, Classification, QuestionAnswering, Tagging
+from lmtool.recipe.spec.objective import AnyObjective, Classification
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer
@@ -125,18 +125,6 @@ def _form(recipe: Recipe, tokenizer: Tokenizer) -> tuple[object, ...]:
     if isinstance(recipe.objective, Classification):
         return *common, prompt_format.before, prompt_format.between, prompt_format.after
     return common
-
-
-def predicted(objective: AnyObjective) -> tuple[str, tuple[str, ...]] | None:
-    """What a head predicts, and its classes; None where there is none."""
-    match objective:
-        case Classification():
-            return objective.task, objective.labels
-        case Tagging():
-            return objective.kind, objective.labels
-        case QuestionAnswering():
-            return objective.kind, ()
-    return None
 
 
 def _labels(spec: AnyObjective) -> str:

@@ -74,7 +74,7 @@ class Timed(TrainingEvent):
 
 
 @dataclass(frozen=True)
-class Plan(TrainingEvent):
+class FitStarted(TrainingEvent):
     """The plan of the session, before the first step.
 
     learning: number of trainable parameters.

@@ -1,21 +1,19 @@
-"""Planning the fine-tuning of a model on tables, and running what is planned; whether data are for that."""
+"""Plans of fine-tuning on tables: which model, of which columns, by which recipe; and whether data are for that."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 from lmtool.checks.check import subject_of
-from lmtool.compute.device import Compute
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.pretrained import open_features
 from lmtool.interop.reference import with_runs
 from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
-from lmtool.recipe.load import Resolved, Setting, settings_of
+from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.resolve import CHARACTERS, LINEAR, resolve
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
@@ -25,70 +23,16 @@ from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
 from lmtool.tables.columns import RowKind, is_related
-from lmtool.tables.data import TableData
 from lmtool.tables.labels import LabelKind
 from lmtool.tables.language import published_encoder
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
-from lmtool.training.data import TrainingData
-from lmtool.training.distillation import tokenizer_of, with_teacher
-from lmtool.training.events import Event
-from lmtool.training.folds import choose_features
-from lmtool.training.start import Invocation, Pretraining, Sources, begin, is_for_tables, refuse_adapters_alone
-
-
-@dataclass(frozen=True)
-class FineTuning:
-    """A resolved fine-tuning session, before the first row is read.
-
-    base: the run that is fine-tuned; from scratch when None.
-    tables: of each task, opened once.
-    choice: what was chosen where the command line does not name it, in lines; else empty.
-    features: the settings that cross-validation chose, which a repeat need not choose again.
-    candidates: the recipes that it chose from; empty where it did not.
-    """
-
-    resolved: Resolved
-    base: Base | None
-    tables: tuple[TaskTables, ...]
-    choice: str = ""
-    features: tuple[Setting, ...] = ()
-    candidates: tuple[Recipe, ...] = ()
-
-    def with_seed(self, seed: int) -> "FineTuning":
-        """The same with another seed."""
-        recipe, *candidates = (one.with_values({"seed": seed}) for one in (self.resolved.recipe, *self.candidates))
-        return replace(self, resolved=replace(self.resolved, recipe=recipe), candidates=tuple(candidates))
-
-    def data(self, report: Report) -> tuple[Recipe, TableData]:
-        """The recipe, and the rows of the tables, as training reads them without a teacher."""
-        report("reading", 0, 0)
-        features = open_features(self.resolved.recipe, self.base)
-        recipe, base = (self.resolved.recipe, self.base) if features is None else (features.recipe, features.base)
-        rows = read_tables(recipe, self.tables, tokenizer_of(base, None))
-        return rows.recipe, rows
-
-    def run(self, invocation: Invocation) -> Iterator[Event]:
-        """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `Pretraining`."""
-        resolved, teacher = with_teacher(self.resolved, self.base)
-        features = open_features(resolved.recipe, self.base)
-        recipe = resolved.recipe if features is None else features.recipe
-
-        def read(compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
-            invocation.report("reading", 0, 0)
-            base = features.base if features is not None else self.base
-            lines = () if features is None else (features.line,)
-            data = read_tables(recipe, self.tables, tokenizer_of(base, teacher))
-            if not data.holds_out:
-                # for the score each part of the rows chooses anew
-                data = replace(data, candidates=[read_tables(one, self.tables, None) for one in self.candidates])
-            return data, lines
-
-        yield from begin(replace(resolved, recipe=recipe), read, Sources(self.base, teacher, features), invocation)
+from lmtool.training.folds import Candidate, choose_features
+from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_adapters_alone
 
 
 def plan_finetuning(
     source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = not_reported
-) -> FineTuning:
+) -> Plan:
     """Open the tables that the command line names, and resolve the recipe.
 
     source: the run that is fine-tuned. recipe: to train from scratch with, instead of a run. Without both, a linear
@@ -107,10 +51,11 @@ def plan_finetuning(
 
 
 def plan_training(
-    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report = not_reported
-) -> Pretraining | FineTuning:
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report | None = None
+) -> Plan:
     """What `lmtool finetune` would train, where recipe or data are for it, or else `lmtool pretrain`.
 
+    A recipe of texts may name none. report: see `plan_pretraining`.
     Raises UsageError as `plan_finetuning` does, where neither recipe nor data are named, and for a text with settings
     of tables.
     """
@@ -129,14 +74,14 @@ def plan_training(
             raise UsageError("a run is planned on a text or a table", fix=f"lmtool plan TEXT --from {data.train[0]}")
         is_table = subject == "table" or bool(data.tasks)
     if is_table and sources:
-        return plan_finetuning(source, recipe, settings, report)
+        return plan_finetuning(source, recipe, settings, report or not_reported)
     if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
         what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
-    return Pretraining(recipe, settings, open_base(source) if source is not None and sources else None)
+    return plan_pretraining(recipe, settings, open_base(source) if source is not None and sources else None, report)
 
 
-def _plan_scratch(name: str, settings: Sequence[Setting]) -> FineTuning:
+def _plan_scratch(name: str, settings: Sequence[Setting]) -> Plan:
     """A new model. name: of its recipe."""
     resolved = resolve(name, settings)
     recipe = resolved.recipe
@@ -147,10 +92,10 @@ def _plan_scratch(name: str, settings: Sequence[Setting]) -> FineTuning:
     tables = tuple(open_tables(recipe.data, kind_of_rows(recipe.objective)))
     if name == LINEAR:  # of few rows none are held out
         resolved = resolve(name, settings, TableShape(tables[0].n_rows))
-    return FineTuning(resolved, None, tables)
+    return Plan(resolved, tables=tables)
 
 
-def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
+def _plan_tuning(base: Base, settings: Sequence[Setting]) -> Plan:
     """A run's model."""
     # settings of the data come first: the rest depends on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
@@ -170,7 +115,7 @@ def _plan_tuning(base: Base, settings: Sequence[Setting]) -> FineTuning:
         choice += "-s objective.contrastive=false trains both at once, --freeze body the head alone"
     elif per_class > FEW_OF_CLASS and isinstance(spec, Classification) and _trains_all(resolved.recipe):
         choice = f"{per_class:,.0f} rows of a class: all weights are trained; --freeze body trains the head alone"
-    return FineTuning(resolved, base, tables, choice)
+    return Plan(resolved, base, tables=tables, choice=choice)
 
 
 def _trains_all(recipe: Recipe) -> bool:
@@ -239,7 +184,7 @@ FEATURE_SETTINGS = (
 """The settings of FEATURES where words recur. Fewer characters tell less than words do."""
 
 
-def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
+def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
     """The linear model of a labelled table, for which neither a run nor a recipe is named."""
     last = _last_body()
     named = "name one: --from RUN or --from hf:ORG/NAME"
@@ -274,7 +219,7 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> FineTuning:
         settings = [*features, *settings]
     published = published_encoder(texts) if tables[0].n_rows < FEW else "hf:ORG/NAME"
     choice = f"a linear model {by} is trained; {_other_models(last, published, 'a published model')}"
-    return FineTuning(resolve(None, settings, shape), None, tables, choice, features, candidates)
+    return Plan(resolve(None, settings, shape), tables=tables, choice=choice, features=features, candidates=candidates)
 
 
 def _other_models(last: str, published: str, what: str) -> str:
@@ -301,7 +246,7 @@ FROM_SCRATCH: Mapping[RowKind, FromScratch] = {
 }
 
 
-def _plan_other_rows(kind: RowKind, last: str, settings: Sequence[Setting]) -> FineTuning:
+def _plan_other_rows(kind: RowKind, last: str, settings: Sequence[Setting]) -> Plan:
     """The usual model of a table of other rows than labelled texts, for which neither a run nor a recipe is named."""
     chosen = FROM_SCRATCH[kind]
     plan = _plan_scratch(chosen.recipe, [*settings_of(chosen.settings), *settings])
@@ -329,15 +274,15 @@ def _choose_candidate(
     candidates: Sequence[Recipe], tables: tuple[TaskTables, ...], report: Report
 ) -> tuple[int | None, str]:
     """The index of the recipe whose features are the best, or None for very many rows and classes; and the figures."""
-    every = [read_tables(recipe, tables, None) for recipe in candidates]
-    head, n_rows = cast(Classification, every[0].recipe.objective), len(every[0].tasks[0].train)
+    every = [Candidate(*read_tables(recipe, tables, None)) for recipe in candidates]
+    head, n_rows = cast(Classification, every[0].recipe.objective), len(every[0].data.tasks[0].train)
     if n_rows * len(head.labels or "1") > MOST_WEIGHED:
         return None, ""
     sample = random.Random(0).sample(range(n_rows), min(MOST_SCORED, n_rows))
     some = []
-    for data in every:
+    for recipe, data in every:
         (task,) = data.tasks
-        some.append(replace(data, tasks=[replace(task, train=[task.train[i] for i in sample])]))
+        some.append(Candidate(recipe, replace(data, tasks=[replace(task, train=[task.train[i] for i in sample])])))
     best, reached = choose_features(some, report)
     figures = [f"{FEATURES[i]} {value:.4f}" for i, value in enumerate(reached)]
     figures = [figures.pop(best).removeprefix(f"{FEATURES[best]} "), *figures]

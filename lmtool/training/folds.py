@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from lmtool.model.heads import Classifier
 from lmtool.objective import Objective, build_objective
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.run.directory import Run
 from lmtool.run.uncertainty import FOLDS
@@ -25,7 +26,7 @@ from lmtool.tables.data import TableData
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.training.convex import HeadProblem, cross_validate
-from lmtool.training.distillation import distilled, predicted
+from lmtool.training.distillation import distilled
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.optimizer import Optimizers
 
@@ -46,107 +47,121 @@ class ScoringStopped(Exception):
     """A stop was requested while a model was trained for its score."""
 
 
-def is_cross_validated(data: TableData) -> bool:
+class Candidate(NamedTuple):
+    """A recipe, and the rows as its model reads them."""
+
+    recipe: Recipe
+    data: TableData
+
+
+def is_cross_validated(recipe: Recipe, data: TableData) -> bool:
     """Whether each row is scored by a model of the other folds, and not a quarter alone."""
-    most = MOST_FITTED if isinstance(data.recipe.optimizer, Lbfgs) else MOST_TRAINED
-    return isinstance(data.recipe.objective, Classification) and len(data.tasks[0].train) <= most
+    most = MOST_FITTED if isinstance(recipe.optimizer, Lbfgs) else MOST_TRAINED
+    return isinstance(recipe.objective, Classification) and len(data.tasks[0].train) <= most
 
 
-def n_scoring_models(data: TableData) -> int:
+def n_scoring_models(recipe: Recipe, data: TableData) -> int:
     """How many models are trained to score rows that the saved one is trained on; 0 where such rows are held out."""
     if not data.needs_folds:
         return 0
-    return FOLDS if is_cross_validated(data) else 1
+    return FOLDS if is_cross_validated(recipe, data) else 1
 
 
 def train_folds(
-    data: TableData, initialization: Initialization, compute: Compute, steps: int, stop: Callable[[], bool]
+    whole: Candidate,
+    candidates: Sequence[Candidate],
+    initialization: Initialization,
+    compute: Compute,
+    steps: int,
+    stop: Callable[[], bool],
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
     """For each fold its data, with the features that its training rows choose, and a model trained on these.
 
-    initialization, steps: of the model that is trained on all rows. A model is used before the next one is asked for.
+    candidates: with the features to choose from; empty where nothing is chosen. initialization, steps: of the model
+    that is trained on all rows. A model is used before the next one is asked for.
     Yields nothing where the rows cannot be divided. Raises ScoringStopped, and the errors of training.
     """
-    folds = data.folds(FOLDS) if is_cross_validated(data) else data.folds(QUARTERS)[:1]
+    recipe, data = whole
+    n_parts, n_scored = (FOLDS, FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
+    folds = data.folds(n_parts)[:n_scored]
     if not folds:
         return
-    if is_fixed_body(data):
-        yield from _fit_heads(data, folds, initialization, compute, stop)
+    if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body":
+        yield from _fit_heads(whole, recipe.optimizer, folds, initialization, compute, stop)
         return
-    for fold in folds:
-        chosen = fold.candidates[choose_features(fold.candidates)[0]] if fold.candidates else fold
+    folds_of_candidates = [one.data.folds(n_parts) for one in candidates]  # the same rows in each
+    for number, fold in enumerate(folds):
+        chosen = Candidate(recipe, fold)
+        if candidates:
+            every = [Candidate(c.recipe, of[number]) for c, of in zip(candidates, folds_of_candidates, strict=True)]
+            chosen = every[choose_features(every)[0]]
         lm, objective = _build(chosen, initialization, compute)
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
-        recipe, tokenizer = chosen.recipe, chosen.prompt_format.tokenizer
-        taught = distilled(objective, recipe, tokenizer, initialization.teacher, compute)
-        trainable = Trainable(lm, taught, Optimizers(recipe.optimizer, lm, compute, recipe.tuning))
-        for step in fit(trainable, chosen.examples(objective), recipe, compute, stop=stop):
+        taught = distilled(
+            objective, chosen.recipe, chosen.data.prompt_format.tokenizer, initialization.teacher, compute
+        )
+        optimizers = Optimizers(chosen.recipe.optimizer, lm, compute, chosen.recipe.tuning)
+        examples = chosen.data.examples(objective)
+        for step in fit(Trainable(lm, taught, optimizers), examples, chosen.recipe, compute, stop=stop):
             if step.stop:
                 raise ScoringStopped
             if step.step >= steps:
                 break
-        yield chosen, AnsweringModel(lm.eval(), objective, compute)
-
-
-def is_fixed_body(data: TableData) -> bool:
-    """Whether a head is fitted to vectors that are the same whatever rows it is fitted to."""
-    return isinstance(data.recipe.optimizer, Lbfgs) and data.recipe.tuning.freeze == "body"
+        yield chosen.data, AnsweringModel(lm.eval(), objective, compute)
 
 
 def _fit_heads(
-    data: TableData,
+    whole: Candidate,
+    optimizer: Lbfgs,
     folds: Sequence[TableData],
     initialization: Initialization,
     compute: Compute,
     stop: Callable[[], bool],
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
     """The same for heads on a body that stays: the vectors of all rows are computed once."""
-    lm, objective = _build(data, initialization, compute)
-    rows = data.tasks[0].train
-    assert isinstance(data.recipe.optimizer, Lbfgs)
+    lm, objective = _build(whole, initialization, compute)
+    rows = whole.data.tasks[0].train
     with_labels = cast(ClassificationObjective, objective)
     problem = HeadProblem.of(cast(Classifier, lm), with_labels, _batches(objective, rows))
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
         some = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
-        some.fit_head(data.recipe.optimizer.l2, data.recipe.seed)
+        some.fit_head(optimizer.l2, whole.recipe.seed)
         if compute.world.sum((float(stop()),))[0]:
             raise ScoringStopped
         yield fold, AnsweringModel(lm.eval(), objective, compute)
 
 
-def choose_features(candidates: Sequence[TableData], report: Report = not_reported) -> tuple[int, list[float]]:
+def choose_features(candidates: Sequence[Candidate], report: Report = not_reported) -> tuple[int, list[float]]:
     """The index of the best features of texts for a linear model, by cross-validation, and how good each are.
 
     candidates: the same rows with each of the features. Of equally good ones the first is chosen.
     """
     reached: list[float] = []
-    for data in candidates:
+    for one in candidates:
         report("choosing features", len(reached), len(candidates))
-        lm, objective = _build(data, Initialization(), CPU)
-        batches = _batches(objective, data.tasks[0].train)
+        lm, objective = _build(one, Initialization(), CPU)
+        batches = _batches(objective, one.data.tasks[0].train)
         with_labels = cast(ClassificationObjective, objective)
-        reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, data.recipe.seed) or 0.0)
+        reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, one.recipe.seed) or 0.0)
     is_error = cast(Classification, candidates[0].recipe.objective).task == "number"
     return int(np.argmin(reached) if is_error else np.argmax(reached)), reached
 
 
-def reopened(run: Run, data: TableData, initialization: Initialization) -> Initialization:
+def reopened(run: Run, whole: Candidate, initialization: Initialization) -> Initialization:
     """What the model of a run began with, also where the run is resumed. Raises LmtoolError for what is missing."""
-    base, recipe = initialization.base, data.recipe
+    base, vectors = initialization.base, initialization.vectors
     if run.info.base is not None and base is None:
         base = base_of(run)
-    same = base is not None and predicted(base.recipe.objective) == predicted(recipe.objective)
-    vectors = initialization.vectors
-    if vectors is None and (source := open_vectors(recipe, base)) is not None:
-        vectors = source.match(data.prompt_format.tokenizer, data.token_counts())
-    return replace(initialization, base=base, same_labels=same, vectors=vectors)
+    if vectors is None and (source := open_vectors(whole.recipe, base)) is not None:
+        vectors = source.match(whole.data.prompt_format.tokenizer, whole.data.token_counts())
+    return replace(initialization, base=base, vectors=vectors)
 
 
-def _build(data: TableData, initialization: Initialization, compute: Compute) -> tuple[LanguageModel, Objective]:
-    recipe, tokenizer = data.recipe, data.prompt_format.tokenizer
-    lm, _ = build_for_training(recipe, tokenizer, compute, data.set_statistics, initialization)
+def _build(of: Candidate, initialization: Initialization, compute: Compute) -> tuple[LanguageModel, Objective]:
+    recipe, tokenizer = of.recipe, of.data.prompt_format.tokenizer
+    lm, _ = build_for_training(recipe, tokenizer, compute, of.data.set_statistics, initialization)
     return lm, build_objective(recipe, tokenizer, lm.counts_V)
 
 

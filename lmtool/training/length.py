@@ -93,7 +93,13 @@ class Speed:
 
     @classmethod
     def of(
-        cls, first: FirstSteps, data: TrainingData, examples: ExampleSource, objective: Objective, world: World
+        cls,
+        first: FirstSteps,
+        recipe: Recipe,
+        data: TrainingData,
+        examples: ExampleSource,
+        objective: Objective,
+        world: World,
     ) -> "Speed | None":
         """By the first steps of a run; the same in all processes, by the figures of the main one. The time of a
         validation follows from theirs. None where no step had a target."""
@@ -102,11 +108,11 @@ class Speed:
             return None
         per_token, tokens = sum(step.seconds for step in first.later) / computed, computed / len(first.later)
         if data.unit == "row":
-            tokens = tokens_of_a_step(examples, objective, data.recipe)
+            tokens = tokens_of_a_step(examples, objective, recipe)
         validation = FORWARD * per_token * data.validation_tokens / world.size
         figures = (per_token * tokens, tokens, validation, data.seconds_after(validation))
         shared = world.sum(figures if world.is_main else (0.0,) * len(figures))
-        n_models = n_scoring_models(data) if isinstance(data, TableData) else 0
+        n_models = n_scoring_models(recipe, data) if isinstance(data, TableData) else 0
         return cls(objective.unit, shared[0], shared[1], shared[2], shared[3], float(n_models))
 
     def seconds(self, steps: int, every: int, done: int = 0) -> float:
@@ -178,12 +184,12 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     return recipe.with_values({"training.steps": steps, **intervals})
 
 
-def timed(recipe: Recipe, data: TrainingData, speed: Speed, done: int, began: float | None) -> Timed:
+def timed(recipe: Recipe, data: TrainingData, speed: Speed, done: int, began: float | None, usual_every: int) -> Timed:
     """How long a run takes from now on, after its first `done` steps. began: when the command of a new run did, by
-    time.perf_counter; None for a run that goes on."""
+    time.perf_counter; None for a run that goes on. usual_every: steps between validations of a longer run."""
     training, whole, minutes = recipe.training, steps_of_epochs(recipe, data, 1), None
     if began is not None and training.steps < whole:
-        left = speed.seconds(whole, min(data.recipe.evaluation.every, _between(whole)), done)
+        left = speed.seconds(whole, min(usual_every, _between(whole)), done)
         seconds = MARGIN * (time.perf_counter() - began + left)
         # to the tenth of a minute, and above ten minutes to the minute
         minutes = math.ceil(seconds / 6) / 10 if seconds < 600 else math.ceil(seconds / 60)

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from lmtool.checks.runs import damaged_records
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.compute.processes import World
 from lmtool.data.survey import Report
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
@@ -28,12 +26,13 @@ from lmtool.run.directory import RESULTS, SPLIT, Run
 from lmtool.run.files import describe_environment
 from lmtool.run.find import find_resumable
 from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_metric
-from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Started, Warn
-from lmtool.training.start import Invocation, agree, baselines, checked, is_for_tables
-from lmtool.training.train import Resumed, TrainingLimits, train
+from lmtool.training.folds import Candidate
+from lmtool.training.plan import TrainingJob, agree, checked_compute, is_for_tables
+from lmtool.training.start import Invocation, baselines
+from lmtool.training.train import train
 
 PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in RESUMING.items() if rule.resets)}
 """Keys with which a run that is finished goes on."""
@@ -63,7 +62,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
     with choose_compute(recipe.training.device, recipe.training.precision).joined() as compute:
         world = compute.world
-        compute = checked(recipe, compute, {})
+        compute = checked_compute(recipe, compute, {})
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
@@ -78,14 +77,15 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             if "training.steps" in changed and checkpoint.step < before.training.steps:
                 stopped = f"the planned end moves; the run has done {counted(checkpoint.step, 'step')}"
                 changed["training.steps"] += f" ({stopped})"
-            resumed = Resumed(checkpoint, TrainingState.read(checkpoint, run.validated, recipe))
+            state = TrainingState.read(checkpoint, run.validated, recipe)
             read_tokenizer(run)
             unusable = dict(damaged_records(run))
             is_rescored = RESULTS in unusable or any("scores" in rule_of(key).resets for key in now)
-            is_over = _is_over(run, recipe, resumed, is_rescored)
+            is_over = _is_over(run, recipe, checkpoint, state, is_rescored)
             world.wait()  # all have read the run before the first one changes anything on disk
             if not is_over:
-                yield from _continue(run, recipe, resumed, tuple(changed.values()), compute, invocation)
+                job = _job_of(run, recipe, checkpoint, state, compute, invocation.report)
+                yield from _continue(run, job, tuple(changed.values()), invocation)
                 return
             yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
             if world.is_main:
@@ -97,7 +97,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                     run.end("finished")
                 if not recipe.checkpoint.keep_optimizer:
                     run.drop_optimizers()
-                is_stale = resumed.state.is_stale(recipe.evaluation)
+                is_stale = state.is_stale(recipe.evaluation)
                 can_go_on = not recipe.model.counts and not isinstance(recipe.optimizer, Lbfgs)
                 yield AlreadyFinished(run.path, checkpoint.step, is_stale, can_go_on)
 
@@ -108,20 +108,39 @@ def _without_training(where: str) -> CheckpointError:
     return CheckpointError("a published model has no training to resume", where=where, fix=fix)
 
 
-def _continue(
-    run: Run, recipe: Recipe, resumed: Resumed, changed: tuple[str, ...], compute: Compute, invocation: Invocation
-) -> Iterator[Event]:
-    """Train on from a checkpoint. changed: what of its recipe is another, in words."""
-    tokenizer, state, step, world = read_tokenizer(run), resumed.state, resumed.checkpoint.step, compute.world
+def _job_of(
+    run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, compute: Compute, report: Report
+) -> TrainingJob:
+    """What training goes on with at a checkpoint. Raises CheckpointError when the data of the run have changed."""
+    tokenizer = read_tokenizer(run)
     base = base_of(run) if recipe.tuning.lora is not None else None
     teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
-    data = _read_again(recipe, run, tokenizer, world, invocation.report)
-    recipe = data.recipe
-    agree(recipe, data.fingerprint, world)
-    features = features_of(run, recipe, compute)
-    initialization = Initialization(base, teacher, features=features)
+    candidates: list[Candidate] = []
+    data: TrainingData
+    if is_for_tables(recipe):
+        tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
+        read, data = read_tables(recipe, tables, tokenizer, run.saved_split)
+        if run.info.data is not None and run.info.data.features and not data.holds_out:
+            whole = recipe.model_dump(mode="json")
+            others = [Recipe.model_validate({**whole, **values}) for values in run.info.data.features]
+            candidates = [Candidate(*read_tables(other, tables, None)) for other in others]
+    else:
+        read, data = read_text(recipe, tokenizer, compute.world, report)
+    if data.fingerprint != run.info.fingerprints.data:
+        what = "the run cannot be resumed: its training data have changed since it was started"
+        where = ", ".join((*recipe.data.sources, *recipe.data.valid))
+        raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
+    agree(read, data.fingerprint, compute.world)
+    initialization = Initialization(base, teacher, features=features_of(run, read, compute))
+    return TrainingJob(read, data, compute, initialization, candidates, checkpoint, state, data.lines)
+
+
+def _continue(run: Run, job: TrainingJob, changed: tuple[str, ...], invocation: Invocation) -> Iterator[Event]:
+    """Train on from a checkpoint. changed: what of its recipe is another, in words."""
+    state, data, compute = job.state, job.data, job.compute
+    step = 0 if job.checkpoint is None else job.checkpoint.step
     with data.streaming(compute, state.stream or ()):
-        if world.is_main:
+        if compute.world.is_main:
             damaged = run.start(
                 step=step,
                 command=invocation.command,
@@ -129,15 +148,15 @@ def _continue(
                 validated=None if state.pending is not None else state.note(step),
                 pending=state.pending is not None,
             )
-            run.write_recipe(dump(recipe))
+            run.write_recipe(dump(job.recipe))
             yield from map(Warn, damaged)
             if data.split is not None and run.saved_split is None:
                 write_file(run.path / SPLIT, encode(data.split.model_dump()))
                 yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
-            yield Started(run.path, run.name, recipe, tokenizer, data.lines, changed)
-            yield from baselines(run, data)
-        main, limits = run if world.is_main else None, TrainingLimits(invocation.stop, invocation.until)
-        yield from train(main, recipe, data, compute, initialization, resumed, limits)
+            yield Started(run.path, run.name, job.recipe, data.prompt_format.tokenizer, job.lines, changed)
+            yield from baselines(run, data, job.recipe)
+        main = run if compute.world.is_main else None
+        yield from train(job, main, stop=invocation.stop, until=invocation.until)
 
 
 def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:
@@ -154,35 +173,15 @@ def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:
     yield from resume(str(folder), (), invocation)
 
 
-def _is_over(run: Run, recipe: Recipe, resumed: Resumed, is_rescored: bool) -> bool:
+def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, is_rescored: bool) -> bool:
     """Whether the run is complete: all steps, the pending validation, and the final evaluation.
 
     is_rescored: that is to be done again.
     """
     measures = is_for_tables(recipe) or recipe.evaluation.baseline
     is_measured = not measures or ((run.path / RESULTS).exists() and not is_rescored)
-    state = resumed.state
-    trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= resumed.checkpoint.step
+    trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
     return trained and state.pending is None and is_measured
-
-
-def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, report: Report) -> TrainingData:
-    """The training data of a run. Raises CheckpointError when they have changed."""
-    data: TrainingData
-    if is_for_tables(recipe):
-        tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
-        data = read_tables(recipe, tables, tokenizer, run.saved_split)
-        if run.info.data is not None and run.info.data.features and not data.holds_out:
-            whole = recipe.model_dump(mode="json")
-            others = [Recipe.model_validate({**whole, **values}) for values in run.info.data.features]
-            data = replace(data, candidates=[read_tables(other, tables, None) for other in others])
-    else:
-        data = read_text(recipe, tokenizer, world, report)
-    if data.fingerprint != run.info.fingerprints.data:
-        what = "the run cannot be resumed: its training data have changed since it was started"
-        where = ", ".join((*recipe.data.sources, *recipe.data.valid))
-        raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
-    return data
 
 
 def _refuse(changed: Mapping[str, str], before: Recipe, recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:

@@ -3,10 +3,10 @@
 import math
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.inference.evaluation import Validation
-from lmtool.inference.load import Initialization, build_for_training, load_weights
+from lmtool.inference.load import build_for_training, load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel, evaluating
 from lmtool.model.size import held_in_training
@@ -38,13 +38,14 @@ from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
 from lmtool.tables.data import TableData
 from lmtool.tables.tasks.results import QUARTER, Results
+from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.training import truncated_bptt
-from lmtool.training.checkpoint_manager import CheckpointManager, TrainingState
+from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
-from lmtool.training.events import Ended, EndReason, Event, Info, Plan, Sampled, Stepped, StepsChanged, Warn
+from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never, validates
-from lmtool.training.folds import ScoringStopped, is_cross_validated, reopened, train_folds
+from lmtool.training.folds import Candidate, ScoringStopped, is_cross_validated, reopened, train_folds
 from lmtool.training.length import (
     LEAST_SHARE,
     FirstSteps,
@@ -56,6 +57,7 @@ from lmtool.training.length import (
     with_steps,
 )
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.plan import TrainingJob
 from lmtool.training.schedule import TimeBudget, doubtful_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.windows import ExampleSource
@@ -78,45 +80,23 @@ LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """The checkpoint that a run goes on from, and its state."""
+def train(
+    job: TrainingJob,
+    run: Run | None,
+    *,
+    stop: Callable[[], bool] = never,
+    until: float = 1.0,
+    is_baseline_least: bool = False,
+    began: float | None = None,
+) -> Iterator[Event]:
+    """Train, from the start or from a checkpoint, save everything in a run, and evaluate its best checkpoint.
 
-    checkpoint: Checkpoint
-    state: TrainingState
-
-
-@dataclass(frozen=True)
-class TrainingLimits:
-    """When training ends before its last step.
-
+    run: locked and started; None in processes that only compute. Every process iterates to the end.
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
     until: the share of its steps after which it is saved and ends.
     is_baseline_least: it ends as well where a first validation is far below the baseline.
-    """
-
-    stop: Callable[[], bool] = never
-    until: float = 1.0
-    is_baseline_least: bool = False
-
-
-def train(
-    run: Run | None,
-    recipe: Recipe,
-    data: TrainingData,
-    compute: Compute,
-    initialization: Initialization,
-    resumed: Resumed | None = None,
-    limits: TrainingLimits = TrainingLimits(),
-    began: float | None = None,
-) -> Iterator[Event]:
-    """Train on `data`, from the start or from a checkpoint, and save everything in `run`.
-
-    run: locked and started; None in processes that only compute. Every process iterates to the end.
-    recipe: that of the data, with its length. Where time limits the run, its first steps tell the number of steps.
-    began: when the command of a new run did, by time.perf_counter.
-    compute: its processes share the model where `World.sharded` says so.
-    initialization: of a new model; of a resumed one what is not in its checkpoints.
+    began: when the command of a new run did, by time.perf_counter. Where time limits the run, its first steps tell the
+        number of steps.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
     is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
@@ -125,16 +105,16 @@ def train(
     Raises NumericalError, also when the first validation loss is not finite, ResourceError and CheckpointError. When
     saving fails, training continues with a warning, but a run whose last save fails ends with that error.
     """
-    checkpoint = None if resumed is None else resumed.checkpoint
+    checkpoint, recipe, world = job.checkpoint, job.recipe, job.compute.world
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
-    peers = compute.world.side_group() if compute.world.sharded else SINGLE_PROCESS
+    peers = world.side_group() if world.sharded else SINGLE_PROCESS
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
-        session = _TrainingSession(recipe, data, compute, initialization, resumed, manager, limits, began)
+        session = _TrainingSession(job, manager, stop, until, is_baseline_least, began)
         yield from map(Warn, session.warnings)
-        session.examples = data.examples(session.objective)
-        yield session.plan()
-        if _compiles(recipe, compute) and session.last < recipe.training.steps:
+        session.examples = job.data.examples(session.objective)
+        yield session.fit_started()
+        if _compiles(recipe, job.compute) and session.last < recipe.training.steps:
             yield from map(Warn, session.compile())
         if session.state.pending is not None:
             yield from session.validate(None)
@@ -168,21 +148,20 @@ class _TrainingSession:
 
     def __init__(
         self,
-        recipe: Recipe,
-        data: TrainingData,
-        compute: Compute,
-        initialization: Initialization,
-        resumed: Resumed | None,
+        job: TrainingJob,
         manager: CheckpointManager,
-        limits: TrainingLimits,
+        stop: Callable[[], bool],
+        until: float,
+        is_baseline_least: bool,
         began: float | None,
     ) -> None:
-        """At its beginning, or at a checkpoint."""
-        tokenizer, world = data.prompt_format.tokenizer, compute.world
-        checkpoint, state = (None, TrainingState()) if resumed is None else (resumed.checkpoint, resumed.state)
-        self.data, self.compute, self.manager, self.state = data, compute, manager, state
-        self.initialization, self.limits, self.recipe = initialization, limits, recipe
-        self.began = began
+        """At its beginning, or at a checkpoint. stop, until, is_baseline_least, began: see `train`."""
+        recipe, data, compute, initialization = job.recipe, job.data, job.compute, job.initialization
+        checkpoint, state, tokenizer, world = job.checkpoint, job.state, data.prompt_format.tokenizer, compute.world
+        self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
+        self.stop, self.until, self.is_baseline_least, self.began = stop, until, is_baseline_least, began
+        self.prompts = _sample_prompts(recipe, data)
+        self.recipe = recipe
         self.speed: Speed | None = None
         self.first = FirstSteps.of(recipe) if is_timed(recipe) else None
         self.minutes = None if self.first is None else recipe.training.minutes
@@ -266,8 +245,8 @@ class _TrainingSession:
         self.lm._compiled_call_impl = None
         yield f"the model {why}, and is trained without: training.compile=false"
 
-    def plan(self) -> Plan:
-        """The plan of the session."""
+    def fit_started(self) -> FitStarted:
+        """What the steps begin with."""
         recipe, world = self.recipe, self.compute.world
         steps = None if self.minutes is not None else recipe.training.steps
         counts = isinstance(self.lm, CountingModel)
@@ -275,7 +254,7 @@ class _TrainingSession:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.lm.parameters()]
         fits = isinstance(recipe.optimizer, Lbfgs)
         processes = f", {world.size} processes" if world.size > 1 else ""
-        return Plan(
+        return FitStarted(
             parameters=sum(size for size, _ in sizes),
             learning=sum(size for size, learns in sizes if learns),
             unit=self.data.unit,
@@ -338,7 +317,7 @@ class _TrainingSession:
 
     def _is_until(self, step: int) -> bool:
         """Whether the share of the steps is done after which the run ends for now."""
-        return self.limits.until < 1 and step >= math.ceil(self.limits.until * self.recipe.training.steps)
+        return self.until < 1 and step >= math.ceil(self.until * self.recipe.training.steps)
 
     def _measure_speed(self, step: Step) -> Iterator[Event]:
         """Once the first steps are enough, tell how long the run takes; and set its length, where time limits it, no
@@ -350,7 +329,8 @@ class _TrainingSession:
         if not is_enough and not is_due:
             return
         first, self.first = self.first, None
-        self.speed = speed = Speed.of(first, self.data, self.examples, self.objective, self.compute.world)
+        world = self.compute.world
+        self.speed = speed = Speed.of(first, self.job.recipe, self.data, self.examples, self.objective, world)
         if self.minutes is not None:
             steps, why = self.most, self.limited_by
             if speed is not None:
@@ -360,11 +340,12 @@ class _TrainingSession:
                 pace = f"{self.minutes:g} minutes at {speed.tokens / speed.step:,.0f} {speed.unit}s/s"
                 steps, why = min((steps, why), (in_time, f"for {pace}"))
             elif not why:
-                steps = self.data.recipe.training.steps
+                steps = self.job.recipe.training.steps
                 yield Warn(f"the first steps have no target, and so no speed: {steps:,} steps instead of minutes")
             yield from self._set_recipe(with_known_steps(self.recipe, max(steps, step.step)), why)
         if speed is not None:
-            yield timed(self.recipe, self.data, speed, step.step, self.began)
+            every = self.job.recipe.evaluation.every
+            yield timed(self.recipe, self.data, speed, step.step, self.began, every)
 
     def _seconds_left(self, speed: Speed) -> float:
         """Seconds that the limit of time leaves for training, from now on; the same in all processes."""
@@ -399,7 +380,7 @@ class _TrainingSession:
         compute = self.compute if self.sharding is None else self.compute.in_step()
         start = Start(self.last, self.state.micro_batch, self.carried)
         try:
-            yield from fit(self.trainable, self.examples, self.recipe, compute, start, self.limits.stop)
+            yield from fit(self.trainable, self.examples, self.recipe, compute, start, self.stop)
         except NumericalError as error:
             where = "; ".join(filter(None, (error.where, self.manager.saved)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error
@@ -426,7 +407,7 @@ class _TrainingSession:
             yield from self.validate(step)
             if self.reason == "finished" and not is_last and state.is_stale(recipe.evaluation):
                 self.reason = "early"
-            if self.reason == "finished" and not is_last and self.limits.is_baseline_least:
+            if self.reason == "finished" and not is_last and self.is_baseline_least:
                 yield from self._stop_below_baseline(step.step)
         elif self.reason == "interrupted":
             with self.computing() as compute:
@@ -460,9 +441,9 @@ class _TrainingSession:
         if step is not None:
             yield Stepped(step, validation, is_best)
         yield from self._doubts(number, validation, best)
-        if self.data.prompts:
+        if self.prompts:
             with self.whole():
-                yield from _samples(self.manager, self.lm, self.data, number)
+                yield from _samples(self.manager, self.lm, self.data.prompt_format, self.recipe, self.prompts, number)
         # last, so that a run that is killed before repeats all of it
         yield from self.manager.note_validation(number, state)
 
@@ -570,15 +551,16 @@ class _TrainingSession:
             yield Warn(f"{UNSCORED}: processes share the model, which is trained once; --test FILE measures it")
             return []
         part, how = QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
-        if is_cross_validated(data):
+        if is_cross_validated(self.job.recipe, data):
             part, how = CROSS_VALIDATION, f"each of {FOLDS} parts is scored by a model that is fitted to the others"
         yield Info(f"scoring: no rows are held out, so {how}")
         results: list[Results] = []
         self.lm.cpu()
         del self.trainable  # whose moments take memory
         try:
-            initialization = reopened(run, data, self.initialization)
-            folds = train_folds(data, initialization, self.compute, step, self.limits.stop)
+            whole = Candidate(self.job.recipe, data)
+            initialization = reopened(run, whole, self.job.initialization)
+            folds = train_folds(whole, self.job.candidates, initialization, self.compute, step, self.stop)
             results = data.measure_folds(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{UNSCORED}: {error.what}")
@@ -619,18 +601,34 @@ def _untried(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
     return tuple(remedy for remedy, helps in remedies.items() if helps)
 
 
-def _samples(manager: CheckpointManager, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warn]:
+def _sample_prompts(recipe: Recipe, data: TrainingData) -> Sequence[str]:
+    """The prompts of the samples at each validation: by default, of a model that continues texts, one that begins as
+    the validation text."""
+    if recipe.evaluation.prompts is not None or not isinstance(data, TextData):
+        return recipe.evaluation.prompts or ()
+    continues = recipe.model.reads in ("past", "source") and not data.prompt_format.answers
+    return (data.beginning,) if continues else ()
+
+
+def _samples(
+    manager: CheckpointManager,
+    lm: LanguageModel,
+    prompt_format: PromptFormat,
+    recipe: Recipe,
+    prompts: Sequence[str],
+    step: int,
+) -> Iterator[Sampled | Warn]:
     """Samples of the model for the prompts. No failure ends the training."""
     if manager.run is None:
         return
-    recipe, n_tokens = data.recipe, data.recipe.evaluation.sample_tokens
+    n_tokens = recipe.evaluation.sample_tokens
     settings: Settings
     if lm.reads == "both":
         settings, options = MaskPredict(seed=recipe.seed), Options(length=n_tokens, overflow="cut")
     else:
         settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
     try:
-        for completion in complete(write(lm, data.prompt_format, data.prompts, settings, options)):
+        for completion in complete(write(lm, prompt_format, prompts, settings, options)):
             sampled = Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
             yield from manager.log_sample(sampled)
             yield sampled

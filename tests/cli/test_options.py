@@ -17,8 +17,8 @@ from lmtool.cost import planning
 from lmtool.data import survey
 from lmtool.data.survey import resolve_for_text
 from lmtool.recipe.spec.text import OF_TABLES
-from lmtool.training.finetuning import FineTuning
-from lmtool.training.start import Pretraining
+from lmtool.training import start as starting
+from lmtool.training.plan import Plan
 from tests.cli.conftest import SENTENCES, CommandLine
 from tests.training.tiny import no_report
 
@@ -200,9 +200,8 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     """The recipe that a command would run, for check what is read and of which kind; or its exit code."""
     found: list[Any] = []
 
-    def keep(planned: Pretraining | FineTuning, *given: Any, **more: Any) -> Iterator[Any]:
-        resolved = planned.resolved if isinstance(planned, FineTuning) else planned._resolve(no_report)[0]
-        found.append(resolved.recipe)
+    def keep(plan: Plan, *given: Any, **more: Any) -> Iterator[Any]:
+        found.append(plan.recipe)
         return iter(())
 
     def settled(planned: Any, *given: Any, **more: Any) -> Any:
@@ -217,8 +216,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
         found.append((data, *(one for one in given if isinstance(one, str))))
         raise SystemExit
 
-    monkeypatch.setattr(Pretraining, "run", keep)
-    monkeypatch.setattr(FineTuning, "run", keep)
+    monkeypatch.setattr(starting, "start", keep)
     monkeypatch.setattr(planning, "forecast", settled)
     monkeypatch.setattr(survey, "resolve_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)

@@ -14,7 +14,7 @@ from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
 from lmtool.training.comparison import TextResults
-from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Timed, Warn
+from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Sampled, Started, Stepped, Timed, Warn
 from lmtool.training.fit import Step
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
@@ -57,7 +57,7 @@ def started(data=("text: 3 documents, 5,000 tokens",), asked=300, changes=()):
 
 
 def plan(first_step=0, steps=10, warmup_steps=0):
-    return Plan(
+    return FitStarted(
         parameters=12345,
         learning=12345,
         unit="token",

@@ -14,6 +14,7 @@ from lmtool.cost.devices import KINDS, DeviceKind
 from lmtool.cost.planning import Forecast, forecast
 from lmtool.data.survey import Report, silent
 from lmtool.errors import UsageError
+from lmtool.inference.load import Initialization
 from lmtool.model import build
 from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as build_objective
@@ -35,14 +36,19 @@ def tiny(name: str, *overrides: str) -> Recipe:
 
 
 class Known(NamedTuple):
-    """A session whose recipe and data are there already."""
+    """A plan whose data are read already."""
 
     recipe: Recipe
     known: TextData | TableData | None = None
     base: None = None
+    choice: str = ""
 
-    def data(self, report: Report) -> tuple[Recipe, TextData | TableData | None]:
-        return self.recipe, self.known
+    @property
+    def tables(self) -> bool:
+        return self.known is not None
+
+    def read(self, report: Report) -> tuple[Recipe, TextData | TableData | None, Initialization]:
+        return self.recipe, self.known, Initialization()
 
 
 def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> Forecast:
@@ -163,7 +169,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
     settings = [*TINY, *HEADS, "model.vocab_size=null", "data.documents=line", "tokenizer.kind=char"]
     recipe = load("bert-tiny", [*settings, Setting("data.train", [str(text)], "TEXT")]).recipe
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    data = read_text(recipe, None, World(), lambda *_: None)
+    recipe, data = read_text(recipe, None, World(), lambda *_: None)
     widths = []
 
     def recorded(trainable: Trainable, examples: Windows, *rest: Any) -> Any:
@@ -171,7 +177,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
         return fit(trainable, examples, *rest)
 
     monkeypatch.setattr(planning, "fit", recorded)
-    assert found_for(Known(data.recipe, data)).basis == "measured"
+    assert found_for(Known(recipe, data)).basis == "measured"
     assert max(widths) < T
     assert len(widths) == 20
 

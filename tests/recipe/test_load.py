@@ -250,7 +250,10 @@ def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
         ("optimizer=sgd", "optimizer: 'sgd' is not a mapping; write {kind: sgd}"),
         ("optimizer.kind=sdg", "optimizer.kind: 'sdg' is not adam, adamw, sgd, muon or lbfgs; did you mean sgd?"),
         ("optimizer.momentum=0.9", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
-        ("tokenizer.lowercase=true", "tokenizer.lowercase: unknown key for kind bpe; wordpiece and char and word have it"),
+        (
+            "tokenizer.lowercase=true",
+            "tokenizer.lowercase: unknown key for kind bpe; wordpiece and char and word have it",
+        ),
         ("tokenizer.kind=file", "tokenizer.path: missing; text"),
         ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean model.norm.kind?"),
         ("training.steps=[1", "not YAML: a list that [ opened is not closed"),

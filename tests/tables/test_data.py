@@ -10,9 +10,10 @@ import pytest
 
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
-from lmtool.objective import build_objective
+from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.files import SavedSplit
 from lmtool.tables.data import TableData
 from lmtool.tables.predict import measure_tables, predict
@@ -30,14 +31,18 @@ def write(path: Path, labels: list[object], texts: list[str] | None = None) -> P
     return path
 
 
-def read(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> TableData:
+def resolved(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> tuple[Recipe, TableData]:
     recipe = load(work.recipe, [*CLASSES, *overrides, Setting("data.train", [str(table)], "TABLE")]).recipe
     return read_tables(recipe, open_tables(recipe.data), None, split)
 
 
+def read(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> TableData:
+    return resolved(work, table, *overrides, split=split)[1]
+
+
 def head_of(data: TableData) -> Classification:
-    assert isinstance(data.recipe.objective, Classification)
-    return data.recipe.objective
+    assert isinstance(data.objective, ClassificationObjective)
+    return data.objective.spec
 
 
 # Numbers
@@ -64,7 +69,7 @@ def test_numbers_are_learned_around_zero_whoever_says_that_they_are_numbers(work
     values = [float(line.split(",")[1]) for line in numbers(work).read_text().splitlines()[1:]]
     trained = [values[row.number - 1] for row in rows]
     assert (head.center, head.scale) == (pytest.approx(np.mean(trained)), pytest.approx(np.std(trained)))
-    objective = build_objective(data.recipe, data.prompt_format.tokenizer)
+    objective = data.objective
     batch = objective.collate([row.example() for row in rows])
     assert batch.values_BC is not None
     assert float(batch.values_BC.square().mean()) == pytest.approx(1, rel=1e-5)
@@ -76,10 +81,10 @@ def test_accuracy_chooses_the_best_where_rows_have_one_class(work: Work) -> None
         write(work.folder / "several.csv", ["x;y", "y"] * 30),
     )
     auto = "evaluation.metric=auto"
-    assert read(work, one, auto).recipe.evaluation.metric == "accuracy"
-    assert read(work, one, "evaluation.metric=loss").recipe.evaluation.metric == "loss"
-    assert read(work, several, auto, "objective.task=multi").recipe.evaluation.metric == "loss"
-    assert read(work, numbers(work), auto, "objective.task=number").recipe.evaluation.metric == "loss"
+    assert resolved(work, one, auto)[0].evaluation.metric == "accuracy"
+    assert resolved(work, one, "evaluation.metric=loss")[0].evaluation.metric == "loss"
+    assert resolved(work, several, auto, "objective.task=multi")[0].evaluation.metric == "loss"
+    assert resolved(work, numbers(work), auto, "objective.task=number")[0].evaluation.metric == "loss"
 
 
 def test_a_scale_that_is_given_is_taken(work: Work) -> None:
@@ -196,15 +201,15 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         work.recipe,
         [model, "objective={kind: seq2seq}", f"data.tasks=[one:{first}, two:{second}:2]"],
     ).recipe
-    data = read_tables(recipe, open_tables(recipe.data), None)
+    _, data = read_tables(recipe, open_tables(recipe.data), None)
     assert [(task.task.name, task.weight, len(task.train), len(task.valid)) for task in data.tasks] == [
         ("one", 1.0, 54, 6),
         ("two", 2.0, 18, 2),
     ]
     assert data.split is not None
     assert [len(data.split.of(name).test) for name in ("one", "two")] == [6, 2]
-    assert read_tables(recipe, open_tables(recipe.data), None, data.split).fingerprint == data.fingerprint
-    examples = data.examples(build_objective(data.recipe, data.prompt_format.tokenizer))
+    assert read_tables(recipe, open_tables(recipe.data), None, data.split)[1].fingerprint == data.fingerprint
+    examples = data.examples(data.objective)
     assert examples.per_epoch == 54 + 2 * 18
     assert [line.split(":")[0] for line in data.lines] == ["columns", "task one", "columns", "task two"]
 
@@ -226,7 +231,7 @@ def test_rows_that_change_their_part_are_other_data(work: Work) -> None:
         )
         recipe = load(work.recipe, [*CLASSES, Setting("data.train", [train], "TABLE")]).recipe
         beside = recipe.data.model_copy(update={"valid": (valid,), "test": test})
-        data = read_tables(recipe.model_copy(update={"data": beside}), open_tables(beside), tokenizer)
+        _, data = read_tables(recipe.model_copy(update={"data": beside}), open_tables(beside), tokenizer)
         tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == 3
@@ -244,7 +249,7 @@ def test_what_a_row_gives_is_not_confused_with_the_row_beside_it(work: Work) -> 
         flags = [Setting("data.train", [str(path)], "TABLE"), Setting("data.valid", [str(path)], "--valid")]
         settings = [model, "objective={kind: seq2seq}", "tokenizer={kind: word}", *flags]
         recipe = load(work.recipe, settings).recipe
-        data = read_tables(recipe, open_tables(recipe.data), tokenizer)
+        _, data = read_tables(recipe, open_tables(recipe.data), tokenizer)
         tokenizer = data.prompt_format.tokenizer
         prints.add(data.fingerprint)
     assert len(prints) == len(tables)
@@ -267,9 +272,9 @@ def test_rows_that_are_cut_are_counted(work: Work) -> None:
 def test_steps_follow_from_passes_over_the_rows(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y"] * 30)
     # 54 of 60 rows are for training, in batches of 8
-    assert read(work, table, "training.epochs=2").recipe.training.steps == 14
-    assert read(work, table, "training.epochs=0.01").recipe.training.steps == 1
-    assert read(work, table).recipe.training.steps == 12
+    assert resolved(work, table, "training.epochs=2")[0].training.steps == 14
+    assert resolved(work, table, "training.epochs=0.01")[0].training.steps == 1
+    assert resolved(work, table)[0].training.steps == 12
 
 
 def test_several_tables_have_no_one_label(work: Work) -> None:
@@ -293,10 +298,11 @@ def test_steps_and_validations_follow_from_the_rows(
     work: Work, settings: tuple[str, ...], steps: int, every: int
 ) -> None:
     """A pass of 64 rows in batches of 8 is 8 steps; there are 20 validations at most."""
-    data = read(work, write(work.folder / "t.csv", ["a", "b"] * 36), "data.valid_fraction=0.1", *settings)
+    table = write(work.folder / "t.csv", ["a", "b"] * 36)
+    recipe, data = resolved(work, table, "data.valid_fraction=0.1", *settings)
     assert len(data.tasks[0].train) == 64
-    assert data.recipe.training.steps == steps
-    assert data.recipe.evaluation.every == every
+    assert recipe.training.steps == steps
+    assert recipe.evaluation.every == every
 
 
 # No row held out

@@ -167,11 +167,11 @@ def test_lowercase_kinds_lower() -> None:
 
 def test_lowercased_characters_may_be_another_number_of_them() -> None:
     """A dotted capital i becomes two."""
-    tokenizer = Tokenizer.train(CharTokenizer(kind="char", lowercase=True), ["ΑΣ ΑΣΑ İI"])
-    texts = ["ΣΑΣ ΑΣ", "İ", "I i"]
+    tokenizer = Tokenizer.train(CharTokenizer(kind="char", lowercase=True), ["aAb İI"])
+    texts = ["BAB", "İ", "I i"]
     ids, lengths = tokenizer.encode_many(texts)
-    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == ["σασ ασ", "i\u0307", "i i"]
-    assert lengths.tolist() == [6, 2, 3]
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == ["bab", "i\u0307", "i i"]
+    assert lengths.tolist() == [3, 2, 3]
     assert ids.tolist() == [id for text in texts for id in tokenizer.encode(text)]
 
 

@@ -36,7 +36,7 @@ def test_the_head_is_the_one_that_is_fitted_to_the_trained_vectors(work: Work, b
     work.finetune(CONTRASTIVE, "optimizer.lr=0.01", source=base, name="run")
     loaded = load_run(str(work.run("run")) + "@12")
     assert isinstance(loaded.model, Classifier)
-    data = read_tables(
+    _, data = read_tables(
         loaded.recipe, open_tables(loaded.recipe.data), loaded.tokenizer, Run.open(work.run("run")).saved_split
     )
     objective = build_objective(loaded.recipe, loaded.tokenizer)

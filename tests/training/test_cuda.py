@@ -6,7 +6,7 @@ import pytest
 
 from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
-from lmtool.training.events import Plan, Stepped
+from lmtool.training.events import FitStarted, Stepped
 from tests.training.tiny import Work, after, documents, ended, metrics, warnings_in
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ def test_training_and_resuming(work: Work, precision: str) -> None:
     settings = (*LEARNS, f"training.precision={precision}")
     whole = work.pretrain(*settings, name="whole")
     assert ended(whole).step == 60
-    (plan,) = [event for event in whole if isinstance(event, Plan)]
+    (plan,) = [event for event in whole if isinstance(event, FitStarted)]
     assert plan.device.endswith(precision)
     assert sum(losses(work, "whole")[-5:]) < 0.8 * sum(losses(work, "whole")[:5])
 

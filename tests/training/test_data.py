@@ -12,17 +12,22 @@ from lmtool.errors import DataError
 from lmtool.inference.load import build_model
 from lmtool.model import SkipGramModel
 from lmtool.recipe.load import Setting, load
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.data import TextData, read_text
 from tests.training.tiny import Work, no_report, words
 
 CPU = Compute(torch.device("cpu"), "float32")
 
 
-def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
+def resolved(work: Work, *overrides: str, valid: Path | None = None) -> tuple[Recipe, TextData]:
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
     if valid:
         flags.append(Setting("data.valid", [str(valid)], "--valid"))
     return read_text(load(work.recipe, [*overrides, *flags]).recipe, None, World(), no_report)
+
+
+def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
+    return resolved(work, *overrides, valid=valid)[1]
 
 
 def test_what_is_said_of_a_text(work: Work) -> None:
@@ -40,9 +45,9 @@ def test_what_is_said_of_a_text(work: Work) -> None:
 
 
 def test_the_recipe_of_a_text_says_what_only_the_text_could(work: Work) -> None:
-    data = read(work)
-    assert (data.recipe.data.split, data.recipe.data.documents) == ("document", "blank-line")
-    assert data.recipe.model.vocab_size == data.prompt_format.tokenizer.vocab_size
+    recipe, data = resolved(work)
+    assert (recipe.data.split, recipe.data.documents) == ("document", "blank-line")
+    assert recipe.model.vocab_size == data.prompt_format.tokenizer.vocab_size
     assert (data.prompt_format.documents, data.split, data.warnings) == (True, None, ())
     assert data.unit == "token"
     assert not data.is_measured
@@ -58,7 +63,7 @@ def test_few_documents_may_hold_out_too_much(work: Work) -> None:
     both, apart = [Setting("data.train", [*map(str, files)], "TEXT")], ["data.documents=whole"]
 
     def told(*overrides: str) -> tuple[str, ...]:
-        return read_text(load(work.recipe, [*apart, *overrides, *both]).recipe, None, World(), no_report).warnings
+        return read_text(load(work.recipe, [*apart, *overrides, *both]).recipe, None, World(), no_report)[1].warnings
 
     shares = {told(f"seed={seed}") for seed in range(8)}
     advice = "-s data.split=slice holds out the end of the text, --valid FILE another"
@@ -72,8 +77,8 @@ def test_few_documents_may_hold_out_too_much(work: Work) -> None:
 def test_skip_gram_is_told_how_often_each_word_comes(work: Work) -> None:
     work.text.write_text(words(400))
     model = ("model={kind: skipgram, d_model: 4, context: 16}", "objective.kind=skip-gram", "tokenizer.kind=word")
-    data = read(work, *model, "data.split=slice")
-    lm: Any = build_model(data.recipe, data.prompt_format.tokenizer, CPU)
+    recipe, data = resolved(work, *model, "data.split=slice")
+    lm: Any = build_model(recipe, data.prompt_format.tokenizer, CPU)
     data.set_statistics(lm)
     assert isinstance(lm, SkipGramModel)
     assert int(lm.counts_V.sum()) == int(data.lines[0].split(" tokens")[0].split()[-1])

@@ -16,7 +16,8 @@ from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.predict import measure_tables, predict
 from lmtool.tables.tasks.results import Results
-from lmtool.training.finetuning import FineTuning, plan_finetuning
+from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.plan import Plan
 from tests.training.tiny import Work, after, ended, lasting
 
 ENCODER = ("model={shape: encoder, dropout: 0.1, context: 24}", "objective={kind: masked}", "training.steps=2")
@@ -68,7 +69,7 @@ def tuned(work: Work, kind: str, *overrides: str, name: str, source: str = "enco
     return work.finetune(*overrides, source=work.run(source), table=table, name=name, **stopping)
 
 
-def planned(work: Work, source: str, kind: str, *overrides: str) -> FineTuning:
+def planned(work: Work, source: str, kind: str, *overrides: str) -> Plan:
     table = write(work.folder / f"{kind}.csv", kind)
     return plan_finetuning(
         str(work.run(source)), None, settings_of(overrides, [Setting("data.train", [str(table)], "TABLE")])

@@ -18,10 +18,10 @@ from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
 from lmtool.tables.predict import TablePredictor
 from lmtool.tables.tasks.results import Results, spread
-from lmtool.training.events import Ended, Info, Plan
+from lmtool.training.events import Ended, FitStarted, Info
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.resuming import resume
-from lmtool.training.start import Invocation
+from lmtool.training.start import Invocation, start
 from tests.training.tiny import Work
 
 FEW_FEATURES = "model.buckets=500"
@@ -56,7 +56,7 @@ WORDS = [
 def learn(run: Path, table: Path, *settings: str, recipe: str | None = None, stop: Any = lambda: False) -> list[Any]:
     """The events of a run on a table, its features chosen by cross-validation where no recipe is named."""
     plan = plan_finetuning(None, recipe, settings_of([f"data.train={table}", FEW_FEATURES, *settings]))
-    return list(plan.run(Invocation(["test"], lambda *progress: None, stop, run)))
+    return list(start(plan, Invocation(["test"], lambda *progress: None, stop, run)))
 
 
 def results_in(events: list[Any]) -> Results:
@@ -125,7 +125,7 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
 
 
 def test_the_model_that_is_saved_is_fitted_to_all_rows(random_run: tuple[Path, list[Any]]) -> None:
-    (plan,) = (event for event in random_run[1] if isinstance(event, Plan))
+    (plan,) = (event for event in random_run[1] if isinstance(event, FitStarted))
     assert plan.batch_units == 200
     assert any(isinstance(event, Info) and "fitted to 200 rows" in event.text for event in random_run[1])
 

@@ -20,7 +20,7 @@ from lmtool.training import data as text_data
 from lmtool.training import finetuning, length
 from lmtool.training import train as training
 from lmtool.training.data import read_text
-from lmtool.training.events import Plan, Stepped, StepsChanged, Timed
+from lmtool.training.events import FitStarted, Stepped, StepsChanged, Timed
 from lmtool.training.fit import fit
 from lmtool.training.schedule import TimeBudget
 from tests.training.tiny import Work, after, ended, no_report, words
@@ -133,7 +133,7 @@ def test_no_model_is_built_and_nothing_validated_to_measure_the_speed(
     for n, setting in enumerate(("training.steps=12", "training.minutes=1")):
         told = work.pretrain(setting, "evaluation.every=6", name=f"run-{n}")
         kinds = [type(event) for event in told]
-        assert kinds.index(Plan) < kinds.index(Timed) < kinds.index(Stepped) + 3
+        assert kinds.index(FitStarted) < kinds.index(Timed) < kinds.index(Stepped) + 3
         assert len(built) == 1
         assert len(validated) == sum(isinstance(event, Stepped) and event.validation is not None for event in told)
         built.clear()
@@ -201,7 +201,7 @@ def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monk
     told = work.pretrain(*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", "training.batch_size=1", budget)
     assert ended(told).step == recipe_of(work).training.steps
     if "epochs" in budget:
-        assert [event.epochs for event in told if isinstance(event, Plan)] == [2]
+        assert [event.epochs for event in told if isinstance(event, FitStarted)] == [2]
 
 
 @pytest.mark.sampled(2)
@@ -290,7 +290,7 @@ def test_a_speed_counts_what_is_computed(work: Work) -> None:
     table = work.folder / "even.csv"
     table.write_text("text,label\n" + "".join(f"abc{i % 10}{'z' * (i % 8 == 0)},{'ab'[i % 2]}\n" for i in range(80)))
     events = work.learn_table(work.recipe, table, "objective.kind=classification", "training.batch_size=72")
-    data = read_back(work)
+    _, data = read_back(work)
     longest = max(len(row.tokens) for row in data.tasks[0].train)
     assert {event.step.computed for event in events if isinstance(event, Stepped)} == {72 * longest}
 
@@ -352,13 +352,14 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
     work.text.write_text(words(3000))
     for settings in (("training.steps=1",), ("training.minutes=0.0001",), ("training.tokens=200",)):
         resolved = load(work.recipe, [*settings, Setting("data.train", [str(work.text)], "TEXT")])
-        data = read_text(resolved.recipe, None, World(), no_report)
+        read, data = read_text(resolved.recipe, None, World(), no_report)
         speed = length.Speed("token", step_seconds, 128.0, validation, 5.0)
-        recipe, _ = length.with_length(data.recipe, data)
+        recipe, _ = length.with_length(read, data)
+        every = read.evaluation.every
         if recipe.training.minutes is not None:
             recipe = length.with_known_steps(recipe, 1)
         monkeypatch.setattr(time, "perf_counter", lambda: 3.0)
-        minutes = length.timed(recipe, data, speed, 0, began=0.0).whole_pass
+        minutes = length.timed(recipe, data, speed, 0, 0.0, every).whole_pass
         assert minutes is not None
         whole = math.ceil(data.per_epoch / 8)
         steps = speed.steps_in(60 * minutes - 3.0 - 5.0, resolved.recipe.evaluation.every)
@@ -367,5 +368,5 @@ def test_the_minutes_that_are_named_are_enough_for_a_pass(
         if step_seconds >= 1:
             assert steps <= 1.2 * whole
         longer = length.with_known_steps(recipe, steps)
-        assert length.timed(longer, data, speed, 0, began=0.0).whole_pass is None
-        assert length.timed(recipe, data, speed, 1, began=None).whole_pass is None
+        assert length.timed(longer, data, speed, 0, 0.0, every).whole_pass is None
+        assert length.timed(recipe, data, speed, 1, None, every).whole_pass is None

@@ -14,12 +14,12 @@ from lmtool.data import streaming
 from lmtool.data.blocks import AHEAD, BlockStores
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.inference.base import Base, open_base
-from lmtool.objective import build_objective
 from lmtool.recipe.load import Resolved, Setting, load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.run.files import StreamMark
 from lmtool.training.data import TextData, read_text
-from lmtool.training.start import Pretraining
+from lmtool.training.plan import plan_pretraining
+from lmtool.training.start import start
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from tests.errors import refuses
 from tests.training.tiny import Work, after, documents, lasting, metrics, no_report
@@ -42,14 +42,14 @@ def mixed(work: Work, *overrides: str, **shares: float) -> Resolved:
 
 
 def pretrained(work: Work, settings: list[Setting], name: str, base: Base | None = None, **options: Any) -> list[Any]:
-    return list(Pretraining(str(work.recipe), settings, base).run(work.session(name, **options)))
+    return list(start(plan_pretraining(str(work.recipe), settings, base, no_report), work.session(name, **options)))
 
 
 def test_texts_have_their_shares(work: Work) -> None:
     recipe = mixed(work).recipe
-    data = read_text(recipe, None, World(), no_report)
+    _, data = read_text(recipe, None, World(), no_report)
     tokenizer = data.prompt_format.tokenizer
-    examples = data.examples(build_objective(data.recipe, tokenizer, None))
+    examples = data.examples(data.objective)
     read = [tokenizer.decode(one.tokens.tolist()) for one in examples.read(np.arange(1000))]
     capitals = sum(text.upper() == text for text in read)
     assert capitals == 250
@@ -63,8 +63,8 @@ def test_texts_have_their_shares(work: Work) -> None:
 
 def test_every_text_is_read_as_often_as_it_takes(work: Work) -> None:
     """A text of few windows is read again, shuffled anew, while the other is not at its end."""
-    data = read_text(mixed(work, web=1, code=9).recipe, None, World(), no_report)
-    examples = data.examples(build_objective(data.recipe, data.prompt_format.tokenizer, None))
+    _, data = read_text(mixed(work, web=1, code=9).recipe, None, World(), no_report)
+    examples = data.examples(data.objective)
     read = [tuple(one.tokens.tolist()) for one in examples.read(np.arange(2 * examples.per_epoch))]
     assert len(set(read)) < len(read)
 
@@ -124,7 +124,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def streamed(data: TextData, *marks: StreamMark) -> Iterator[StreamedMixture]:
     with data.streaming(CPU, marks):
-        examples = data.examples(build_objective(data.recipe, data.prompt_format.tokenizer, None))
+        examples = data.examples(data.objective)
         assert isinstance(examples, StreamedMixture)
         yield examples
 
@@ -138,7 +138,7 @@ def tokens(examples: StreamedMixture, start: int, stop: int) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_streamed_texts_have_their_shares(work: Work) -> None:
-    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     with streamed(data) as examples:
         texts = [data.prompt_format.tokenizer.decode(one) for one in tokens(examples, 0, 1000)]
         blocks = [mark.block for mark in examples.marks(1000)]
@@ -156,7 +156,7 @@ def test_streamed_texts_have_their_shares(work: Work) -> None:
 @pytest.mark.parametrize("sample", [1, 8, 333, 1400])
 def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
     """So reading from the marks of any sample goes on as if nothing had happened; a text may not have been read yet."""
-    data = read_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)
+    _, data = read_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)
     with streamed(data) as examples:
         tokens(examples, 0, sample)
         marks = examples.marks(sample)
@@ -182,7 +182,7 @@ def joining(data: TextData, first: StreamedMixture, batch_size: int) -> Streamed
         stores = data._prepared.parts[n], data.prompt_format.tokenizer, own._blocks._path
         blocks = BlockStores((text, part), *stores, makes=False)
         streams.append(StreamedWindows(blocks, own._cut, own._seed, batch_size, None))
-    return StreamedMixture(streams, list(data.recipe.data.mixture.values()), data.recipe.seed)
+    return StreamedMixture(streams, list(data._spec.mixture.values()), data._seed)
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: py
     monkeypatch.setattr(streaming, "BLOCK", 150)
     monkeypatch.setattr("lmtool.data.blocks.time.sleep", limited(2000))
     n_ranks, n_steps = 8, 60
-    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     with streamed(data) as examples:
         alone = tokens(examples, 0, n_ranks * n_steps)
     with streamed(data) as first:
@@ -227,15 +227,15 @@ def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatc
     sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
     monkeypatch.setattr(streaming, "LARGE", sum(sizes) - 200)
     assert max(sizes) < streaming.LARGE
-    assert read_text(recipe, None, World(), no_report).recipe.data.stream is True
+    assert read_text(recipe, None, World(), no_report)[0].data.stream is True
     monkeypatch.setattr(streaming, "LARGE", 2 * sum(sizes))
-    assert read_text(recipe, None, World(), no_report).recipe.data.stream is False
+    assert read_text(recipe, None, World(), no_report)[0].data.stream is False
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
-    whole = read_text(mixed(work).recipe, None, World(), no_report).per_epoch
-    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    whole = read_text(mixed(work).recipe, None, World(), no_report)[1].per_epoch
+    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     before = data.per_epoch
     with streamed(data):
         while_flowing = data.per_epoch
@@ -245,7 +245,7 @@ def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_text_without_its_mark_is_refused(work: Work) -> None:
-    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    _, data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
     with streamed(data) as examples:
         marks = examples.marks(8)
     with pytest.raises(CheckpointError, match="1 of 2 texts"), streamed(data, marks[0]):

@@ -124,7 +124,7 @@ def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest
     # pairs of at most 13 tokens: five of them
     work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
     loaded = load_run(str(work.run()))
-    data = read_text(loaded.recipe, loaded.tokenizer, World(), no_report)
+    _, data = read_text(loaded.recipe, loaded.tokenizer, World(), no_report)
     data.examples(loaded.objective)
 
     def validate(world: World) -> Validation:

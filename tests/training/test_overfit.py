@@ -11,10 +11,11 @@ from lmtool.objective import Example
 from lmtool.recipe.load import Setting, settings_of, shipped
 from lmtool.tables.rows import TableExamples
 from lmtool.training.pairs import CountedPairs
-from lmtool.training.start import Pretraining
+from lmtool.training.plan import plan_pretraining
+from lmtool.training.start import start
 from lmtool.training.windows import Windows
 from tests.training.test_recipes import TABLES, kind_of_objective, recipe_of, small, table_for
-from tests.training.tiny import Work, metrics
+from tests.training.tiny import Work, metrics, no_report
 
 STEPS = {"lstm": 500, "lstm-attention": 500, **dict.fromkeys(("elmo-tiny", "gru", "t5-tiny", "dan", "linear"), 300)}
 """Most steps of recipes that need more than 150; gated networks need the most to memorize a batch."""
@@ -75,7 +76,8 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
     if kind_of_objective(name) in TABLES:
         events = work.learn_table(name, table_for(name, work.folder), *settings, "training.epochs=null", stop=at_times)
     else:
-        session = Pretraining(name, settings_of(settings, [Setting("data.train", [str(work.text)], "TEXT")]))
-        events = list(session.run(work.session(stop=at_times)))
+        flags = [Setting("data.train", [str(work.text)], "TEXT")]
+        plan = plan_pretraining(name, settings_of(settings, flags), report=no_report)
+        events = list(start(plan, work.session(stop=at_times)))
     assert events
     assert learned()

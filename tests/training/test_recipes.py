@@ -17,8 +17,9 @@ from lmtool.model import LanguageModel
 from lmtool.recipe.load import Setting, load, settings_of, shipped
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.start import Pretraining
-from tests.training.tiny import Work, ended, metrics
+from lmtool.training.plan import plan_pretraining
+from lmtool.training.start import start
+from tests.training.tiny import Work, ended, metrics, no_report
 
 SMALL = (
     "model.n_layers=2",
@@ -130,7 +131,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
     settings = settings_of(small(name), [Setting("data.train", [str(work.text)], "TEXT")])
-    events = list(Pretraining(name, settings).run(work.session()))
+    events = list(start(plan_pretraining(name, settings, report=no_report), work.session()))
     assert ended(events).step == 2
     assert without_gradient == set()
     assert metrics(work.run())[-1]["valid_loss"] > 0

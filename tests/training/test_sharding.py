@@ -26,7 +26,7 @@ from lmtool.model.size import training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import listed, verify
-from lmtool.training.start import _shards, agree
+from lmtool.training.plan import _shards, agree
 from tests import forks
 from tests.compute.together import together
 from tests.training.sharded import RECIPES, SHORT, TUNED
@@ -134,7 +134,7 @@ def assert_loaded_by_rows(place: Work, source: str) -> None:
         recipe = base.recipe.model_copy(update={"objective": of_tables.objective}) if labelled else base.recipe
         recipe = recipe.model_copy(update={"tuning": Tuning()})
         is_own = not labelled and source != "lora"
-        initialization = Initialization() if is_own else Initialization(base, same_labels=True)
+        initialization = Initialization() if is_own else Initialization(base)
 
         def learned(
             shards: ShardedBuild | None,

@@ -30,11 +30,12 @@ from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.tokenization.tokenizer import Tokenizer
-from lmtool.training import start
+from lmtool.training import plan, start
 from lmtool.training.data import TextData
-from lmtool.training.events import AlreadyFinished, Plan, Sampled, Saved, Started, Stepped
+from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, Started, Stepped
+from lmtool.training.plan import plan_pretraining
 from lmtool.training.resuming import resume
-from lmtool.training.start import Invocation, Pretraining
+from lmtool.training.start import Invocation
 from tests.training.tiny import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
@@ -75,7 +76,7 @@ def test_the_events_of_a_run(work: Work) -> None:
     events = work.pretrain(PROMPTS, "evaluation.sample_tokens=5")
     assert isinstance(events[0], Started)
     plan = events[1]
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, FitStarted)
     assert (plan.steps, plan.first_step, plan.batch_units) == (12, 0, 128)
     assert [event.step.step for event in events if isinstance(event, Stepped)] == list(range(1, 13))
     samples = [event for event in events if isinstance(event, Sampled)]
@@ -565,10 +566,10 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 
     recipe = load(work.recipe).recipe
     with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
-        start.checked(recipe, replace(CPU, world=World(0, 3)), {})
+        plan.checked_compute(recipe, replace(CPU, world=World(0, 3)), {})
     assert caught.value.where == "training.batch_size"
     replicated = load(work.recipe, ["training.shard=none"]).recipe
-    start.checked(replicated, replace(CPU, world=World(0, 4)), {})
+    plan.checked_compute(replicated, replace(CPU, world=World(0, 4)), {})
 
 
 # torch.compile imports parts of torch that torch itself has deprecated, and asks inner tensors for their gradients.
@@ -598,5 +599,7 @@ def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layo
     settings = settings_of(["training.steps=2", "evaluation.baseline=false", "training.device=cpu"])
     flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
     invocation = Invocation(["test"], no_report, lambda: False, work.run("hashed"))
-    assert any(isinstance(event, Stepped) for event in Pretraining(None, flags).run(invocation))
+    assert any(
+        isinstance(event, Stepped) for event in start.start(plan_pretraining(None, flags, report=no_report), invocation)
+    )
     assert len(hashed) == 1

@@ -27,12 +27,12 @@ from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.base import open_base
 from lmtool.model import LanguageModel
-from lmtool.objective import build_objective
 from lmtool.recipe.finetuning import continued
 from lmtool.recipe.load import Resolved, Setting, load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.training import start
 from lmtool.training.data import TextData, read_text
+from lmtool.training.plan import plan_pretraining
 from lmtool.training.streamed import StreamedWindows
 from tests.errors import refuses
 from tests.training.tiny import Work, after, lasting, no_report, words
@@ -71,12 +71,12 @@ def streamed(work: Work, *overrides: str) -> Resolved:
 
 
 def pretrained(work: Work, name: str, *overrides: str, **options: Any) -> list[Any]:
-    session = start.Pretraining(str(work.recipe), settings(work, *overrides))
-    return list(session.run(work.session(name, **options)))
+    plan = plan_pretraining(str(work.recipe), settings(work, *overrides), report=no_report)
+    return list(start.start(plan, work.session(name, **options)))
 
 
 def examples_of(data: TextData) -> StreamedWindows:
-    examples = data.examples(build_objective(data.recipe, data.prompt_format.tokenizer, None))
+    examples = data.examples(data.objective)
     assert isinstance(examples, StreamedWindows)
     return examples
 
@@ -102,7 +102,7 @@ def test_a_compiled_model_is_compared_where_the_stream_is(
 
 
 def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(work: Work, folder: Path) -> None:
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     tokenizer = data.prompt_format.tokenizer
     with data.streaming(CPU):
         examples = examples_of(data)
@@ -130,7 +130,7 @@ def test_every_process_reads_the_same_whatever_the_pace(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One makes the blocks, slowly; another finds them in the folder, and takes the other half of each batch."""
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     with data.streaming(CPU):
         alone = texts_of(data, examples_of(data), np.arange(320))
     make = BlockStores._write
@@ -153,7 +153,7 @@ def test_every_process_reads_the_same_whatever_the_pace(
 
 def test_threads_open_each_block_once(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reads the next batch while others mark where the last one was, and name its documents."""
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     with data.streaming(CPU):
         alone = examples_of(data)
         expected = [(texts_of(data, alone, np.arange(at, at + 8)), alone.mark(at + 8)) for at in range(0, 640, 8)]
@@ -177,7 +177,7 @@ def test_threads_open_each_block_once(work: Work, folder: Path, monkeypatch: pyt
 
 
 def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Work, folder: Path) -> None:
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     with data.streaming(CPU):
         examples_of(data)
         other = joining(data)
@@ -186,7 +186,7 @@ def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Wor
 
 
 def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     most = 0
     with data.streaming(CPU):
         examples = examples_of(data)
@@ -203,7 +203,7 @@ def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow(work: Work, folder: Path) -> None:
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     held = []
     with data.streaming(CPU):
         examples = examples_of(data)
@@ -259,7 +259,7 @@ def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, mon
 
 @pytest.mark.parametrize("change", ["missing", "longer", "damaged", "emptied"])
 def test_a_file_that_changes_while_it_streams_ends_the_run(work: Work, folder: Path, change: str) -> None:
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     file = folder / "1.jsonl"
     with data.streaming(CPU):
         examples = examples_of(data)
@@ -306,14 +306,14 @@ def test_a_full_disk_ends_the_run(work: Work, folder: Path, monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    data = read_text(streamed(work).recipe, None, World(), no_report)
+    _, data = read_text(streamed(work).recipe, None, World(), no_report)
     monkeypatch.setattr("lmtool.durable.write_new", full)
     with data.streaming(CPU), refuses("no_space"):
         examples_of(data).read(np.arange(3000))
 
 
 def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
-    data = read_text(streamed(work, f"data.valid={work.text}").recipe, None, World(), no_report)
+    _, data = read_text(streamed(work, f"data.valid={work.text}").recipe, None, World(), no_report)
     with data.streaming(CPU):
         store = examples_of(data)._blocks.store(1)
     assert store.n_documents > 10
@@ -322,11 +322,11 @@ def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
 
 def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load(work.recipe, [f"data.train={folder}"]).recipe
-    assert read_text(recipe, None, World(), no_report).recipe.data.stream is False
+    assert read_text(recipe, None, World(), no_report)[0].data.stream is False
     monkeypatch.setattr(streaming, "LARGE", 1000)
-    assert read_text(recipe, None, World(), no_report).recipe.data.stream is True
+    assert read_text(recipe, None, World(), no_report)[0].data.stream is True
     epochs = load(work.recipe, [f"data.train={folder}", "training.epochs=2"]).recipe
-    assert read_text(epochs, None, World(), no_report).recipe.data.stream is False
+    assert read_text(epochs, None, World(), no_report)[0].data.stream is False
 
 
 def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
@@ -376,5 +376,5 @@ def joining(data: TextData) -> StreamedWindows:
     ((text, part),) = data._prepared.streamed
     stores = data._prepared.train, data.prompt_format.tokenizer
     found = BlockStores((text, part), *stores, first._path, makes=False)
-    cut = build_objective(data.recipe, data.prompt_format.tokenizer, None).cut(data.recipe.model.context)
-    return StreamedWindows(found, cut, data.recipe.seed, batch_size=8, mark=None)
+    cut = data.objective.cut(data._context)
+    return StreamedWindows(found, cut, data._seed, batch_size=8, mark=None)

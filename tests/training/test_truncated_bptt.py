@@ -21,7 +21,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import truncated_bptt as carry
 from lmtool.training.fit import Start, Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.start import checked
+from lmtool.training.plan import checked_compute
 from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore, Work, lasting
 
@@ -164,7 +164,7 @@ def test_a_text_with_fewer_windows_than_rows_is_refused(work: Work) -> None:
 def test_several_processes_are_refused() -> None:
     recipe = load("tiny", [RNN, "training.carry_state=true"]).recipe
     with pytest.raises(UsageError, match="one process only"):
-        checked(recipe, replace(CPU, world=World(0, 2)), {})
+        checked_compute(recipe, replace(CPU, world=World(0, 2)), {})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from lmtool.recipe.spec.training import AdamW
 from lmtool.records import sealed
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
-from lmtool.training.events import Plan, Started
+from lmtool.training.events import FitStarted, Started
 from lmtool.training.finetuning import plan_finetuning
 from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
 
@@ -116,7 +116,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(work: Work, base: 
 
 def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=body", "objective.pool=attention", "checkpoint.keep_last=9", source=base)
-    (plan,) = (event for event in events if isinstance(event, Plan))
+    (plan,) = (event for event in events if isinstance(event, FitStarted))
     run = work.run("tuned")
     learnt = changed(weights(run, 10), weights(run, 12))
     assert learnt == {"head.weight", "pool.key.weight", "pool.key.bias", "pool.query.weight"}
@@ -127,7 +127,7 @@ def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
 
 def test_embeddings_can_stay(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=embeddings", HOT, "checkpoint.keep_last=9", source=base)
-    (plan,) = (event for event in events if isinstance(event, Plan))
+    (plan,) = (event for event in events if isinstance(event, FitStarted))
     run = work.run("tuned")
     before, after = weights(run, 2), weights(run, 12)
     stay = {name for name in before if name.startswith("body.inputs.")}
@@ -309,7 +309,7 @@ def test_what_learns_is_no_matter_of_resuming(work: Work, base: Path) -> None:
 def test_events_of_a_session(work: Work, base: Path) -> None:
     events: list[Any] = work.finetune(LORA, source=base)
     assert isinstance(events[0], Started)
-    (plan,) = (event for event in events if isinstance(event, Plan))
+    (plan,) = (event for event in events if isinstance(event, FitStarted))
     kept = weights(work.run("tuned"), 12)
     assert plan.learning == sum(tensor.numel() for tensor in kept.values())
     assert plan.parameters > 5 * plan.learning

@@ -17,7 +17,7 @@ from lmtool.tables.data import TableData
 from lmtool.training import train
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData
-from lmtool.training.events import AlreadyFinished, Plan, Sampled, Stepped
+from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Stepped
 from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in, words
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
@@ -250,7 +250,7 @@ def test_a_run_of_epochs_is_trained_longer_by_steps(work: Work) -> None:
     (plan,) = (
         event
         for event in work.finetune("training.epochs=1", source=work.run("base"), name="run")
-        if isinstance(event, Plan)
+        if isinstance(event, FitStarted)
     )
     assert load(work.run() / "recipe.yaml").recipe.training.epochs is not None
     longer = f"training.steps={plan.steps + 3}"
@@ -284,7 +284,7 @@ def test_a_head_that_nothing_is_asked_of_does_not_learn(work: Work) -> None:
     assert len(heads) == 4
     assert {name for name in first if bool((first[name] == last[name]).all())} == heads
     told = work.pretrain(*IDLE, "checkpoint.keep_last=9", stop=after(5))
-    (plan,) = (event for event in told if isinstance(event, Plan))
+    (plan,) = (event for event in told if isinstance(event, FitStarted))
     assert plan.parameters - plan.learning == sum(first[name].numel() for name in heads)
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)

@@ -15,6 +15,7 @@ from lmtool.model.features import find_features
 from lmtool.recipe.load import load, settings_of
 from lmtool.training.events import Started
 from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.start import start
 from tests.reference import vectors as reference
 from tests.training.tiny import Work, after, lasting
 
@@ -294,7 +295,7 @@ def test_a_trained_model_gets_no_features(elmo: Work) -> None:
         str(elmo.run("plain")), None, settings_of(["model.features.run=elmo"], flags_of(table_of(elmo)))
     )
     with pytest.raises(UsageError, match="was trained without these features"):
-        list(plan.run(elmo.session()))
+        list(start(plan, elmo.session()))
 
 
 def flags_of(table: Path) -> list[Any]:

@@ -14,7 +14,7 @@ from lmtool.inference.base import open_base
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import inspect
 from lmtool.tables.tasks.results import Results
-from lmtool.training import events, finetuning, resuming, start
+from lmtool.training import events, finetuning, plan, resuming, start
 from lmtool.training.comparison import TextResults
 
 RECIPE = """\
@@ -111,8 +111,8 @@ class Work:
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
         base = None if source is None else open_base(str(source))
-        session = start.Pretraining(str(self.recipe), settings_of(overrides, flags), base)
-        return list(session.run(self.session(name, stop)))
+        planned = plan.plan_pretraining(str(self.recipe), settings_of(overrides, flags), base, no_report)
+        return list(start.start(planned, self.session(name, stop)))
 
     def finetune(
         self,
@@ -133,16 +133,16 @@ class Work:
         every += ("checkpoint.keep_optimizer=true",)
         flags = [Setting("data.train", [str(table)], "TABLE"), *taught_by(teacher)]
         all_settings = settings_of((*settings, *every, *overrides), flags)
-        plan = finetuning.plan_finetuning(str(source), None, all_settings)
-        return list(plan.run(self.session(name, stop)))
+        planned = finetuning.plan_finetuning(str(source), None, all_settings)
+        return list(start.start(planned, self.session(name, stop)))
 
     def learn_table(
         self, recipe: str | Path, table: Path, *overrides: str, name: str = "run", stop: Stop = lambda: False
     ) -> list[Any]:
         """Train on a table from scratch."""
         settings = settings_of(overrides, [Setting("data.train", [str(table)], "TABLE")])
-        plan = finetuning.plan_finetuning(None, str(recipe), settings)
-        return list(plan.run(self.session(name, stop)))
+        planned = finetuning.plan_finetuning(None, str(recipe), settings)
+        return list(start.start(planned, self.session(name, stop)))
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
         return list(resuming.resume(str(self.run(name)), settings_of(overrides), self.session(name, stop)))

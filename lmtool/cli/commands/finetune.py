@@ -19,10 +19,11 @@ from lmtool.cli.training import continued, follow
 from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from lmtool.run.directory import Run
     from lmtool.training.events import Event
+    from lmtool.training.plan import Plan
     from lmtool.training.start import Invocation
 
 _data, _training, _evaluation = (partial(option, panel=panel) for panel in ("Data", "Training", "Evaluation"))
@@ -111,21 +112,21 @@ def finetune(
     with Display(is_main(), quiet) as display:
         plan = plan_finetuning(source, recipe, settings, display.report)
     _refuse_other_base(begun, None if plan.base is None else plan.base.checkpoint.model_digest)
-    if merge and plan.resolved.recipe.tuning.lora is None:
+    if merge and plan.recipe.tuning.lora is None:
         raise UsageError("--merge needs adapters", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
         tell(*plan.choice.splitlines())
-    first = plan.resolved.recipe.seed
+    first = plan.recipe.seed
     runs = []
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
-        start = partial(_with_form, plan.with_seed(seed).run)
+        run_of = partial(_with_form, plan.with_seed(seed))
         if seeds > 1 and folder is not None and is_begun(folder):
-            start = partial(resume, str(folder), ())
+            run_of = partial(resume, str(folder), ())
         try:
             alone = seeds == 1 and until == 1.0 and not start_or_resume
             run = follow(
-                start,
+                run_of,
                 quiet,
                 output=folder,
                 retry=start_or_resume or seeds > 1,
@@ -189,12 +190,13 @@ def _refuse_other_base(begun: "Sequence[Run]", digest: str | None) -> None:
             raise UsageError(what, where=str(run.path), fix="choose another folder with -o", code="output_exists")
 
 
-def _with_form(start: "Callable[[Invocation], Iterator[Event]]", session: "Invocation") -> "Iterator[Event]":
-    """The events of a session, and before its first step the form in which the run can be exported."""
+def _with_form(plan: "Plan", invocation: "Invocation") -> "Iterator[Event]":
+    """The events of a training, and before its first step the form in which the run can be exported."""
     from lmtool.export.forms import export_line
     from lmtool.training.events import Info, Started
+    from lmtool.training.start import start
 
-    for event in start(session):
+    for event in start(plan, invocation):
         yield event
         if isinstance(event, Started):
             yield Info(export_line(event.recipe, event.tokenizer))

@@ -45,10 +45,19 @@ def pretrain(
         resolve(recipe, chosen)  # mistakes are told before anything heavy is imported
 
     from lmtool.inference.base import open_base
-    from lmtool.training.start import Pretraining
+    from lmtool.run.creation import check_folder
+    from lmtool.training.plan import plan_pretraining
+    from lmtool.training.start import start
 
-    session = Pretraining(recipe, chosen, None if source is None else open_base(source))
-    follow(session.run, quiet, output=output, retry=start_or_resume, until=until)
+    check_folder(output, start_or_resume)  # before the text is read
+    base = None if source is None else open_base(source)
+    follow(
+        lambda invocation: start(plan_pretraining(recipe, chosen, base, invocation.report), invocation),
+        quiet,
+        output=output,
+        retry=start_or_resume,
+        until=until,
+    )
 
 
 def resume(

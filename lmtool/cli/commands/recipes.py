@@ -100,11 +100,10 @@ def batch(
     lmtool recipes batch tagger data/tags.conll --rows 2 -o batch.html
     """
     from lmtool.cli.progress import Display
-    from lmtool.cost.planning import Planned
     from lmtool.inference.base import open_base
     from lmtool.recipe.load import Setting, settings_of
     from lmtool.training.finetuning import plan_training
-    from lmtool.training.start import Pretraining
+    from lmtool.training.plan import plan_pretraining
 
     check_new(output)
     (text,) = with_stdin("text or table", text)
@@ -112,15 +111,15 @@ def batch(
     sources = [STORIES] if texts else text
     settings = settings_of(overrides or (), [Setting("data.train", sources, "TEXT")])
     recipe, run = (name, None) if is_recipe(name) else (None, name)
-    if texts:
-        session: Planned = Pretraining(recipe, settings, None if run is None else open_base(run))
-    else:
-        session = plan_training(run, recipe, settings)
 
     from lmtool.report import batch as described
 
     with Display(shown=True, quiet=quiet) as display:
-        collated = described.collate(session, texts, step, rows, display.report)
+        if texts:
+            plan = plan_pretraining(recipe, settings, None if run is None else open_base(run), display.report)
+        else:
+            plan = plan_training(run, recipe, settings, display.report)
+        collated = described.collate(plan, texts, step, rows, display.report)
     show_picture(partial(described.as_lines, collated), partial(described.as_page, collated), output)
 
 

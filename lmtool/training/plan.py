@@ -1,0 +1,269 @@
+"""From what a command names to what is trained: a plan, and the job that it becomes once its data are read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from lmtool.compute.device import Compute, device_memory
+from lmtool.compute.processes import World, local_size
+from lmtool.data.survey import DividedText, Report, resolve_for_text
+from lmtool.errors import UsageError
+from lmtool.inference.base import Base
+from lmtool.inference.load import Initialization
+from lmtool.inference.pretrained import open_features, open_vectors
+from lmtool.interop.reference import with_runs
+from lmtool.model.size import check_fits, training_bytes
+from lmtool.printable import counted
+from lmtool.recipe.dump import dump
+from lmtool.recipe.load import Resolved, Setting
+from lmtool.recipe.pretraining import NAME
+from lmtool.recipe.resolve import resolve
+from lmtool.recipe.spec.objective import Embedding, RowSpec
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.recipe import Model, Recipe
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.tables.prepare import TaskTables, read_tables
+from lmtool.training.checkpoint_manager import TrainingState
+from lmtool.training.data import TrainingData, read_text
+from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher
+from lmtool.training.folds import Candidate
+from lmtool.training.length import with_length
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """All that is known before the first step of a training.
+
+    recipe: with all that follows from the data.
+    initialization: the models and vectors that the weights begin with, and learn from.
+    candidates: the recipes of the features that cross-validation chose from, with the rows as they read them; empty
+        where nothing was chosen, and where rows are held out.
+    resolved: where the values of the recipe come from.
+    checkpoint, state: of the run that goes on; None and a new state for a new run.
+    lines, warnings: about the data and what was chosen, for people.
+    """
+
+    recipe: Recipe
+    data: TrainingData
+    compute: Compute
+    initialization: Initialization = field(default_factory=Initialization)
+    candidates: Sequence[Candidate] = ()
+    checkpoint: Checkpoint | None = None
+    state: TrainingState = field(default_factory=TrainingState)
+    lines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command trains, resolved once and before any weight is made: `lmtool plan` prints it, `start` runs it.
+
+    resolved: the recipe, and where its values come from; what it leaves to the data is still open.
+    base: the run that it begins with; from scratch when None.
+    text: the training text, where the recipe depends on it.
+    tables: the training table of each task, opened; empty for a text.
+    choice: what was chosen where the command does not name it, in lines; else empty.
+    features: the settings that cross-validation chose, which a repeat need not choose again.
+    candidates: the recipes that it chose from; empty where it did not.
+    """
+
+    resolved: Resolved
+    base: Base | None = None
+    text: DividedText | None = None
+    tables: tuple[TaskTables, ...] = ()
+    choice: str = ""
+    features: tuple[Setting, ...] = ()
+    candidates: tuple[Recipe, ...] = ()
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    def with_seed(self, seed: int) -> "Plan":
+        """The same with another seed."""
+        recipe, *candidates = (one.with_values({"seed": seed}) for one in (self.recipe, *self.candidates))
+        return replace(self, resolved=replace(self.resolved, recipe=recipe), candidates=tuple(candidates))
+
+    def read(self, report: Report, world: World | None = None) -> tuple[Recipe, TrainingData, Initialization]:
+        """The recipe with what the data decide, the data, and the models that it names, opened."""
+        if not self.tables:
+            _check_text(self.resolved, self.base)
+        resolved, teacher = with_teacher(self.resolved, self.base)
+        recipe, features = open_features(resolved.recipe, self.base)
+        tokenizer = tokenizer_of(self.base if features is None else features.base, teacher)
+        data: TrainingData
+        if self.tables:
+            report("reading", 0, 0)
+            recipe, data = read_tables(recipe, self.tables, tokenizer)
+        else:
+            recipe, data = read_text(recipe, tokenizer, world or World(), report, self.text)
+        return recipe, data, Initialization(self.base, teacher, features=features)
+
+    def job(self, compute: Compute, report: Report) -> TrainingJob:
+        """Read the data, all processes together. compute: as `checked_compute` gives it.
+
+        Raises the errors of data, and UsageError for models that do not fit them.
+        """
+        if self.base is None:
+            refuse_adapters_alone(self.recipe)
+        else:
+            _refuse_other_positions(self.recipe.model, self.base.recipe.model)
+        vectors = open_vectors(self.recipe, self.base)
+        recipe, data, initialization = self.read(report, compute.world)
+        agree(recipe, data.fingerprint, compute.world)
+        if initialization.teacher is not None:
+            check_teacher(initialization.teacher, recipe, data.prompt_format.tokenizer)
+        data.check()
+        recipe, length = with_length(recipe, data)
+        features = initialization.features
+        inferred = [*(self.resolved.inferred if not self.tables else ()), *([features.line] if features else ())]
+        inferred += filter(None, [length])
+        if vectors is not None:
+            matched = vectors.match(data.prompt_format.tokenizer, data.token_counts())
+            initialization = replace(initialization, vectors=matched)
+            inferred.append(matched.line)
+        # for the score each part of the rows chooses anew
+        candidates = () if data.holds_out else [Candidate(*read_tables(c, self.tables, None)) for c in self.candidates]
+        models = [self.base, initialization.teacher, None if features is None else features.base]
+        warnings = [warning for one in models if one is not None for warning in one.warnings]
+        return TrainingJob(
+            recipe,
+            data,
+            compute,
+            initialization,
+            candidates,
+            lines=(*data.lines, *inferred),
+            warnings=(*warnings, *data.warnings),
+        )
+
+
+def plan_pretraining(
+    recipe: str | None, settings: Sequence[Setting], base: Base | None = None, report: Report | None = None
+) -> Plan:
+    """A training on a text, which is read through where the recipe depends on it.
+
+    recipe: its name or path; None for the default one, or for that of the base. base: the run whose training goes on
+    with another text. report: None where the text is not read, and the recipe is as for any text.
+    Raises UsageError, RecipeError, and the errors of texts.
+    """
+    if base is not None:
+        return Plan(with_runs(resolve(recipe, settings, parent=base.parent), base.recipe), base)
+    if report is None:
+        return Plan(with_runs(resolve(recipe, settings)))
+    resolved, text = resolve_for_text(recipe, settings, report)
+    return Plan(with_runs(resolved), text=text)
+
+
+def _check_text(resolved: Resolved, base: Base | None) -> None:
+    """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
+    recipe = resolved.recipe
+    if not recipe.data.sources:
+        fix = "name a file: lmtool pretrain TEXT; stories come with lmtool: lmtool pretrain data/stories.txt"
+        raise UsageError("no text to train on", fix=fix)
+    if recipe.data.split == "slice" and recipe.data.documents in ("line", "blank-line"):
+        what = f"data.documents {recipe.data.documents} divides the text, but data.split slice makes one text of it"
+        where = ", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split")))
+        raise UsageError(what, where=where, fix="set data.split=document, or data.documents=whole")
+    if is_for_tables(recipe):
+        named = "" if resolved.name == NAME else f" --recipe {resolved.name}"
+        fix = f"lmtool finetune TABLE{named if base is None else f' --from {base.run.name}'}"
+        raise UsageError(f"objective {recipe.objective.kind} is trained on a table, not on a text", fix=fix)
+
+
+def is_for_tables(recipe: Recipe) -> bool:
+    """Whether its examples are rows of a table, not windows of a text."""
+    return isinstance(recipe.objective, RowSpec)
+
+
+def _refuse_other_positions(spec: Model, base: Model) -> None:
+    """Raise UsageError where the table of learned positions has another length than that of the run to begin with.
+
+    base: the model of that run.
+    """
+    of_base, of_recipe = _position_rows(base), _position_rows(spec)
+    if of_base is None or of_recipe is None or of_base == of_recipe:
+        return
+    assert isinstance(base, Transformer)
+    assert isinstance(base.position, LearnedPosition)
+    if of_recipe < of_base:
+        what = f"the run has {of_base} learned positions, and the recipe has a table of {of_recipe}"
+        fix = f"set model.position.size={of_base}; a shorter context reads its beginning"
+        raise UsageError(what, where="model.position.size", fix=fix)
+    last = of_base - base.position.offset
+    what = f"the learned positions of the run end at {last}, and the recipe has {of_recipe - of_base} more"
+    anew = f"train the run anew with model.position.size={of_recipe}"
+    fix = f"set model.context={last} or less and model.position.size={of_base}, or {anew}"
+    raise UsageError(what, where="model.context", fix=fix)
+
+
+def _position_rows(spec: Model) -> int | None:
+    """Rows of the table of learned positions; None without one."""
+    if not isinstance(spec, Transformer) or not isinstance(spec.position, LearnedPosition):
+        return None
+    return spec.position.size or spec.context + spec.position.offset
+
+
+def refuse_adapters_alone(recipe: Recipe) -> None:
+    if recipe.tuning.lora is not None:
+        what = "adapters need the weights of a run, and none is given"
+        raise UsageError(what, where="tuning.lora", fix="name a run with --from, or omit the adapters")
+
+
+def checked_compute(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> Compute:
+    """The same processes, sharing the model where they have to.
+
+    Raises UsageError for a recipe that cannot run on this device or with so many processes.
+    """
+    world = compute.world
+    if recipe.training.batch_size % world.size:
+        what = f"a batch of {counted(recipe.training.batch_size, 'row')} cannot be shared by {world.size} processes"
+        raise UsageError(what, where="training.batch_size", fix=f"set it to a multiple of {world.size}")
+    if recipe.training.carry_state and world.size > 1:
+        what = f"states are carried in one process only, not in {world.size}"
+        raise UsageError(what, where="training.carry_state", fix="run lmtool without torchrun, or set it to false")
+    memory = device_memory(compute.device)
+    sharded = _shards(recipe, compute, memory)
+    if memory is not None:
+        check_fits(recipe, memory, origins, world.size if sharded else 1)
+    return replace(compute, world=replace(world, sharded=sharded))
+
+
+def _shards(recipe: Recipe, compute: Compute, memory: int | None) -> bool:
+    """Whether the processes shard the model. memory: of this one, in bytes, if known.
+
+    Raises UsageError where they should, and the recipe has a part that does not allow it.
+    """
+    training = recipe.training
+    if compute.world.size == 1 or training.shard == "none" or not isinstance(recipe.model, Transformer):
+        return False
+    if training.shard == "auto":
+        share = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
+        is_short = share is not None and training_bytes(recipe) > share
+        # machines may differ, and all must do the same
+        if not compute.world.sum((float(is_short),))[0]:
+            return False
+    for excluded, where in (
+        (compute.scales_gradients, "training.precision=float16"),
+        (training.compile is True, "training.compile=true"),
+        (training.minutes is not None, "training.minutes"),
+        (recipe.evaluation.gradient_norms, "evaluation.gradient_norms=true"),
+        (recipe.tuning.quantizes, "tuning.lora.quantize"),
+        # vectors are computed twice, once outside of the module that is sharded
+        (getattr(recipe.objective, "contrastive", False), "objective.contrastive=true"),
+        (isinstance(recipe.objective, Embedding), "objective.kind=embedding"),
+    ):
+        if excluded:
+            what = "this setting does not allow the processes to shard the model"
+            raise UsageError(what, where=where, fix="set it otherwise, or training.shard=none")
+    return True
+
+
+def agree(recipe: Recipe, fingerprint: str, world: World) -> None:
+    """Raise UsageError in a process whose recipe or text differ from those of the main one. Files may lie elsewhere."""
+    unnamed = recipe.with_values({"data.train": (), "data.valid": ()})
+    mine = {"recipe": dump(unnamed), "training data": fingerprint}
+    of_main = json.loads(world.from_main(json.dumps(mine)))
+    if differs := [name for name in mine if mine[name] != of_main[name]]:
+        what = f"process {world.rank} has another {' and another '.join(differs)} than process 0"
+        raise UsageError(what, fix="start all processes with the same command, recipe and files")
