@@ -1,4 +1,4 @@
-"""The training loop: a generator of steps. Its caller logs, evaluates, samples and saves."""
+"""The training loop: a generator of steps, and what takes them. Its caller logs, evaluates, samples and saves."""
 
 import math
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -117,20 +117,6 @@ class Trainable:
     module: nn.Module | None = None
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where training begins.
-
-    step: steps done before.
-    micro_batch: rows at once; by default that of the recipe.
-    carried: the final states of the last step before, when the recipe carries states.
-    """
-
-    step: int = 0
-    micro_batch: int | None = None
-    carried: DecodeState | None = None
-
-
 def never() -> bool:
     """No stop is requested."""
     return False
@@ -141,61 +127,91 @@ def fit(
     examples: ExampleSource,
     recipe: Recipe,
     compute: Compute,
-    start: Start = Start(),
+    *,
+    done: int = 0,
+    micro_batch: int | None = None,
+    carried: DecodeState | None = None,
     stop: Callable[[], bool] = never,
 ) -> Generator[Step]:
-    """Train a model in place, from `start` to the recipe's last step, and yield each step when it is done.
+    """Train a model in place, up to the recipe's last step, and yield each step when it is done.
+
+    done: steps before. micro_batch: rows at once; by default that of the recipe. carried: the final states of the last
+    step before, when the recipe carries states.
 
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
     from the seed and n. When out of memory, activations are recomputed where the recipe lets them be, else the rows
-    computed at once are halved, and the step is repeated; the batch size stays. A model that counts has no gradient:
-    its steps are one pass over the text, see `_count_part`.
+    computed at once are halved, and the step is repeated; the batch size stays.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends; UsageError when all text is counted.
     """
-    model, steps = trainable.model, range(start.step, recipe.training.steps)
-    if isinstance(model, CountingModel):
+    rows = micro_batch or recipe.training.rows_at_once(compute.world.size)
+    with _stepper(trainable, examples, recipe, compute, rows, carried) as stepper:
+        for step in range(done, recipe.training.steps):
+            yield stepper.take(step, stop)
+
+
+class Stepper(Protocol):
+    """Something that takes the steps of a training, as a context in which it does."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def take(self, step: int, stop: Callable[[], bool]) -> Step:
+        """Take the step after the first `step` ones, and ask whether to stop."""
+
+
+def _stepper(
+    trainable: Trainable,
+    examples: ExampleSource,
+    recipe: Recipe,
+    compute: Compute,
+    rows: int,
+    carried: DecodeState | None,
+) -> Stepper:
+    """What takes the steps of a model with its objective and optimizer."""
+    if isinstance(trainable.model, CountingModel):
         assert isinstance(examples, Windows)
-        rows = start.micro_batch or recipe.training.rows_at_once(compute.world.size)
-        for step in steps:
-            started = time.perf_counter()
-            total, count = _count_part(model, examples, recipe, step, compute)
-            (stops,) = compute.world.sum((float(stop()),))
-            seconds = time.perf_counter() - started
-            yield Step(step + 1, total / max(1, count), None, None, count, count, seconds, rows, stops > 0)
-        return
+        return CountingSteps(trainable.model, examples, recipe, compute, rows)
     if isinstance(recipe.optimizer, Lbfgs):
-        for step in steps:
-            yield _fitted(trainable, examples, recipe, compute, step, stop)
-        return
-    loop = _Loop(trainable, examples, recipe, compute, start)
-    threads = torch.get_num_threads()
-    if model.step_threads is not None:
-        torch.set_num_threads(model.step_threads)
-    try:
-        for step in steps:
-            done = loop.step(step, stop)
-            if isinstance(trainable.objective, ContrastiveObjective) and validates(recipe, done.step):
-                told = _fit_head(trainable, examples, recipe, PLAIN_PENALTY)[1]
-                done = replace(done, told=told if done.step == recipe.training.steps else "")
-            yield done
-    finally:
-        loop.loader.close()
-        if model.step_threads is not None:
-            torch.set_num_threads(threads)
+        return FittedHead(trainable, examples, recipe, compute, recipe.optimizer.l2)
+    if isinstance(trainable.objective, ContrastiveObjective):
+        return ContrastiveSteps(trainable, examples, recipe, compute, rows, carried)
+    return GradientSteps(trainable, examples, recipe, compute, rows, carried)
 
 
-def _fitted(
-    trainable: Trainable, examples: ExampleSource, recipe: Recipe, compute: Compute, step: int, stop: Callable[[], bool]
-) -> Step:
-    """A step in which a head is fitted to all rows; each process does so."""
-    started, rows = time.perf_counter(), recipe.training.batch_size
-    assert isinstance(recipe.optimizer, Lbfgs)
-    fitted, told, computed = _fit_head(trainable, examples, recipe, recipe.optimizer.l2)
-    (stops,) = compute.world.sum((float(stop()),))
-    seconds = time.perf_counter() - started
-    return Step(step + 1, fitted.loss, None, None, fitted.n_rows, computed, seconds, rows, stops > 0, told=told)
+@dataclass(frozen=True)
+class FittedHead:
+    """A step fits a head to all rows, by L-BFGS; each process does so."""
+
+    trainable: Trainable
+    examples: ExampleSource
+    recipe: Recipe
+    compute: Compute
+    l2: float | None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def take(self, step: int, stop: Callable[[], bool]) -> Step:
+        started = time.perf_counter()
+        fitted, told, computed = _fit_head(self.trainable, self.examples, self.recipe, self.l2)
+        (stops,) = self.compute.world.sum((float(stop()),))
+        return Step(
+            step=step + 1,
+            loss=fitted.loss,
+            lr=None,
+            grad_norm=None,
+            tokens=fitted.n_rows,
+            computed=computed,
+            seconds=time.perf_counter() - started,
+            micro_batch=self.recipe.training.batch_size,
+            stop=stops > 0,
+            told=told,
+        )
 
 
 def _fit_head(
@@ -216,35 +232,61 @@ def validates(recipe: Recipe, step: int) -> bool:
     return step % recipe.evaluation.every == 0 or step == recipe.training.steps
 
 
-def _count_part(
-    model: CountingModel, examples: Windows, recipe: Recipe, step: int, compute: Compute
-) -> tuple[float, int]:
-    """Count the next part of the text; all steps together are one pass over it, in order.
+@dataclass(frozen=True)
+class CountingSteps:
+    """A step counts the next part of the text; all steps together are one pass over it, in order.
 
-    Returns the sum of -log p of the part's targets under the counts before it, and the number of targets. Every process
-    counts everything, since each needs all the counts. `batch_size` rows of `context` tokens are read at once.
-
-    Raises UsageError when the text is exhausted.
+    Every process counts everything, since each needs all the counts. rows: of `context` tokens, read at once.
     """
-    begin = int(model.n_read)
-    left = examples.n_tokens - begin
-    if not left:
-        what = f"the whole text was counted in {counted(step, 'step')}, and a token may be counted only once"
-        raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
-    end = begin + max(1, left // (recipe.training.steps - step))
-    at_once = recipe.training.batch_size * recipe.model.context
-    nats, n_targets = 0.0, 0
 
-    def batches() -> Iterator[Batch]:
-        nonlocal nats, n_targets
-        for start in range(begin, end, at_once):
-            batch = examples.in_order(start, min(end, start + at_once), model.width).to(compute.device)
-            nats += _nats(model, batch)
-            n_targets += batch.n_targets
-            yield batch
+    model: CountingModel
+    examples: Windows
+    recipe: Recipe
+    compute: Compute
+    rows: int
 
-    model.count(batches(), end - begin)
-    return nats, n_targets
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def take(self, step: int, stop: Callable[[], bool]) -> Step:
+        """Its loss is the mean of -log p of the part's targets under the counts before it.
+
+        Raises UsageError when the text is exhausted.
+        """
+        started, model, training = time.perf_counter(), self.model, self.recipe.training
+        begin = int(model.n_read)
+        left = self.examples.n_tokens - begin
+        if not left:
+            what = f"the whole text was counted in {counted(step, 'step')}, and a token may be counted only once"
+            raise UsageError(what, where="training.steps", fix=f"set it to {step}, or start a new run")
+        end = begin + max(1, left // (training.steps - step))
+        at_once = training.batch_size * self.recipe.model.context
+        nats, n_targets = 0.0, 0
+
+        def batches() -> Iterator[Batch]:
+            nonlocal nats, n_targets
+            for first in range(begin, end, at_once):
+                part = self.examples.in_order(first, min(end, first + at_once), model.width)
+                batch = part.to(self.compute.device)
+                nats += _nats(model, batch)
+                n_targets += batch.n_targets
+                yield batch
+
+        model.count(batches(), end - begin)
+        (stops,) = self.compute.world.sum((float(stop()),))
+        return Step(
+            step=step + 1,
+            loss=nats / max(1, n_targets),
+            lr=None,
+            grad_norm=None,
+            tokens=n_targets,
+            computed=n_targets,
+            seconds=time.perf_counter() - started,
+            micro_batch=self.rows,
+            stop=stops > 0,
+        )
 
 
 @torch.no_grad()
@@ -255,26 +297,43 @@ def _nats(model: CountingModel, batch: Batch) -> float:
     return -float(model.log_p(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
 
-class _Loop:
-    """The state of training by gradients between two steps, besides weights and moments."""
+class GradientSteps:
+    """A step is one of the optimizer. What it has between two steps, besides weights and moments."""
 
     def __init__(
-        self, trainable: Trainable, examples: ExampleSource, recipe: Recipe, compute: Compute, start: Start
+        self,
+        trainable: Trainable,
+        examples: ExampleSource,
+        recipe: Recipe,
+        compute: Compute,
+        rows: int,
+        carried: DecodeState | None,
     ) -> None:
+        """rows: computed at once. carried: the final states of the step before."""
+        self.trainable = trainable
         self.model, self.objective, self.optimizers = trainable.model, trainable.objective, trainable.optimizers
         self.examples, self.recipe, self.compute, self.world = examples, recipe, compute, compute.world
         module = trainable.module
         self.module = self.world.wrap(LossModule(self.model, self.objective)) if module is None else module
         self.loader = _Loader(examples, self.objective, recipe.training, compute)
-        self.rows = start.micro_batch or recipe.training.rows_at_once(self.world.size)
-        self.carried = start.carried
+        self.rows, self.carried = rows, carried
         self.recomputes, self.n_skipped = False, 0
         self.model.train()
         if recipe.training.recompute == "layers":
             recompute_layers(self.model)
+        self.threads = torch.get_num_threads()
 
-    def step(self, step: int, stop: Callable[[], bool]) -> Step:
-        """One step of the optimizer."""
+    def __enter__(self) -> Self:
+        if self.model.step_threads is not None:
+            torch.set_num_threads(self.model.step_threads)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.loader.close()
+        if self.model.step_threads is not None:
+            torch.set_num_threads(self.threads)
+
+    def take(self, step: int, stop: Callable[[], bool]) -> Step:
         started = time.perf_counter()
         training, compute, before = self.recipe.training, self.compute, None
         if training.carry_state:
@@ -380,6 +439,17 @@ class _Loop:
             where=f"{self.examples.unit} {listed} of the training text",
             fix="try a lower optimizer.lr, more schedule.warmup_steps, or training.precision=float32",
         )
+
+
+class ContrastiveSteps(GradientSteps):
+    """Steps that train vectors, to which a head is fitted before each validation."""
+
+    def take(self, step: int, stop: Callable[[], bool]) -> Step:
+        done = super().take(step, stop)
+        if not validates(self.recipe, done.step):
+            return done
+        told = _fit_head(self.trainable, self.examples, self.recipe, PLAIN_PENALTY)[1]
+        return replace(done, told=told if done.step == self.recipe.training.steps else "")
 
 
 @dataclass

@@ -44,7 +44,7 @@ from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
-from lmtool.training.fit import LossModule, Start, Step, Trainable, fit, never, validates
+from lmtool.training.fit import LossModule, Step, Trainable, fit, never, validates
 from lmtool.training.folds import Candidate, ScoringStopped, is_cross_validated, reopened, train_folds
 from lmtool.training.length import (
     LEAST_SHARE,
@@ -378,9 +378,17 @@ class _TrainingSession:
     def _fit(self) -> Generator[Step]:
         """The steps after the last one; a NumericalError among them also says what is saved."""
         compute = self.compute if self.sharding is None else self.compute.in_step()
-        start = Start(self.last, self.state.micro_batch, self.carried)
         try:
-            yield from fit(self.trainable, self.examples, self.recipe, compute, start, self.stop)
+            yield from fit(
+                self.trainable,
+                self.examples,
+                self.recipe,
+                compute,
+                done=self.last,
+                micro_batch=self.state.micro_batch,
+                carried=self.carried,
+                stop=self.stop,
+            )
         except NumericalError as error:
             where = "; ".join(filter(None, (error.where, self.manager.saved)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error

@@ -12,12 +12,16 @@ def log_loss(scores, true, temperature):
     return total / len(true)
 
 
-def temperature(scores, true):
-    """The one with the least log loss, by golden sections of its logarithm."""
+def temperature(scores, true, deviation):
+    """The one with the least sum of log losses and of log(T)^2 / (2 deviation^2), by golden sections of log(T)."""
+
+    def cost(log):
+        return len(true) * log_loss(scores, true, math.exp(log)) + (log / deviation) ** 2 / 2
+
     low, high, golden = -3.0, 3.0, (math.sqrt(5) - 1) / 2
     while high - low > 1e-7:
         left, right = high - golden * (high - low), low + golden * (high - low)
-        if log_loss(scores, true, math.exp(left)) < log_loss(scores, true, math.exp(right)):
+        if cost(left) < cost(right):
             high = right
         else:
             low = left

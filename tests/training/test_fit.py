@@ -15,7 +15,7 @@ from lmtool.model import build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.training.fit import MOST_SKIPPED, Start, Step, Trainable, fit
+from lmtool.training.fit import MOST_SKIPPED, Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore
@@ -70,12 +70,12 @@ class Trainer:
         """Rows of each micro-batch of the model."""
         self.model.register_forward_pre_hook(lambda _, inputs: self.read.append(inputs[0].tokens_BT.tolist()))
 
-    def steps(self, start: Start = Start(), **options: Any) -> Any:  # noqa: B008 - it is frozen
+    def steps(self, **options: Any) -> Any:
         trainable = Trainable(self.model, self.objective, self.optimizers)
-        return fit(trainable, self.examples, self.recipe, self.compute, start, **options)
+        return fit(trainable, self.examples, self.recipe, self.compute, **options)
 
-    def train(self, *start: Start, **options: Any) -> list[Step]:
-        return list(self.steps(*start, **options))
+    def train(self, **options: Any) -> list[Step]:
+        return list(self.steps(**options))
 
     def weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -175,7 +175,7 @@ def test_a_step_depends_on_its_number_and_the_weights_alone() -> None:
     assert next(steps).loss == losses[0]
     steps.close()
     torch.rand(7)
-    assert [step.loss for step in parts.train(Start(1))] == losses[1:]
+    assert [step.loss for step in parts.train(done=1)] == losses[1:]
     assert_same(whole.everything(), parts.everything())
 
 

@@ -19,7 +19,7 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import truncated_bptt as carry
-from lmtool.training.fit import Start, Step, Trainable, fit
+from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import checked_compute
 from lmtool.training.windows import Windows
@@ -51,12 +51,12 @@ class Trainer:
         self.examples = Windows(self.store, self.objective.cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
         self.optimizers = Optimizers(self.recipe.optimizer, self.model, CPU)
 
-    def steps(self, start: Start = Start(), **options: Any) -> Any:  # noqa: B008 - it is frozen
+    def steps(self, **options: Any) -> Any:
         trainable = Trainable(self.model, self.objective, self.optimizers)
-        return fit(trainable, self.examples, self.recipe, CPU, start, **options)
+        return fit(trainable, self.examples, self.recipe, CPU, **options)
 
-    def train(self, *start: Start, **options: Any) -> list[Step]:
-        return list(self.steps(*start, **options))
+    def train(self, **options: Any) -> list[Step]:
+        return list(self.steps(**options))
 
     def rows(self, n_steps: int) -> Tensor:
         """The tokens of each lane in so many steps, and its last target."""
@@ -127,7 +127,7 @@ def test_a_step_follows_from_the_state_before_it() -> None:
     steps = parts.steps()
     assert [next(steps).loss, (last := next(steps)).loss] == losses[:2]
     steps.close()
-    assert [step.loss for step in parts.train(Start(2, carried=last.carried))] == losses[2:]
+    assert [step.loss for step in parts.train(done=2, carried=last.carried)] == losses[2:]
 
 
 def test_a_state_comes_back_from_its_tensors() -> None:
