@@ -6,11 +6,10 @@ Each row is `tiny`, narrower and without one part, after so many steps on the bu
 validation text, mean and standard deviation over seeds. Results that are already in the folder are reused.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
-from bench import DATA, Bench, last_of, mean, parameters, table
+from bench import DATA, Series, last_of, mean, options_of, parameters, table
 
 from lmtool.errors import NumericalError
 
@@ -34,7 +33,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 """What each row takes away."""
 
 
-def losses(bench: Bench, part: str, steps: int, seeds: int) -> tuple[str, str]:
+def losses(series: Series, part: str, steps: int, seeds: int) -> tuple[str, str]:
     """The parameters without a part, and nats per token."""
     found = []
     size = ""
@@ -42,7 +41,7 @@ def losses(bench: Bench, part: str, steps: int, seeds: int) -> tuple[str, str]:
         settings = [*WHOLE, *PARTS[part], f"training.steps={steps}", f"evaluation.every={steps}", f"seed={seed}"]
         name = f"{part.replace(' ', '-').replace(',', '').replace(':', '')}-{seed}"
         try:
-            run = bench.train("pretrain", name, str(DATA / "stories.txt"), "--recipe", "tiny", settings=settings)
+            run = series.train("pretrain", name, str(DATA / "stories.txt"), "--recipe", "tiny", settings=settings)
         except NumericalError:
             return size, "diverges"
         size = parameters(run)
@@ -51,7 +50,7 @@ def losses(bench: Bench, part: str, steps: int, seeds: int) -> tuple[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--steps", type=int, default=400, metavar="N")
     parser.add_argument("--seeds", type=int, default=2, metavar="N")
     parser.add_argument("--folder", type=Path, help="where runs are saved; a temporary folder by default")
@@ -59,10 +58,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(folder, quick=False)
-        rows = [[part, *losses(bench, part, asked.steps, asked.seeds)] for part in PARTS]
+        series = Series(folder, quick=False)
+        rows = [[part, *losses(series, part, asked.steps, asked.seeds)] for part in PARTS]
         print(table(["without", "parameters", "nats per token"], rows))
-    print(f"\n{sum(bench.spent.values()):.0f} s of CPU time")
+    print(f"\n{sum(series.spent.values()):.0f} s of CPU time")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""A series of lmtool commands, each run once and kept, and the table of what came out: the scripts here share it.
+"""What the measurements share: contenders that take turns, commands of lmtool, tables, and series of kept runs.
 
-Results that are already in the folder are reused, so an interrupted series is resumed. A script that is started twice
-with the same folder shares the work between two processes: each takes the runs that the other one has not begun.
+A measurement names its contenders, lets them take turns with `run_in_turns`, and prints medians as rows of a table,
+below a line of `describe_machine`.
+
+A `Series` is a folder of commands, each run once and kept: an interrupted series goes on where it stopped, and a script
+that is started twice with the same folder shares the work between two processes.
 """
 
 import argparse
 import csv
 import json
 import os
+import platform
 import random
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +23,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any, TypeVar
 
 from lmtool.cli import app
@@ -30,6 +35,67 @@ SEEDS = 3
 
 Case = TypeVar("Case", bound=Hashable)
 Found = TypeVar("Found")
+
+
+def options_of(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser whose help is the docstring of a script."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def run_in_turns(
+    contenders: Mapping[str, Callable[[], Found]], rounds: int, warm_up: int = 0
+) -> dict[str, list[Found]]:
+    """Returns what each contender gave in each round; a round calls all of them, so that other load affects all alike.
+
+    Args:
+        contenders: By name; each does its work once and returns a measurement of it.
+        rounds: How many are kept.
+        warm_up: Rounds before these whose results are dropped.
+    """
+    found: dict[str, list[Found]] = {name: [] for name in contenders}
+    for turn in range(warm_up + rounds):
+        for name, work in contenders.items():
+            result = work()
+            if turn >= warm_up:
+                found[name].append(result)
+    return found
+
+
+def time_call(work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
+    """Returns the seconds of a call. `wait` returns when the device has computed everything."""
+    wait()
+    began = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - began
+
+
+def medians(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: median(values) for name, values in found.items()}
+
+
+def describe_machine() -> str:
+    """Returns the processor, its cores and the load average, which belong to every figure."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}"
+
+
+def print_row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def print_head(*cells: str) -> None:
+    print_row(*cells)
+    print_row(*["---"] * len(cells))
+
+
+def run_lmtool(*arguments: str, folder: Path | None = None, **environment: str) -> str:
+    """Returns what a command prints, run in a process of its own in a folder. Raises CalledProcessError."""
+    command, variables = [sys.executable, "-m", "lmtool", *arguments], os.environ | environment
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=variables).stdout
 
 
 class Busy(Exception):
@@ -46,7 +112,7 @@ def lmtool(*arguments: str) -> str:
     return printed.getvalue()
 
 
-class Bench:
+class Series:
     """Runs commands in a folder, each once.
 
     quick: few steps and one seed, to check that all runs. real: a folder of data that is not bundled. published: an
@@ -165,17 +231,17 @@ def read(file: Path) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def written(bench: Bench, name: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Path:
+def written(series: Series, name: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Path:
     """A table in the folder of the series."""
     page = StringIO(newline="")
     csv.writer(page, delimiter="\t" if name.endswith(".tsv") else ",").writerows([head, *rows])
-    return bench.write(name, page.getvalue())
+    return series.write(name, page.getvalue())
 
 
-def sample(bench: Bench, file: Path, n: int, seed: int) -> Path:
+def sample(series: Series, file: Path, n: int, seed: int) -> Path:
     """n rows of a table at random, the same for all models."""
     head, rows = read(file)
-    return written(bench, f"{file.stem}-{n}-{seed}.csv", head, random.Random(seed).sample(rows, n))
+    return written(series, f"{file.stem}-{n}-{seed}.csv", head, random.Random(seed).sample(rows, n))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -188,11 +254,11 @@ def mean(values: Sequence[float], digits: int = 3) -> str:
     return f"{fmean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
-def ran(series: Mapping[str, Callable[[Bench], str]], description: str) -> None:
-    """Parse the command line, run what it names, and print its table."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_named(parts: Mapping[str, Callable[[Series], str]], description: str) -> None:
+    """Parses the command line, runs the part that it names, and prints its table."""
+    parser = options_of(description)
     commands = parser.add_subparsers(dest="name", required=True)
-    for name, run in series.items():
+    for name, run in parts.items():
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         command.add_argument("--folder", type=Path, help="where runs are saved; a temporary folder by default")
         command.add_argument("--quick", action="store_true", help="few steps and one seed, to check that all runs")
@@ -205,7 +271,7 @@ def ran(series: Mapping[str, Callable[[Bench], str]], description: str) -> None:
             path and path.resolve() for path in (asked.folder or Path(scratch), asked.real, asked.published)
         )
         folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(folder, asked.quick, real, published)
-        bench.n_seeds = min(bench.n_seeds, asked.seeds)
-        print(bench.each(lambda name: series[name](bench), [asked.name])[asked.name])
-    print(f"\n{sum(bench.spent.values()):.0f} s of CPU time")
+        series = Series(folder, asked.quick, real, published)
+        series.n_seeds = min(series.n_seeds, asked.seeds)
+        print(series.each(lambda name: parts[name](series), [asked.name])[asked.name])
+    print(f"\n{sum(series.spent.values()):.0f} s of CPU time")

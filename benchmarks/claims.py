@@ -20,7 +20,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from bench import DATA, Bench, figures, last_of, mean, parameters, ran, read, sample, table, written
+from bench import DATA, Series, figures, last_of, mean, parameters, read, run_named, sample, table, written
 
 from lmtool.tables.tasks.metrics import translation_metrics
 
@@ -44,17 +44,17 @@ class Task:
     texts: tuple[Path, ...] = ()
     steps: tuple[tuple[int, int], ...] = ()
 
-    def rest(self, bench: Bench) -> Path:
+    def rest(self, series: Series) -> Path:
         """The rows to train on."""
-        return self._part(bench, "rest", slice(HELD, None))
+        return self._part(series, "rest", slice(HELD, None))
 
-    def held(self, bench: Bench) -> Path:
+    def held(self, series: Series) -> Path:
         """The rows to choose by."""
-        return self._part(bench, "held", slice(HELD))
+        return self._part(series, "held", slice(HELD))
 
-    def _part(self, bench: Bench, name: str, which: slice) -> Path:
+    def _part(self, series: Series, name: str, which: slice) -> Path:
         head, rows = read(self.table)
-        return written(bench, f"{self.name}-{name}.csv", head, random.Random(0).sample(rows, len(rows))[which])
+        return written(series, f"{self.name}-{name}.csv", head, random.Random(0).sample(rows, len(rows))[which])
 
 
 def majority(table: Path, test: Path) -> str:
@@ -77,12 +77,12 @@ REVIEWS_TASK = task_of(
 """The texts of the reviews are pretrained on without their labels."""
 
 
-def pretrained_tasks(bench: Bench) -> list[Task]:
+def pretrained_tasks(series: Series) -> list[Task]:
     """The tables on which pretrained models are fine-tuned."""
     tasks = [REVIEWS_TASK]
-    if bench.real and bench.has("encyclopaedia.txt", "opinions.csv", "opinions.test.csv"):
-        texts = (bench.real / "encyclopaedia.txt",)
-        tasks.append(task_of(bench.real, "opinions", texts=texts, steps=((8132, 400),)))
+    if series.real and series.has("encyclopaedia.txt", "opinions.csv", "opinions.test.csv"):
+        texts = (series.real / "encyclopaedia.txt",)
+        tasks.append(task_of(series.real, "opinions", texts=texts, steps=((8132, 400),)))
     return tasks
 
 
@@ -105,20 +105,20 @@ MODELS = {
 }
 
 
-def pretrained(bench: Bench, task: Task, model: str, seed: int) -> Path:
+def pretrained(series: Series, task: Task, model: str, seed: int) -> Path:
     """The run of an encoder, a decoder or an ELMo on the texts of a task."""
     how = MODELS[model]
-    once = (bench.steps(how.steps), f"evaluation.every={how.steps}", f"checkpoint.every={how.steps}")
+    once = (series.steps(how.steps), f"evaluation.every={how.steps}", f"checkpoint.every={how.steps}")
     sizes = ("tokenizer.vocab_size=2048", "model.context=64", "training.batch_size=32")
     settings = (*how.settings, *sizes, *once, "evaluation.prompts=[]", "data.documents=blank-line", f"seed={seed}")
     name = f"{model}-for-{task.name}-{seed}"
-    return bench.train("pretrain", name, *map(str, task.texts), "--recipe", how.recipe, settings=settings)
+    return series.train("pretrain", name, *map(str, task.texts), "--recipe", how.recipe, settings=settings)
 
 
-def of_steps(bench: Bench, n: int) -> tuple[str, ...]:
+def of_steps(series: Series, n: int) -> tuple[str, ...]:
     """So many steps of 32 rows, the last of which is kept; no baseline of the command's own."""
     to_the_end = ("training.epochs=null", "training.min_steps=null", "evaluation.every=99999", "checkpoint.every=99999")
-    return (bench.steps(n), "training.batch_size=32", *to_the_end, "evaluation.baseline=false")
+    return (series.steps(n), "training.batch_size=32", *to_the_end, "evaluation.baseline=false")
 
 
 SCRATCH = " from scratch"
@@ -150,43 +150,43 @@ class Trial:
     def model(self) -> str:
         return self.start.removesuffix(SCRATCH)
 
-    def run(self, bench: Bench) -> Path:
+    def run(self, series: Series) -> Path:
         """The run, evaluated on the test table."""
         if self.model in MODELS:
-            return self.tuned(bench, self.name, self.task.test, self.chosen(bench))
-        few = of_steps(bench, 4) if bench.quick else ("evaluation.baseline=false",)
+            return self.tuned(series, self.name, self.task.test, self.chosen(series))
+        few = of_steps(series, 4) if series.quick else ("evaluation.baseline=false",)
         context = ("model.context=128",) if self.start == "bilstm" else ()
-        tables = (*self.rows(bench), "--test", str(self.task.test), "--recipe", self.start)
-        return bench.train("finetune", self.name, *tables, settings=(*few, *context, f"seed={self.seed}"))
+        tables = (*self.rows(series), "--test", str(self.task.test), "--recipe", self.start)
+        return series.train("finetune", self.name, *tables, settings=(*few, *context, f"seed={self.seed}"))
 
-    def rows(self, bench: Bench) -> tuple[str, str, str]:
-        return str(sample(bench, self.task.rest(bench), self.n, self.seed)), "--valid", str(self.task.held(bench))
+    def rows(self, series: Series) -> tuple[str, str, str]:
+        return str(sample(series, self.task.rest(series), self.n, self.seed)), "--valid", str(self.task.held(series))
 
-    def tuned(self, bench: Bench, name: str, test: Path, chosen: Mapping[str, str]) -> Path:
+    def tuned(self, series: Series, name: str, test: Path, chosen: Mapping[str, str]) -> Path:
         """The last step, without selection, of the same number of steps for each model."""
-        settings = [*of_steps(bench, dict((*self.task.steps, TO_CHOOSE))[self.n]), f"seed={self.seed}"]
+        settings = [*of_steps(series, dict((*self.task.steps, TO_CHOOSE))[self.n]), f"seed={self.seed}"]
         settings += [f"{key}={value}" for key, value in chosen.items()]
         if self.start == "elmo":
             how = ("--recipe", "bilstm")
-            settings += [f"model.features.run={pretrained(bench, self.task, 'elmo', self.seed)}", "model.context=128"]
+            settings += [f"model.features.run={pretrained(series, self.task, 'elmo', self.seed)}", "model.context=128"]
         elif self.start in MODELS:
-            how = ("--from", str(pretrained(bench, self.task, self.start, self.seed)))
+            how = ("--from", str(pretrained(series, self.task, self.start, self.seed)))
         else:  # the recipe and tokenizer of the pretrained model, without its weights
-            like = replace(self, start=self.model).run(bench)
+            like = replace(self, start=self.model).run(series)
             how = ("--recipe", str(like / "recipe.yaml"))
             settings.append(f"tokenizer={{kind: file, path: {like / 'tokenizer.json'}}}")
-        return bench.train("finetune", name, *self.rows(bench), "--test", str(test), *how, settings=settings)
+        return series.train("finetune", name, *self.rows(series), "--test", str(test), *how, settings=settings)
 
-    def chosen(self, bench: Bench) -> dict[str, str]:
+    def chosen(self, series: Series) -> dict[str, str]:
         """The best settings on the rows to choose by, after TO_CHOOSE on others: one by one, of the first seed."""
         trial = replace(self, n=TO_CHOOSE[0], seed=1)
         best = {"optimizer.lr": "1e-3"}
         for key, values in CHOICES[self.model].items():
             reached = {}
-            for value in values[: 1 if bench.quick else None]:
+            for value in values[: 1 if series.quick else None]:
                 tried = {**best, key: value}
                 name = "-".join((trial.name, "with", *tried.values()))
-                reached[value] = figures(trial.tuned(bench, name, self.task.held(bench), tried))["accuracy"]
+                reached[value] = figures(trial.tuned(series, name, self.task.held(series), tried))["accuracy"]
             best[key] = max(reached, key=lambda value: reached[value])
         return best
 
@@ -195,12 +195,12 @@ Sizes = Sequence[tuple[Task, int]]
 Runs = Mapping[tuple[Task, int, str], Sequence[Path]]
 
 
-def tried(bench: Bench, sizes: Sizes, starts: Sequence[str]) -> Runs:
+def tried(series: Series, sizes: Sizes, starts: Sequence[str]) -> Runs:
     """The runs of all seeds for each task, number of rows and start."""
-    cases = [Trial(*size, start, seed) for seed in bench.seeds() for size in sizes for start in starts]
-    runs = bench.each(lambda trial: trial.run(bench), cases)
+    cases = [Trial(*size, start, seed) for seed in series.seeds() for size in sizes for start in starts]
+    runs = series.each(lambda trial: trial.run(series), cases)
     return {
-        (*size, start): [runs[Trial(*size, start, seed)] for seed in bench.seeds()]
+        (*size, start): [runs[Trial(*size, start, seed)] for seed in series.seeds()]
         for size, start in product(sizes, starts)
     }
 
@@ -209,8 +209,8 @@ def accuracy(runs: Iterable[Path]) -> str:
     return mean([figures(run)["accuracy"] for run in runs])
 
 
-def seconds(bench: Bench, runs: Iterable[Path]) -> str:
-    return f"{mean([bench.spent[run.name] for run in runs], 0)} s"
+def seconds(series: Series, runs: Iterable[Path]) -> str:
+    return f"{mean([series.spent[run.name] for run in runs], 0)} s"
 
 
 def accuracies(sizes: Sizes, runs: Runs, starts: Sequence[str], heads: Sequence[str]) -> str:
@@ -221,52 +221,52 @@ def accuracies(sizes: Sizes, runs: Runs, starts: Sequence[str], heads: Sequence[
     return table(["rows", "majority", *heads], rows)
 
 
-def choices(bench: Bench, tasks: Iterable[Task], starts: Sequence[str]) -> str:
+def choices(series: Series, tasks: Iterable[Task], starts: Sequence[str]) -> str:
     """What was chosen for each task and model, a line each."""
     lines = ["Chosen on the held-out rows:"]
     for task, start in product(tasks, starts):
-        chosen = Trial(task, TO_CHOOSE[0], start, 1).chosen(bench)
+        chosen = Trial(task, TO_CHOOSE[0], start, 1).chosen(series)
         lines.append(f"- {task.name}, {start}: {', '.join(f'{key} {value}' for key, value in chosen.items())}")
     return "\n".join(lines)
 
 
-def pretraining(bench: Bench) -> str:
+def pretraining(series: Series) -> str:
     """Pretraining and fine-tuning beats training from scratch on the same labelled rows."""
-    tasks = pretrained_tasks(bench)
+    tasks = pretrained_tasks(series)
     sizes = [(task, n) for task in tasks for n, _ in task.steps]
     tuned = ["encoder" + SCRATCH, "encoder", "decoder" + SCRATCH, "decoder"]
     starts = ["naive-bayes", *tuned]
     heads = ["naive Bayes", "encoder, scratch", "pretrained", "decoder, scratch", "pretrained"]
-    reached = accuracies(sizes, tried(bench, sizes, starts), starts, heads)
-    return f"{reached}\n\n{choices(bench, tasks, tuned)}"
+    reached = accuracies(sizes, tried(series, sizes, starts), starts, heads)
+    return f"{reached}\n\n{choices(series, tasks, tuned)}"
 
 
-def classifiers(bench: Bench) -> str:
+def classifiers(series: Series) -> str:
     """Encoders beat decoders, which beat features of an ELMo."""
-    tasks, starts = pretrained_tasks(bench), ["naive-bayes", *MODELS]
+    tasks, starts = pretrained_tasks(series), ["naive-bayes", *MODELS]
     sizes = [(task, task.steps[-1][0]) for task in tasks]
-    runs = tried(bench, sizes, starts)
+    runs = tried(series, sizes, starts)
     costs = []
     for task, model in product(tasks, MODELS):
-        before = [pretrained(bench, task, model, seed) for seed in bench.seeds()]
+        before = [pretrained(series, task, model, seed) for seed in series.seeds()]
         after = runs[task, task.steps[-1][0], model]
         targets = last_of(before[0])["tokens"] * (2 if model == "elmo" else 1)
-        times = seconds(bench, before), seconds(bench, after)
+        times = seconds(series, before), seconds(series, after)
         costs.append([f"{task.name}, {model}", parameters(before[0]), parameters(after[0]), f"{targets:,}", *times])
     head = ["", "parameters", "fine-tuned", "predicted tokens", "pretraining", "fine-tuning on most rows"]
     reached = accuracies(sizes, runs, starts, ["naive Bayes", "encoder", "decoder", "LSTM on an ELMo"])
-    return "\n\n".join((reached, table(head, costs), choices(bench, tasks, list(MODELS))))
+    return "\n\n".join((reached, table(head, costs), choices(series, tasks, list(MODELS))))
 
 
-def averages(bench: Bench) -> str:
+def averages(series: Series) -> str:
     """A mean of word vectors is strong for its cost."""
     tasks = [REVIEWS_TASK]
-    if bench.real:
+    if series.real:
         names = ("opinions", "topics", "spam", "genres")
-        tasks += [task_of(bench.real, name) for name in names if bench.has(f"{name}.csv", f"{name}.test.csv")]
+        tasks += [task_of(series.real, name) for name in names if series.has(f"{name}.csv", f"{name}.test.csv")]
     sizes = [(task, len(read(task.table)[1]) - HELD) for task in tasks]
     starts = ["naive-bayes", "linear", "dan", "bilstm"]
-    runs = tried(bench, sizes, starts)
+    runs = tried(series, sizes, starts)
     rows = []
     for task, n in sizes:
         found = [runs[task, n, start] for start in starts]
@@ -274,7 +274,7 @@ def averages(bench: Bench) -> str:
             [
                 f"{task.name}, {n:,}",
                 majority(task.table, task.test),
-                *(f"{accuracy(of)}, {seconds(bench, of)}" for of in found),
+                *(f"{accuracy(of)}, {seconds(series, of)}" for of in found),
             ]
         )
     return table(["rows", "majority", "naive Bayes", "linear", "DAN", "BiLSTM"], rows)
@@ -284,23 +284,23 @@ Pairs = Sequence[tuple[str, str]]
 ATTENTION = {"none": "seq2seq", "Luong": "seq2seq-luong", "Bahdanau": "seq2seq-bahdanau"}
 
 
-def attention(bench: Bench) -> str:
+def attention(series: Series) -> str:
     """Attention removes the bottleneck of an encoder-decoder: the gap grows with the length of the source."""
-    found = [letters(bench)]
-    if bench.real and bench.has("multi30k.train.tsv", "multi30k.test.tsv"):
-        found.append(sentences(bench, *(pairs_of(bench.real / f"multi30k.{part}.tsv") for part in ("train", "test"))))
+    found = [letters(series)]
+    if series.real and series.has("multi30k.train.tsv", "multi30k.test.tsv"):
+        found.append(sentences(series, *(pairs_of(series.real / f"multi30k.{part}.tsv") for part in ("train", "test"))))
     return "\n\n".join(found)
 
 
-def letters(bench: Bench) -> str:
+def letters(series: Series) -> str:
     """Words of random letters to the same letters in reverse: the share of exact answers by the number of letters."""
     rng = random.Random(0)
     words = dict.fromkeys("".join(rng.choices(ascii_lowercase, k=rng.randint(2, 12))) for _ in range(14_000))
     pairs = [(word, word[::-1]) for word in words][:13_200]
     lengths = [(2, 3), (4, 6), (7, 9), (10, 12)]
-    tests = by_length(bench, "letters", pairs[12_000:], lengths, len)
-    small = ("tokenizer={kind: char}", "model.d_model=64", "model.tie_embeddings=false", bench.steps(500))
-    found = translated(bench, "letters", pairs[:12_000], tests, (*small, "model.bidirectional_encoder=false"))
+    tests = by_length(series, "letters", pairs[12_000:], lengths, len)
+    small = ("tokenizer={kind: char}", "model.d_model=64", "model.tie_embeddings=false", series.steps(500))
+    found = translated(series, "letters", pairs[:12_000], tests, (*small, "model.bidirectional_encoder=false"))
     rows = [["none: the source itself", *(f"{copied(pairs_of(test)):.3f}" for test in tests)]]
     rows += [[name, *(mean([one["exact"] for one in of]) for of in parts)] for name, parts in found.items()]
     return table(["attention", *(f"{low} to {high} letters" for low, high in lengths)], rows)
@@ -310,11 +310,11 @@ def copied(pairs: Pairs) -> float:
     return sum(source == target for source, target in pairs) / len(pairs)
 
 
-def sentences(bench: Bench, train: Pairs, test: Pairs) -> str:
+def sentences(series: Series, train: Pairs, test: Pairs) -> str:
     """German sentences to English ones: loss in nats per token, and BLEU."""
     lengths = [(4, 8), (9, 10), (11, 13), (14, 30)]
-    tests = by_length(bench, "sentences", test, lengths, lambda source: len(source.split()))
-    found = translated(bench, "sentences", train, tests, (bench.steps(1200),))
+    tests = by_length(series, "sentences", test, lengths, lambda source: len(source.split()))
+    found = translated(series, "sentences", train, tests, (series.steps(1200),))
     counted = WordForWord(train)
     rows = [["word for word, by counts", "BLEU", *(f"{counted.bleu(pairs_of(part)):.1f}" for part in tests)]]
     for name, parts in found.items():
@@ -324,27 +324,27 @@ def sentences(bench: Bench, train: Pairs, test: Pairs) -> str:
 
 
 def translated(
-    bench: Bench, name: str, train: Pairs, tests: Sequence[Path], settings: Sequence[str]
+    series: Series, name: str, train: Pairs, tests: Sequence[Path], settings: Sequence[str]
 ) -> dict[str, list[list[dict[str, Any]]]]:
     """For each kind of attention and each test table the results of all seeds, after the last step."""
-    table = pairs_in(bench, f"{name}.tsv", train)
+    table = pairs_in(series, f"{name}.tsv", train)
     once = ("evaluation.every=99999", "checkpoint.every=99999")
 
     def results(case: tuple[int, str]) -> list[dict[str, Any]]:
         seed, recipe = case
         how = (str(table), "--test", str(tests[0]), "--recipe", recipe)
-        run = bench.train("finetune", f"{name}-{recipe}-{seed}", *how, settings=[*settings, *once, f"seed={seed}"])
-        return [bench.evaluate(f"{name}-{recipe}-{seed}-{test.stem}", run, test) for test in tests]
+        run = series.train("finetune", f"{name}-{recipe}-{seed}", *how, settings=[*settings, *once, f"seed={seed}"])
+        return [series.evaluate(f"{name}-{recipe}-{seed}-{test.stem}", run, test) for test in tests]
 
-    found = bench.each(results, product(bench.seeds(), ATTENTION.values()))
+    found = series.each(results, product(series.seeds(), ATTENTION.values()))
     return {
-        kind: [[found[seed, recipe][part] for seed in bench.seeds()] for part in range(len(tests))]
+        kind: [[found[seed, recipe][part] for seed in series.seeds()] for part in range(len(tests))]
         for kind, recipe in ATTENTION.items()
     }
 
 
-def pairs_in(bench: Bench, name: str, pairs: Pairs) -> Path:
-    return written(bench, name, ("source", "target"), pairs)
+def pairs_in(series: Series, name: str, pairs: Pairs) -> Path:
+    return written(series, name, ("source", "target"), pairs)
 
 
 def pairs_of(file: Path) -> Pairs:
@@ -352,13 +352,13 @@ def pairs_of(file: Path) -> Pairs:
 
 
 def by_length(
-    bench: Bench, name: str, pairs: Pairs, lengths: Iterable[tuple[int, int]], length: Callable[[str], int]
+    series: Series, name: str, pairs: Pairs, lengths: Iterable[tuple[int, int]], length: Callable[[str], int]
 ) -> list[Path]:
     """The pairs whose source is so long, a table for each range."""
     tables = []
     for low, high in lengths:
         wanted = [pair for pair in pairs if low <= length(pair[0]) <= high]
-        tables.append(pairs_in(bench, f"{name}-{low}-{high}.tsv", wanted[: 10 if bench.quick else None]))
+        tables.append(pairs_in(series, f"{name}-{low}-{high}.tsv", wanted[: 10 if series.quick else None]))
     return tables
 
 
@@ -387,11 +387,13 @@ class WordForWord:
         return float(translation_metrics(said, [target for _, target in pairs])["bleu"])
 
 
-def reviews_of(bench: Bench, name: str, subjects: Sequence[Subject], labels: Sequence[str], n: int, seed: int) -> Path:
+def reviews_of(
+    series: Series, name: str, subjects: Sequence[Subject], labels: Sequence[str], n: int, seed: int
+) -> Path:
     """A table of n reviews of some subjects with some labels, by the program that writes reviews.csv."""
     source = replace(REVIEWS, name=name, program=partial(review, subjects=subjects), seed=seed).drawn()
     rows = list(islice((row for row in source if row.label in labels), n))
-    return bench.write(f"{name}-{n}-{seed}.csv", REVIEWS.csv(rows).decode())
+    return series.write(f"{name}-{n}-{seed}.csv", REVIEWS.csv(rows).decode())
 
 
 @dataclass(frozen=True)
@@ -409,61 +411,61 @@ class Transfer:
     test: Path
     steps: tuple[int, int]
 
-    def reached(self, bench: Bench, seed: int) -> list[float]:
+    def reached(self, series: Series, seed: int) -> list[float]:
         """Accuracy of naive Bayes, after the steps of the small task, after as many as of both, and after both."""
         first, then = self.steps
         small = self.small(seed)
 
         def tuned(name: str, data: Path, steps: int, begin: Path) -> Path:
-            settings = (*of_steps(bench, steps), *self.settings, f"seed={seed}")
+            settings = (*of_steps(series, steps), *self.settings, f"seed={seed}")
             test = ("--test", str(self.test)) if data == small else ()
             tables = (str(data), *test, "--from", str(begin))
-            return bench.train("finetune", f"{self.name}-{name}-{seed}", *tables, settings=settings)
+            return series.train("finetune", f"{self.name}-{name}-{seed}", *tables, settings=settings)
 
-        few = of_steps(bench, 4) if bench.quick else ()
+        few = of_steps(series, 4) if series.quick else ()
         how = (str(small), "--test", str(self.test), "--recipe", "naive-bayes")
-        counted = bench.train("finetune", f"{self.name}-counts-{seed}", *how, settings=(*few, f"seed={seed}"))
+        counted = series.train("finetune", f"{self.name}-counts-{seed}", *how, settings=(*few, f"seed={seed}"))
         begin = self.begin(seed)
         direct, longer = (tuned(f"direct-{steps}", small, steps, begin) for steps in (then, first + then))
         after = tuned("after", small, then, tuned("larger", self.larger, first, begin))
         return [figures(run)["accuracy"] for run in (counted, direct, longer, after)]
 
 
-def transfers(bench: Bench) -> Iterable[Transfer]:
+def transfers(series: Series) -> Iterable[Transfer]:
     """Reviews of shops and meals, then of few books; of a published model also entailment, of texts by a program, then
     of real ones (RTE)."""
-    small = partial(reviews_of, bench, "books", (book,), ("positive", "negative"))
-    reviews = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), 3000, 1), partial(small, 60)
+    small = partial(reviews_of, series, "books", (book,), ("positive", "negative"))
+    reviews = reviews_of(series, "shops-and-meals", (shop, meal), tuple(SIGN), 3000, 1), partial(small, 60)
     rows = *reviews, small(1000, 1000), (150, 50)
     for model in ("encoder", "decoder"):
-        begin = partial(pretrained, bench, REVIEWS_TASK, model)
-        chosen = Trial(REVIEWS_TASK, TO_CHOOSE[0], model, 1).chosen(bench).items()
+        begin = partial(pretrained, series, REVIEWS_TASK, model)
+        chosen = Trial(REVIEWS_TASK, TO_CHOOSE[0], model, 1).chosen(series).items()
         yield Transfer(f"books-{model}", begin, tuple(f"{key}={value}" for key, value in chosen), *rows)
-    if (published := bench.published) is None:
+    if (published := series.published) is None:
         return
     yield Transfer("books-published", lambda _: published, ("objective.contrastive=false",), *rows)
-    if bench.real and bench.has("rte.train.csv", "rte.dev.csv"):
-        rte = partial(sample, bench, bench.real / "rte.train.csv", 1200)
-        rows = DATA / "entailment.csv", rte, bench.real / "rte.dev.csv", (100, 75)
+    if series.real and series.has("rte.train.csv", "rte.dev.csv"):
+        rte = partial(sample, series, series.real / "rte.train.csv", 1200)
+        rows = DATA / "entailment.csv", rte, series.real / "rte.dev.csv", (100, 75)
         yield Transfer("rte-published", lambda _: published, ("training.batch_size=16",), *rows)
 
 
-def transfer(bench: Bench) -> str:
+def transfer(series: Series) -> str:
     """Intermediate fine-tuning on a larger task helps a small one, also against as many steps on the small one."""
-    found = list(transfers(bench))
-    cases = product(bench.seeds(), range(len(found)))
-    reached = bench.each(lambda case: found[case[1]].reached(bench, case[0]), cases)
+    found = list(transfers(series))
+    cases = product(series.seeds(), range(len(found)))
+    reached = series.each(lambda case: found[case[1]].reached(series, case[0]), cases)
     rows = []
     for number, one in enumerate(found):
         first, then = one.steps
-        columns = zip(*(reached[seed, number] for seed in bench.seeds()), strict=True)
+        columns = zip(*(reached[seed, number] for seed in series.seeds()), strict=True)
         cells = [majority(one.small(1), one.test), *(mean(column) for column in columns)]
         rows.append([one.name, f"{then}, {first + then}, {first} + {then}", *cells])
     heads = ("direct", "direct, as many steps", "larger task first")
     return table(["small task", "steps", "majority", "naive Bayes", *heads], rows)
 
 
-def positions(bench: Bench) -> str:
+def positions(series: Series) -> str:
     """ALiBi extrapolates to longer texts than it was trained on; learned positions do not."""
     kinds = {
         "alibi": "{kind: alibi}",
@@ -474,7 +476,7 @@ def positions(bench: Bench) -> str:
     contexts = (64, 128, 256, 512, 1024)
     # of `tiny`, but learning rates and embeddings that favour no kind of positions
     rates = ("optimizer={kind: muon, lr: 0.01, adamw: {lr: 5e-3, beta2: 0.99, weight_decay: 0}}", "model.init={}")
-    small = ("model.context=128", "training.batch_size=16", bench.steps(600), *rates)
+    small = ("model.context=128", "training.batch_size=16", series.steps(600), *rates)
     recipes = {"5-gram": ("ngram", "tokenizer.vocab_size=2048")}
     recipes |= {kind: ("tiny", *small, f"model.position={position}") for kind, position in kinds.items()}
 
@@ -482,20 +484,20 @@ def positions(bench: Bench) -> str:
         seed, kind = case
         recipe, *settings = recipes[kind]
         settings += ["data.documents=whole", f"seed={seed}"]
-        run = bench.train(
+        run = series.train(
             "pretrain", f"{kind}-{seed}", str(DATA / "stories.txt"), "--recipe", recipe, settings=settings
         )
         tests = ((f"{kind}-{seed}-{n}", run, DATA / "stories.valid.txt", "--context", str(n)) for n in contexts)
-        return [bench.evaluate(*test)["bits_per_byte"] for test in tests]
+        return [series.evaluate(*test)["bits_per_byte"] for test in tests]
 
-    found = bench.each(bits, product(bench.seeds(), recipes))
+    found = series.each(bits, product(series.seeds(), recipes))
     rows = [
-        [f"`{kind}`", *map(mean, zip(*(found[seed, kind] for seed in bench.seeds()), strict=True))] for kind in recipes
+        [f"`{kind}`", *map(mean, zip(*(found[seed, kind] for seed in series.seeds()), strict=True))] for kind in recipes
     ]
     return table(["position", "64", "128, as trained", *map(str, contexts[2:])], rows)
 
 
-CLAIMS: dict[str, Callable[[Bench], str]] = {
+CLAIMS: dict[str, Callable[[Series], str]] = {
     "pretraining": pretraining,
     "attention": attention,
     "classifiers": classifiers,
@@ -506,4 +508,4 @@ CLAIMS: dict[str, Callable[[Bench], str]] = {
 
 
 if __name__ == "__main__":
-    ran(CLAIMS, str(__doc__))
+    run_named(CLAIMS, str(__doc__))

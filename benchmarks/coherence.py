@@ -6,9 +6,10 @@ A story is coherent when the generator has a derivation of it, to the last word:
 much, whose watch it was. A single wrong name is a failure. For runs trained on data/stories.txt.
 """
 
-import argparse
 import sys
 from pathlib import Path
+
+from bench import options_of, print_head, print_row
 
 from lmtool.decoding.settings import Sample
 from lmtool.inference import generator
@@ -28,7 +29,7 @@ def holds(text: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("run", nargs="?", default="last", metavar="RUN")
     parser.add_argument("--stories", type=int, default=200, metavar="N", help="at each temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 0.8], metavar="T")
@@ -36,12 +37,12 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print the incoherent stories")
     given = parser.parse_args()
     model = generator.TextGenerator.open(given.run)
-    print("| temperature | stories | coherent |\n|---|---|---|", flush=True)
+    print_head("temperature", "stories", "coherent")
     for temperature in given.temperatures:
         settings = Sample(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
         texts = model.complete("", settings, n=given.stories)
         broken = [text for text in texts if not holds(text)]
-        print(f"| {temperature:g} | {len(texts)} | {1 - len(broken) / len(texts):.0%} |", flush=True)
+        print_row(f"{temperature:g}", f"{len(texts)}", f"{1 - len(broken) / len(texts):.0%}")
         if given.show:
             print(*broken, sep="\n\n")
 

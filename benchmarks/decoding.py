@@ -16,11 +16,10 @@ llama-cpp-python too.
 import argparse
 import contextlib
 import logging
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import ctranslate2
 import numpy as np
 import torch
 import transformers
+from bench import describe_machine, medians, options_of, print_head, print_row, run_in_turns, time_call
 from ctranslate2.converters import TransformersConverter
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -39,7 +39,7 @@ from lmtool.compute.device import choose_compute
 from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.inference.load import load_packed
-from lmtool.model import DecodeState, LanguageModel, build
+from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tokenization.prompt_format import Prompt
@@ -332,45 +332,19 @@ def compare(task: Task, running: dict[str, Write], n_texts: int, beams: int, rou
     prompts = task.prompts[:n_texts]
     texts = {name: write(prompts, beams) for name, write in running.items()}
     assert all(len(text) == task.n_written for written in texts.values() for text in written)
-    speeds: dict[str, list[float]] = {name: [] for name in running}
-    for _ in range(rounds):
-        for name, write in running.items():
-            began = time.perf_counter()
-            write(prompts, beams)
-            speeds[name].append(n_texts * task.n_written / (time.perf_counter() - began))
-    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    timed = {name: partial(time_call, partial(write, prompts, beams)) for name, write in running.items()}
+    seconds = medians(run_in_turns(timed, rounds))
     print(f"\n{n_texts} texts at once, {f'beam {beams}' if beams > 1 else 'greedy'}, medians of {rounds} rounds")
-    for name, speed in medians.items():
-        same = f"   {100 * equal(texts['lmtool float32'], texts[name]):.1f} % of lmtool's float32 tokens"
-        print(
-            f"{name:24}{speed:9,.1f} tokens/s  {1e3 * n_texts / speed:7.2f} ms a step"
-            f"  {speed / medians['transformers float32']:5.2f} x transformers float32{same}"
-        )
-
-
-def reorder_share(task: Task, write: Write) -> None:
-    """The share of a beam search that is spent on reordering the state's rows."""
-    spent = 0.0
-    pick = DecodeState.pick
-
-    def timed(self: DecodeState, rows: Sequence[int], apart: bool = False) -> DecodeState:
-        nonlocal spent
-        began = time.perf_counter()
-        state = pick(self, rows, apart)
-        spent += time.perf_counter() - began
-        return state
-
-    DecodeState.pick = timed  # type: ignore[method-assign]
-    try:
-        began = time.perf_counter()
-        write(task.prompts[:1], 5)
-        print(f"\nreordering takes {100 * spent / (time.perf_counter() - began):.2f} % of a search with 5 beams")
-    finally:
-        DecodeState.pick = pick  # type: ignore[method-assign]
+    print_head("contender", "tokens/s", "ms a step", "beside transformers float32", "of lmtool's float32 tokens")
+    for name, spent in seconds.items():
+        same = equal(texts["lmtool float32"], texts[name])
+        ratio = seconds["transformers float32"] / spent
+        speed = n_texts * task.n_written / spent
+        print_row(name, f"{speed:,.1f}", f"{1e3 * spent / task.n_written:.2f}", f"{ratio:.2f}", f"{100 * same:.1f} %")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     tasks = parser.add_subparsers(dest="task", required=True)
     common = argparse.ArgumentParser(add_help=False)
     settings = ["one", "batch", "beam", "alone"]
@@ -395,6 +369,7 @@ def main() -> None:
         running = contenders(task, scratch / "converted")
         searching = {name: write for name, write in running.items() if not name.startswith(LLAMA)}
         n_texts, n_read = len(task.prompts), len(task.prompts[0])
+        print(describe_machine())
         print(
             f"{given.task}: {n_read} tokens read, {task.n_written} generated; {torch.get_num_threads()} threads; "
             f"torch {torch.__version__}, transformers {transformers.__version__}, ctranslate2 {ctranslate2.__version__}"
@@ -405,7 +380,6 @@ def main() -> None:
             compare(task, running, n_texts, 1, given.rounds)
         if "beam" in given.settings:
             compare(task, searching, 1, 5, given.rounds)
-            reorder_share(task, running["lmtool float32"])
         if "alone" in given.settings:
             alone = lmtool_writes(task, "float32", alone=True)
             pair = {name: running[name] for name in ("lmtool float32", "transformers float32")}

@@ -12,10 +12,8 @@ texts is the 5-gram that lmtool counts itself; that of tables is scikit-learn's 
 of words and pairs of words, trained on the same rows.
 """
 
-import argparse
 import csv
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -28,6 +26,9 @@ from typing import Any
 
 import numpy as np
 import yaml
+from bench import describe_machine, options_of, run_lmtool
+from bench import print_head as head
+from bench import print_row as line
 from corpora import fetch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -51,13 +52,7 @@ def lmtool(verb: str, *arguments: str, seed: int) -> tuple[dict[str, Any], float
         print("lmtool", shlex.join(command), file=sys.stderr, flush=True)
         places = {"LMTOOL_CACHE": f"{folder}/cache", "LMTOOL_RUNS": f"{folder}/runs"}
         began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "lmtool", *command],
-            check=True,
-            env=os.environ | places,
-            capture_output=True,
-            text=True,
-        )
+        run_lmtool(*command, **places)
         seconds = time.perf_counter() - began
         found = {name: json.loads((run / f"{name}.json").read_text()) for name in ("metrics", "run")}
         return found | {"recipe": yaml.safe_load((run / "recipe.yaml").read_text())}, seconds
@@ -67,15 +62,6 @@ def refusal(error: subprocess.CalledProcessError) -> str:
     """Its exit code. What lmtool said before it ended goes to stderr."""
     print(str(error.stderr).strip(), file=sys.stderr, flush=True)
     return f"exit {error.returncode}"
-
-
-def line(*cells: str) -> None:
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def head(*cells: str) -> None:
-    line(*cells)
-    line(*["---"] * len(cells))
 
 
 def n_documents(text: str, division: str) -> int:
@@ -196,7 +182,7 @@ def shown(score: float, seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("what", choices=("fetch", "texts", "tables"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these texts or tables")
@@ -209,8 +195,10 @@ def main() -> None:
             for made in fetch(given.folder, given.only):
                 print(made, flush=True)
         case "texts":
+            print(describe_machine(), file=sys.stderr)
             texts(given.folder, given.only, given.seeds)
         case "tables":
+            print(describe_machine(), file=sys.stderr)
             tables(given.folder, given.only, given.seeds, given.recipes, given.base)
 
 

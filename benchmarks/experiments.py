@@ -12,16 +12,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from bench import DATA, Bench, figures, mean, parameters, ran, sample, table, written
+from bench import DATA, Series, figures, mean, parameters, run_named, sample, table, written
 from coherence import holds
 from pydantic import TypeAdapter
-from word2vec import K, quality
 
 from lmtool import load
 from lmtool.analysis.neighbors import neighbors
@@ -29,7 +29,8 @@ from lmtool.api import TrainedModel
 from lmtool.batch import Batch
 from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Greedy
-from lmtool.inference.load import load_run
+from lmtool.errors import UsageError
+from lmtool.inference.load import Loaded, load_run
 from lmtool.model import LanguageModel, build
 from lmtool.objective import Example
 from lmtool.objective.base import rng_of
@@ -49,84 +50,104 @@ REVIEWS = DATA / "reviews.csv"
 TEXTS = (str(STORIES), str(REVIEWS))
 
 
-def masking(bench: Bench) -> str:
+def masking(series: Series) -> str:
     """Which share of the tokens to mask: too few are costly to learn from, too many leave no context."""
     rows = []
     for rate in (0.15, 0.3, 0.4, 0.5):
         objective = f"objective={{kind: masked, rate: {rate}}}"
-        settings = (*SMALL, *WIDTH, *MUON, "model.shape=encoder", objective, bench.steps(600))
-        run = bench.train("pretrain", f"masked-{rate}", *TEXTS, "--recipe", "tiny", settings=settings)
-        loss = bench.evaluate(f"{run.name}-eval", run, few_unseen(bench))["loss"]
-        rows.append([f"{rate:.0%}", f"{loss:.3f}", encoder_on_reviews(bench, run)])
+        settings = (*SMALL, *WIDTH, *MUON, "model.shape=encoder", objective, series.steps(600))
+        run = series.train("pretrain", f"masked-{rate}", *TEXTS, "--recipe", "tiny", settings=settings)
+        loss = series.evaluate(f"{run.name}-eval", run, few_unseen(series))["loss"]
+        rows.append([f"{rate:.0%}", f"{loss:.3f}", encoder_on_reviews(series, run)])
     return table(["masked in training", "loss of one masked token", "accuracy on 500 reviews"], rows)
 
 
-def few_unseen(bench: Bench) -> Path:
+def few_unseen(series: Series) -> Path:
     """Some validation stories for masked models, each of whose tokens is masked in turn, which takes a while."""
     stories = UNSEEN.read_text(encoding="utf-8").split("\n\n")
-    return bench.write("unseen.txt", "\n\n".join(stories[: 1 if bench.quick else 12]))
+    return series.write("unseen.txt", "\n\n".join(stories[: 1 if series.quick else 12]))
 
 
-def on_500_reviews(bench: Bench, name: str, settings: Sequence[str], *how: str) -> str:
+def on_500_reviews(series: Series, name: str, settings: Sequence[str], *how: str) -> str:
     """Accuracy after twelve epochs on 500 reviews, mean and standard deviation over seeds, each with its own rows."""
     reached = []
-    for seed in bench.seeds():
-        made = (f"seed={seed}", "training.epochs=" + ("0.05" if bench.quick else "12"), *settings)
-        tables = (str(sample(bench, REVIEWS, 500, seed)), "--test", str(DATA / "reviews.test.csv"))
-        reached.append(figures(bench.train("finetune", f"{name}-{seed}", *tables, *how, settings=made))["accuracy"])
+    for seed in series.seeds():
+        made = (f"seed={seed}", "training.epochs=" + ("0.05" if series.quick else "12"), *settings)
+        tables = (str(sample(series, REVIEWS, 500, seed)), "--test", str(DATA / "reviews.test.csv"))
+        reached.append(figures(series.train("finetune", f"{name}-{seed}", *tables, *how, settings=made))["accuracy"])
     return mean(reached)
 
 
-def encoder_on_reviews(bench: Bench, run: Path) -> str:
-    return on_500_reviews(bench, f"{run.name}-reviews", TUNED, "--from", str(run))
+def encoder_on_reviews(series: Series, run: Path) -> str:
+    return on_500_reviews(series, f"{run.name}-reviews", TUNED, "--from", str(run))
 
 
-def relatives(bench: Bench) -> str:
+def relatives(series: Series) -> str:
     """Relatives of BERT, each by its recipe: fewer weights (ALBERT), or a loss on every token (ELECTRA)."""
     rows = []
     for recipe in ("roberta-tiny", "albert-tiny", "electra-tiny"):
-        settings = [bench.steps(4)] if bench.quick else []
+        settings = [series.steps(4)] if series.quick else []
         if recipe == "albert-tiny":
             settings.append("objective.sentence_order=false")
-        run = bench.train("pretrain", recipe, *TEXTS, "--recipe", recipe, settings=settings)
-        spent = f"{bench.spent[recipe]:.0f} s"
-        rows.append([f"`{recipe}`", parameters(run), spent, encoder_on_reviews(bench, run)])
+        run = series.train("pretrain", recipe, *TEXTS, "--recipe", recipe, settings=settings)
+        spent = f"{series.spent[recipe]:.0f} s"
+        rows.append([f"`{recipe}`", parameters(run), spent, encoder_on_reviews(series, run)])
     return table(["recipe", "parameters", "CPU time of pretraining", "accuracy on 500 reviews"], rows)
 
 
-def distillation(bench: Bench) -> str:
+def distillation(series: Series) -> str:
     """A model of half of the layers learns from the text alone, or also from the larger model."""
-    teacher = bench.train("pretrain", "tiny", str(STORIES), "--recipe", "tiny", settings=[bench.steps(3000)])
-    steps = (bench.steps(1500), "evaluation.prompts=[]")
+    teacher = series.train("pretrain", "tiny", str(STORIES), "--recipe", "tiny", settings=[series.steps(3000)])
+    steps = (series.steps(1500), "evaluation.prompts=[]")
     runs = {"teacher: `tiny`": teacher}
     tokenizer = f"tokenizer={{kind: file, path: {teacher / 'tokenizer.json'}}}"
     student = (str(STORIES), "--recipe", "distil-tiny")
-    runs["`distil-tiny`, alone"] = bench.train("pretrain", "alone", *student, settings=(*steps, tokenizer))
+    runs["`distil-tiny`, alone"] = series.train("pretrain", "alone", *student, settings=(*steps, tokenizer))
     for weight in (0.5, 0.9):
         how = (*steps, f"distillation.weight={weight}")
-        taught = bench.train("pretrain", f"taught-{weight}", *student, "--teacher", str(teacher), settings=how)
+        taught = series.train("pretrain", f"taught-{weight}", *student, "--teacher", str(teacher), settings=how)
         runs[f"with the teacher, weight {weight}"] = taught
     rows = []
     for name, run in runs.items():
-        bits = bench.evaluate(f"{run.name}-eval", run, UNSEEN)["bits_per_byte"]
-        rows.append([name, parameters(run), f"{bits:.4f}", f"{bench.spent[run.name]:.0f} s"])
+        bits = series.evaluate(f"{run.name}-eval", run, UNSEEN)["bits_per_byte"]
+        rows.append([name, parameters(run), f"{bits:.4f}", f"{series.spent[run.name]:.0f} s"])
     return table(["", "parameters", "bits per byte", "CPU time"], rows)
 
 
-def vectors(bench: Bench) -> str:
+NEAREST = 5
+CLASSES = (
+    "baker farmer miller gardener teacher carpenter fisher blacksmith weaver potter tailor shoemaker",
+    "Anna Clara Emma Rosa Martha Greta Tom Ben Jack Peter Henry Sam",
+    "January February March April May June July August September October",
+    "two three four five six seven eight nine ten",
+)
+"""Words of the stories that mean something alike."""
+
+
+def neighbors_of_same_class(loaded: Loaded) -> float:
+    """Returns the share of the nearest words of each word of a class that are of this class, where it has a vector."""
+    shares = []
+    for words in (line.split() for line in CLASSES):
+        for word in words:
+            with suppress(UsageError):
+                nearest = neighbors(loaded, word, NEAREST).nearest
+                shares.append(sum(near.word in words for near in nearest) / NEAREST)
+    return statistics.mean(shares)
+
+
+def vectors(series: Series) -> str:
     """Word vectors by their neighbours, and as the beginning of a bidirectional LSTM that classifies 500 reviews."""
     rows = []
     for recipe in ("none", "skipgram", "cbow", "glove", "ppmi"):
         begin: tuple[str, ...] = ()
         cells = ["", ""]
         if recipe != "none":
-            steps = [bench.steps(4)] if bench.quick else []
-            run = bench.train("pretrain", recipe, str(STORIES), "--recipe", recipe, settings=steps)
+            steps = [series.steps(4)] if series.quick else []
+            run = series.train("pretrain", recipe, str(STORIES), "--recipe", recipe, settings=steps)
             loaded = load_run(str(run))
-            near = quality(lambda word, loaded=loaded: [found.word for found in neighbors(loaded, word, K).nearest])
-            cells = [f"{near:.3f}", f"{bench.spent[recipe]:.0f} s"]
+            cells = [f"{neighbors_of_same_class(loaded):.3f}", f"{series.spent[recipe]:.0f} s"]
             begin = (f"model.embeddings={run}",)
-        reached = on_500_reviews(bench, f"bilstm-{recipe}", begin, "--recipe", "bilstm")
+        reached = on_500_reviews(series, f"bilstm-{recipe}", begin, "--recipe", "bilstm")
         rows.append([f"`{recipe}`" if recipe != "none" else "random", *cells, reached])
     return table(["vectors", "of the 5 nearest, in the same class", "CPU time", "`bilstm` on 500 reviews"], rows)
 
@@ -143,18 +164,18 @@ STRATEGIES = {
 }
 
 
-def decoding(bench: Bench) -> str:
+def decoding(series: Series) -> str:
     """One model, several decoding strategies: how coherent, how varied and how repetitive its stories are."""
-    run = bench.train("pretrain", "tiny", str(STORIES), "--recipe", "tiny", settings=[bench.steps(3000)])
-    unseen = UNSEEN.read_text(encoding="utf-8").strip().split("\n\n")[: 4 if bench.quick else 100]
-    prompts = bench.folder / "prompts.txt"
+    run = series.train("pretrain", "tiny", str(STORIES), "--recipe", "tiny", settings=[series.steps(3000)])
+    unseen = UNSEEN.read_text(encoding="utf-8").strip().split("\n\n")[: 4 if series.quick else 100]
+    prompts = series.folder / "prompts.txt"
     begun = [" ".join(story.split()[:3]) for story in unseen]
     prompts.write_text("".join(f"{beginning}\n" for beginning in begun))
     common = ("--prompt-file", str(prompts), "--run", str(run), "--seed", "1", "--json", "--quiet")
-    common += ("--max-new-tokens", "8" if bench.quick else "400")
+    common += ("--max-new-tokens", "8" if series.quick else "400")
     rows = [["none: the validation stories", *measured(begun, unseen)]]
     for name, options in STRATEGIES.items():
-        written = bench.run(f"written by {name}", "generate", *common, *options.split())
+        written = series.run(f"written by {name}", "generate", *common, *options.split())
         found = [json.loads(line) for line in written.splitlines()]
         rows.append([name, *measured(begun, [one["prompt"] + one["text"] for one in found])])
     return table(["strategy", "coherent", "distinct-1", "distinct-2", "repeated 4-grams", "words"], rows)
@@ -196,7 +217,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192)
 WIDE = {"n_layers": 2, "d_model": 128, "vocab_size": 256}
 
 
-def length(bench: Bench) -> str:
+def length(series: Series) -> str:
     """Cost over length: a recurrent model is linear and sequential, attention quadratic, a window linear."""
     decoder = {"kind": "transformer", "shape": "decoder", "n_heads": 2, "position": {"kind": "alibi"}}
     specs = {
@@ -204,7 +225,7 @@ def length(bench: Bench) -> str:
         "attention": decoder,
         "window of 128": decoder | {"pattern": {"kind": "window", "size": 128}},
     }
-    lengths = LENGTHS[:2] if bench.quick else LENGTHS
+    lengths = LENGTHS[:2] if series.quick else LENGTHS
     torch.set_num_threads(1)
     adapter: TypeAdapter[Model] = TypeAdapter(Model)
     models = {
@@ -250,23 +271,23 @@ def without_cache(model: LanguageModel, n: int) -> float:
     return time.process_time() - began
 
 
-def phases(bench: Bench) -> str:
+def phases(series: Series) -> str:
     """BERT's two phases of length: nine tenths of the steps on short rows, then the full length at a low rate."""
     short, long = ("model.context=32", "training.batch_size=64"), ("model.context=128", "training.batch_size=16")
     same = ("tokenizer.vocab_size=2048", "evaluation.prompts=[]", "model.n_heads=4", *MUON)
     same += ("model.shape=encoder", "objective.kind=masked")
     runs, spent = {}, {}
     for name, first, steps in (("128", long, 800), ("32", short, 800), ("32, nine tenths of the steps", short, 720)):
-        made = (*same, *first, bench.steps(steps))
-        run = bench.train("pretrain", f"rows-{steps}-{name[:2]}", str(STORIES), "--recipe", "tiny", settings=made)
-        runs[name], spent[name] = run, bench.spent[run.name]
+        made = (*same, *first, series.steps(steps))
+        run = series.train("pretrain", f"rows-{steps}-{name[:2]}", str(STORIES), "--recipe", "tiny", settings=made)
+        runs[name], spent[name] = run, series.spent[run.name]
     rates = "{kind: muon, lr: 0.002, adamw: {lr: 0.002, beta2: 0.99, weight_decay: 0}}"
-    second = (*long, bench.steps(80), f"optimizer={rates}", "schedule.warmup_steps=0")
-    last = bench.train("pretrain", "second-phase", str(STORIES), "--from", str(run), settings=second)
-    runs["the same, then 128"], spent["the same, then 128"] = last, spent[name] + bench.spent[last.name]
-    unseen, rows = few_unseen(bench), []
+    second = (*long, series.steps(80), f"optimizer={rates}", "schedule.warmup_steps=0")
+    last = series.train("pretrain", "second-phase", str(STORIES), "--from", str(run), settings=second)
+    runs["the same, then 128"], spent["the same, then 128"] = last, spent[name] + series.spent[last.name]
+    unseen, rows = few_unseen(series), []
     for name, run in runs.items():
-        found = [bench.evaluate(f"{run.name}-{n}", run, unseen, "--context", str(n))["loss"] for n in (32, 128)]
+        found = [series.evaluate(f"{run.name}-{n}", run, unseen, "--context", str(n))["loss"] for n in (32, 128)]
         rows.append([name, *(f"{loss:.3f}" for loss in found), f"{spent[name]:.0f} s"])
     return table(["rows of", "loss in rows of 32", "loss in rows of 128", "CPU time"], rows)
 
@@ -275,13 +296,13 @@ SYMBOLS = "abcdefgh"
 DISTANCES = ((2, 3), (4, 5), (6, 8), (9, 12), (13, 16))
 
 
-def forgetting(bench: Bench) -> str:
+def forgetting(series: Series) -> str:
     """How far back a model remembers: it copies random letters; the loss by how far back each letter stands."""
-    text = bench.folder / "copies.txt"
+    text = series.folder / "copies.txt"
     rng = random.Random(1)
     longest = DISTANCES[-1][1]
     text.write_text("".join(f"{line}={line}\n" for line in (drawn(rng, longest) for _ in range(60_000))))
-    tests = [drawn(rng, longest) for _ in range(40 if bench.quick else 400)]
+    tests = [drawn(rng, longest) for _ in range(40 if series.quick else 400)]
     sizes = ("model.d_model=128", f"model.context={2 * longest + 2}", "model.dropout=0")
     fresh = "training.carry_state=false"  # a line is scored from an empty state
     recipes = {
@@ -293,9 +314,9 @@ def forgetting(bench: Bench) -> str:
     }
     rows = []
     for name, (recipe, *settings) in recipes.items():
-        made = (*settings, "tokenizer={kind: char}", "data.documents=line", bench.steps(6000))
+        made = (*settings, "tokenizer={kind: char}", "data.documents=line", series.steps(6000))
         made += ("training.batch_size=32", "evaluation.baseline=false")
-        run = bench.train("pretrain", f"copies-{recipe}", str(text), "--recipe", recipe, settings=made)
+        run = series.train("pretrain", f"copies-{recipe}", str(text), "--recipe", recipe, settings=made)
         losses: dict[tuple[int, int], list[float]] = {bucket: [] for bucket in DISTANCES}
         for line, scored in zip(tests, load(str(run)).score([f"{line}={line}" for line in tests]), strict=True):
             bucket = next(pair for pair in DISTANCES if pair[0] <= len(line) + 1 <= pair[1])
@@ -319,17 +340,17 @@ PLACES = (range(5), range(5, 10), range(10, 20), range(1_000))
 """Of letters in a target, counted from 0."""
 
 
-def exposure(bench: Bench) -> str:
+def exposure(series: Series) -> str:
     """Exposure bias: the accuracy of the next letter given the true letters before it, and given the model's own."""
     phrases = list(dict.fromkeys(spelt(STORIES.read_text(encoding="utf-8"))))
-    unseen = phrases[12_000 : 12_040 if bench.quick else 13_000]
-    text = bench.folder / "letters.tsv"
+    unseen = phrases[12_000 : 12_040 if series.quick else 13_000]
+    text = series.folder / "letters.tsv"
     text.write_text("source\ttarget\n" + "".join(f"{phrase}\t{phrase[::-1]}\n" for phrase in phrases[:12_000]))
     same = ("tokenizer.kind=char", "model.d_model=128", "model.bidirectional_encoder=false", "evaluation.every=1000")
     rows = []
     for number, (name, sampling) in enumerate(INPUTS.items()):
-        settings = (*same, bench.steps(1000), f"objective.scheduled_sampling={sampling}")
-        run = bench.train("finetune", f"spelt-{number}", str(text), "--recipe", "seq2seq", settings=settings)
+        settings = (*same, series.steps(1000), f"objective.scheduled_sampling={sampling}")
+        run = series.train("finetune", f"spelt-{number}", str(text), "--recipe", "seq2seq", settings=settings)
         lm = load(str(run))
         answers = [str(prediction.label) for prediction in lm.predict(unseen)]
         pairs = list(zip(answers, (phrase[::-1] for phrase in unseen), strict=True))
@@ -372,28 +393,30 @@ SHOTS = (0, 1, 2, 4, 8, 16)
 LABELS = ("red", "green", "blue", "white")
 
 
-def shots(bench: Bench) -> str:
+def shots(series: Series) -> str:
     """Learning in context: accuracy by the number of examples in the prompt, of models of several sizes."""
     rng = random.Random(0)
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     words = ["".join(pair) for pair in rng.sample(list(product(syllables, repeat=2)), 80)]
     groups = [words[i::4] for i in range(4)]
-    lessons = bench.write("lessons.txt", "\n".join(lesson(rng, groups) for _ in range(100 if bench.quick else 30_000)))
+    lessons = series.write(
+        "lessons.txt", "\n".join(lesson(rng, groups) for _ in range(100 if series.quick else 30_000))
+    )
     # each word several times: every row draws examples of its own
     for name, part, n in (("shown", slice(10), 1), ("asked", slice(10, None), 20)):
         pairs = [(word, label) for group, label in zip(groups, LABELS[:2], strict=False) for word in group[part]]
         rows = [[str(i), *pair] for i in range(n) for pair in pairs]
-        written(bench, f"{name}.csv", ["number", "word", "label"], rows)
-    suite = bench.write("suite.yaml", json.dumps({f"{n}": shown(n) for n in SHOTS}))
+        written(series, f"{name}.csv", ["number", "word", "label"], rows)
+    suite = series.write("suite.yaml", json.dumps({f"{n}": shown(n) for n in SHOTS}))
     same = ("tokenizer={kind: word}", "data.documents=line", "model.context=64", "training.batch_size=32")
     rows = []
     for layers, width in SIZES:
-        size = (f"model.n_layers={layers}", f"model.d_model={width}", "model.n_heads=2", bench.steps(600))
+        size = (f"model.n_layers={layers}", f"model.d_model={width}", "model.n_heads=2", series.steps(600))
         reached = []
-        for seed in bench.seeds():
+        for seed in series.seeds():
             name, settings = f"lessons-{layers}-{width}-{seed}", (*same, *size, "evaluation.prompts=[]", f"seed={seed}")
-            run = bench.train("pretrain", name, str(lessons), "--recipe", "tiny", settings=settings)
-            told = bench.run(f"{name}-eval", "eval", str(run), "--suite", str(suite), "--json", "--quiet")
+            run = series.train("pretrain", name, str(lessons), "--recipe", "tiny", settings=settings)
+            told = series.run(f"{name}-eval", "eval", str(run), "--suite", str(suite), "--json", "--quiet")
             reached.append([json.loads(told)["tasks"][str(n)]["accuracy"] for n in SHOTS])
         rows.append([f"{layers} x {width}", parameters(run), *map(mean, zip(*reached, strict=True))])
     return table(["layers x width", "parameters", "0 examples", *map(str, SHOTS[1:])], rows)
@@ -411,7 +434,7 @@ def shown(n: int) -> dict[str, Any]:
     return {**task, "choices": list(LABELS), "answer": "{{ label }}", "shots": n}
 
 
-EXPERIMENTS: dict[str, Callable[[Bench], str]] = {
+EXPERIMENTS: dict[str, Callable[[Series], str]] = {
     "masking": masking,
     "relatives": relatives,
     "distillation": distillation,
@@ -426,4 +449,4 @@ EXPERIMENTS: dict[str, Callable[[Bench], str]] = {
 
 
 if __name__ == "__main__":
-    ran(EXPERIMENTS, str(__doc__))
+    run_named(EXPERIMENTS, str(__doc__))

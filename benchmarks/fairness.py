@@ -8,7 +8,6 @@ looks at its queue, on which the longest step of that time is told too. The serv
 are, so their own work is part of what is measured.
 """
 
-import argparse
 import asyncio
 import contextlib
 import statistics
@@ -21,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
+from bench import describe_machine, options_of, print_head, print_row
 
 from lmtool.inference.generator import TextGenerator
 from lmtool.serving.scheduler import Scheduler
@@ -170,15 +170,15 @@ async def compare(address: str, steps: Steps, context: int, rounds: int, only: l
             firsts, gaps, medians = zip(*found, strict=True)
             answered = ", ".join(f"{statuses.count(one)} x {one or 'gone'}" for one in sorted(set(statuses)))
             figures = (max(firsts), max(gaps), statistics.median(medians), steps.longest)
-            print(f"| {name} | {' | '.join(f'{1e3 * one:.0f}' for one in figures)} | {answered} |", flush=True)
+            print_row(name, *(f"{1e3 * one:.0f}" for one in figures), answered)
             await client.get("/health")
             with contextlib.suppress(asyncio.TimeoutError):
                 async with asyncio.timeout(60):
                     while "lmtool_running_texts 0.0" not in (await client.get("/metrics")).text:
                         await asyncio.sleep(0.1)
 
-        print("| beside | first token, ms | longest gap | median gap | longest step | answers meanwhile |")
-        print("|---|---|---|---|---|---|")
+        print(describe_machine())
+        print_head("beside", "first token, ms", "longest gap", "median gap", "longest step", "answers meanwhile")
         await beside("nobody", None)
         for name, ask in kinds(context).items():
             if not only or name in only:
@@ -198,7 +198,7 @@ async def served(run: str, rounds: int, only: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[])

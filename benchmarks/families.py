@@ -6,15 +6,14 @@ Each contender is a recipe scaled to equal size, with the same 2,048 word pieces
 steps fit into the time, so that its schedule ends with it. Counting is a single pass.
 """
 
-import argparse
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from json import loads
 from pathlib import Path
+
+from bench import describe_machine, options_of, print_head, print_row, run_lmtool
 
 from lmtool.data import bundled
 from lmtool.model.size import size_of
@@ -48,11 +47,6 @@ CONTENDERS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Recipe and changes, by name. "Pseudo": pseudo-likelihood, each token given all others, not a generative model."""
 
 
-def lmtool(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "lmtool", *arguments], check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout.strip()
-
-
 def records(run: str) -> list[dict[str, float]]:
     return [loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
 
@@ -61,7 +55,7 @@ def train(recipe: str, overrides: Sequence[str], steps: int) -> str:
     """The directory of a run of so many steps, validated only at its end."""
     fixed = (f"training.steps={steps}", f"evaluation.every={steps}", f"checkpoint.every={steps}")
     settings = [text for override in (*overrides, *fixed, "evaluation.prompts=[]") for text in ("-s", override)]
-    return lmtool("pretrain", TRAIN, "--recipe", recipe, "--quiet", *settings)
+    return run_lmtool("pretrain", TRAIN, "--recipe", recipe, "--quiet", *settings).strip()
 
 
 def steps_in(recipe: str, overrides: Sequence[str], seconds: float) -> int:
@@ -72,11 +66,12 @@ def steps_in(recipe: str, overrides: Sequence[str], seconds: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--seconds", type=float, default=180, help="training time of each")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=[*CONTENDERS], metavar="NAME")
     arguments = parser.parse_args()
-    print("| model | bits per byte | parameters | tokens/s | steps | seconds |\n|---|---|---|---|---|---|", flush=True)
+    print(describe_machine())
+    print_head("model", "bits per byte", "parameters", "tokens/s", "steps", "seconds")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LMTOOL_RUNS"] = folder
         for name in arguments.only:
@@ -90,9 +85,9 @@ def main() -> None:
             speed = statistics.median(record["tokens_per_second"] for record in records(run))
             model = load(Path(run) / "recipe.yaml").recipe.model
             size = "counts" if counts else f"{size_of(model, model.vocab_size or VOCABULARY).parameters:,}"
-            bits = loads(lmtool("eval", run, VALID, "--json", "--quiet"))["bits_per_byte"]
-            print(f"| {name} | {bits:.3f} | {size} | {speed:,.0f} | {steps:,} | {seconds:.0f} |", flush=True)
-    print(f"| the limit | {bundled.limit([bundled.folder() / Path(VALID).name]):.3f} | | | | |")
+            bits = loads(run_lmtool("eval", run, VALID, "--json", "--quiet"))["bits_per_byte"]
+            print_row(name, f"{bits:.3f}", size, f"{speed:,.0f}", f"{steps:,}", f"{seconds:.0f}")
+    print_row("the limit", f"{bundled.limit([bundled.folder() / Path(VALID).name]):.3f}", "", "", "", "")
 
 
 if __name__ == "__main__":

@@ -13,15 +13,14 @@ most that a step holds beside weights, forward and backward, with 32,768 tokens;
 the same weights, GPT-2 of 124M parameters.
 """
 
-import argparse
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 import transformers
+from bench import medians, options_of, print_head, print_row, run_in_turns, time_call
 from torch import Tensor
 from torch.nn import functional as F
 from training import ours, same_weights, theirs
@@ -107,7 +106,7 @@ class RandomTokens:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Setup:
     """Where and how is measured."""
 
     sizes: Sizes
@@ -116,17 +115,9 @@ class Bench:
     quick: bool
 
     def seconds(self, runs: dict[str, Callable[[], object]]) -> dict[str, float]:
-        """Median seconds of each, in turns."""
-        spent: dict[str, list[float]] = {name: [] for name in runs}
-        for turn in range(self.rounds + 1):
-            for name, run in runs.items():
-                self.wait()
-                began = time.perf_counter()
-                run()
-                self.wait()
-                if turn:
-                    spent[name].append(time.perf_counter() - began)
-        return {name: statistics.median(all_of) for name, all_of in spent.items()}
+        """Returns the median seconds of each, in turns, after one round that is not counted."""
+        timed = {name: partial(time_call, run, self.wait) for name, run in runs.items()}
+        return medians(run_in_turns(timed, self.rounds, warm_up=1))
 
     def wait(self) -> None:
         """Until the device has computed everything."""
@@ -141,8 +132,8 @@ class Bench:
         return build(self.sizes.spec(layers), vocab_size).to(self.compute.device)
 
 
-def training(bench: Bench) -> None:
-    sizes, device = bench.sizes, bench.compute.device
+def training(setup: Setup) -> None:
+    sizes, device = setup.sizes, setup.compute.device
     recipe = Recipe(
         model=sizes.spec(),
         training=Training(steps=10_000, batch_size=sizes.batch),
@@ -151,14 +142,14 @@ def training(bench: Bench) -> None:
     )
     tokens = RandomTokens(sizes.vocab_size, 1000 * sizes.context)
     examples = Windows(tokens, CausalObjective(Causal(), -1, False).cut(sizes.context), seed=1)  # type: ignore[arg-type]  # read like a store
-    own = bench.model(sizes.vocab_size)
+    own = setup.model(sizes.vocab_size)
     n_parameters = sum(parameter.numel() for parameter in own.parameters()) - sizes.context * sizes.width
-    other = same_weights(bench.model(sizes.vocab_size), sizes.config(sizes.vocab_size), "sdpa").to(device)
+    other = same_weights(setup.model(sizes.vocab_size), sizes.config(sizes.vocab_size), "sdpa").to(device)
     for model in (own, other):
-        model.compile(backend="eager" if bench.quick else "inductor")
+        model.compile(backend="eager" if setup.quick else "inductor")
     steps = {
-        "lmtool": ours(own, examples, recipe, bench.compute),
-        "Transformers": theirs(other, examples, recipe, bench.compute),
+        "lmtool": ours(own, examples, recipe, setup.compute),
+        "Transformers": theirs(other, examples, recipe, setup.compute),
     }
     losses: dict[str, float] = {}
 
@@ -169,20 +160,19 @@ def training(bench: Bench) -> None:
 
         return run
 
-    found = bench.seconds({name: some(name) for name in steps})
-    a, b = (torch.randn(sizes.product, sizes.product, device=device, dtype=bench.compute.dtype) for _ in range(2))
-    rate = 2 * sizes.product**3 / bench.seconds({"product": lambda: a @ b})["product"]
+    found = setup.seconds({name: some(name) for name in steps})
+    a, b = (torch.randn(sizes.product, sizes.product, device=device, dtype=setup.compute.dtype) for _ in range(2))
+    rate = 2 * sizes.product**3 / setup.seconds({"product": lambda: a @ b})["product"]
     flops = 6 * n_parameters + 12 * sizes.layers * sizes.width * sizes.context
     print(f"\nA product of {sizes.product} x {sizes.product}: {rate / 1e12:.1f} TFLOP/s")
-    print(f"\n| T {sizes.context}, B {sizes.batch}, compiled | tokens/s | share of the product's rate | loss |")
-    print("|---|---|---|---|")
+    print_head(f"T {sizes.context}, B {sizes.batch}, compiled", "tokens/s", "share of the product's rate", "loss")
     for name, seconds in found.items():
         speed = sizes.steps * sizes.batch * sizes.context / seconds
-        print(f"| {name} | {speed:,.0f} | {100 * speed * flops / rate:.1f} % | {losses[name]:.4f} |")
+        print_row(name, f"{speed:,.0f}", f"{100 * speed * flops / rate:.1f} %", f"{losses[name]:.4f}")
 
 
-def attention(bench: Bench) -> None:
-    sizes, device, dtype = bench.sizes, bench.compute.device, bench.compute.dtype
+def attention(setup: Setup) -> None:
+    sizes, device, dtype = setup.sizes, setup.compute.device, setup.compute.dtype
     n_rows, length = 4, sizes.length
     documents_BS = (torch.rand(n_rows, length) < 1 / sizes.document).cumsum(1).to(device)
     alibi = AlibiPositions(sizes.heads).to(device)
@@ -193,10 +183,8 @@ def attention(bench: Bench) -> None:
     }
     shape = n_rows, sizes.heads, length, sizes.width // sizes.heads
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-    print(
-        f"\n| T {length}, B {n_rows}, {sizes.heads} heads | dense mask | lmtool, compiled | lmtool | dense / compiled |"
-    )
-    print("|---|---|---|---|---|")
+    print()
+    print_head(f"T {length}, B {n_rows}, {sizes.heads} heads", "dense mask", "lmtool, compiled", "lmtool", "ratio")
     for name, (mask, rule) in kinds.items():
         allowed = mask.allowed(length, length, device)[:, None]
         if rule is not None:
@@ -209,37 +197,37 @@ def attention(bench: Bench) -> None:
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = mask, rule: AlibiPositions | None = rule) -> Tensor:
             return Attend(mask, length, torch.arange(length, device=device)[None], rule=rule)(q, k, v, 0.0)
 
-        fast = bench.compiled(attend)
-        found = bench.seconds(
+        fast = setup.compiled(attend)
+        found = setup.seconds(
             {
                 "dense": dense,
                 "compiled": lambda fast=fast: fast(q, k, v).sum().backward(),
                 "eager": lambda attend=attend: attend(q, k, v).sum().backward(),
             }
         )
-        cells = " | ".join(f"{1e3 * seconds:.2f} ms" for seconds in found.values())
-        print(f"| {name} | {cells} | {found['dense'] / found['compiled']:.1f} |")
+        cells = (f"{1e3 * seconds:.2f} ms" for seconds in found.values())
+        print_row(name, *cells, f"{found['dense'] / found['compiled']:.1f}")
 
 
-def memory(bench: Bench) -> None:
-    sizes, device, V = bench.sizes, bench.compute.device, bench.sizes.small_vocab
+def memory(setup: Setup) -> None:
+    sizes, device, V = setup.sizes, setup.compute.device, setup.sizes.small_vocab
     tokens_BT = torch.randint(V, (sizes.batch, sizes.context), device=device)
-    own = bench.model(V, 2)
-    other = same_weights(bench.model(V, 2), sizes.config(V, 2), "sdpa").to(device)
+    own = setup.model(V, 2)
+    other = same_weights(setup.model(V, 2), sizes.config(V, 2), "sdpa").to(device)
     objective = CausalObjective(Causal(), -1, False)
 
     def lmtool_step() -> None:
-        with bench.compute.autocast():
+        with setup.compute.autocast():
             loss = objective.loss(own, Batch(tokens_BT, tokens_BT)).total
         loss.backward()
 
     def transformers_step() -> None:
-        with bench.compute.autocast():
+        with setup.compute.autocast():
             loss = other(input_ids=tokens_BT, labels=tokens_BT).loss
         loss.backward()
 
-    print(f"\n| 2 layers, vocabulary {V:,}, T {sizes.context}, B {sizes.batch} | peak memory of a step |")
-    print("|---|---|")
+    print()
+    print_head(f"2 layers, vocabulary {V:,}, T {sizes.context}, B {sizes.batch}", "peak memory of a step")
     for name, model, step in (("lmtool", own, lmtool_step), ("Transformers", other, transformers_step)):
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -252,21 +240,21 @@ def memory(bench: Bench) -> None:
                 step()
             peak = ledger.peak
         model.zero_grad()
-        print(f"| {name} | {peak / 2**20:,.1f} MiB |")
+        print_row(name, f"{peak / 2**20:,.1f} MiB")
 
 
-def decoding(bench: Bench) -> None:
-    sizes, device = bench.sizes, bench.compute.device
-    own, n = bench.model(sizes.vocab_size).eval(), min(sizes.written, sizes.context - 8)
-    other = same_weights(own, sizes.config(sizes.vocab_size), "sdpa").to(device, bench.compute.dtype).eval()
-    pack(own, bench.compute.precision, device)
-    print(f"\n| {n} tokens after 8, greedy, {bench.compute.precision} | lmtool | Transformers | ratio |")
-    print("|---|---|---|---|")
+def decoding(setup: Setup) -> None:
+    sizes, device = setup.sizes, setup.compute.device
+    own, n = setup.model(sizes.vocab_size).eval(), min(sizes.written, sizes.context - 8)
+    other = same_weights(own, sizes.config(sizes.vocab_size), "sdpa").to(device, setup.compute.dtype).eval()
+    pack(own, setup.compute.precision, device)
+    print()
+    print_head(f"{n} tokens after 8, greedy, {setup.compute.precision}", "lmtool", "Transformers", "ratio")
     for n_rows in (1, 8):
         ids = torch.randint(sizes.vocab_size, (n_rows, 8), generator=torch.Generator().manual_seed(n_rows))
 
         def lmtool_writes(ids: Tensor = ids) -> None:
-            with bench.compute.autocast():
+            with setup.compute.autocast():
                 for _ in generate(own, ids.tolist(), Greedy(max_new_tokens=n)):
                     pass
 
@@ -277,17 +265,17 @@ def decoding(bench: Bench) -> None:
             )
 
         with torch.inference_mode():
-            found = bench.seconds({"lmtool": lmtool_writes, "Transformers": transformers_writes})
+            found = setup.seconds({"lmtool": lmtool_writes, "Transformers": transformers_writes})
         speeds = {name: n_rows * n / seconds for name, seconds in found.items()}
-        cells = " | ".join(f"{speed:,.0f} tokens/s" for speed in speeds.values())
-        print(f"| batch {n_rows} | {cells} | {speeds['lmtool'] / speeds['Transformers']:.1f} |")
+        cells = (f"{speed:,.0f} tokens/s" for speed in speeds.values())
+        print_row(f"batch {n_rows}", *cells, f"{speeds['lmtool'] / speeds['Transformers']:.1f}")
 
 
 PARTS = {"training": training, "attention": attention, "memory": memory, "decoding": decoding}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--batch", type=int, help="rows of training and memory; 16")
@@ -299,12 +287,12 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     compute = choose_compute(given.device, "float32" if given.quick else "bfloat16")
     sizes = TINY if given.quick else Sizes()
-    bench = Bench(
+    setup = Setup(
         replace(sizes, batch=given.batch or sizes.batch), compute, 1 if given.quick else given.rounds, given.quick
     )
     print(f"{compute.describe()}, torch {torch.__version__}, transformers {transformers.__version__}")
     for name in given.parts or PARTS:
-        PARTS[name](bench)
+        PARTS[name](setup)
 
 
 if __name__ == "__main__":

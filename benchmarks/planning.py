@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from bench import describe_machine, options_of, print_head, print_row, run_lmtool
+
 from lmtool.model import LanguageModel
 from lmtool.objective import Objective
 from lmtool.recipe.load import Setting, load
@@ -36,10 +38,8 @@ def settings(steps: int, batch: int) -> list[str]:
 
 
 def planned(name: str, steps: int, batch: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "lmtool", "plan", name, "--text", TEXT, "--json", "-q"]
-    for setting in settings(steps, batch):
-        command += ["-s", setting]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    flags = [word for setting in settings(steps, batch) for word in ("-s", setting)]
+    found = json.loads(run_lmtool("plan", name, "--text", TEXT, "--json", "-q", *flags))
     return {"bytes": found["footprint"]["peak"], "seconds": found["seconds"], "step": found["step_seconds"]}
 
 
@@ -100,7 +100,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
@@ -110,8 +110,9 @@ def main() -> None:
     if asked.train:
         print(json.dumps(trained(asked.train, asked.steps, asked.batch, asked.count)))
         return
-    print("| recipe | planned, MB | tensors | ratio | resident | ratio | seconds planned | measured | ratio |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(describe_machine())
+    times = ("seconds planned", "measured", "ratio")
+    print_head("recipe", "planned, MB", "tensors", "ratio", "resident", "ratio", *times)
     for name in asked.recipes:
         plan = planned(name, asked.steps, asked.batch)
         command = [sys.executable, __file__, "--train", name, "--steps", str(asked.steps), "--batch", str(asked.batch)]
@@ -123,7 +124,7 @@ def main() -> None:
         for measured in (tensors["tensors"], run["bytes"]):
             cells += [f"{measured / 1e6:.1f}", f"{plan['bytes'] / measured:.2f}"]
         cells += [f"{plan['seconds']:.1f}", f"{run['seconds']:.1f}", f"{plan['seconds'] / run['seconds']:.2f}"]
-        print(f"| {' | '.join(cells)} |", flush=True)
+        print_row(*cells)
 
 
 if __name__ == "__main__":

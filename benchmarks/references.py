@@ -6,12 +6,10 @@
 On the test parts: texts with `ngram`, a 5-gram model, tables with `linear`, `naive-bayes` and `dan`. On a CPU.
 """
 
-import argparse
 import csv
 import io
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bench import options_of, run_lmtool
 
 from lmtool.data.bundled import folder as bundled
 from lmtool.data.catalogue import FILE, Package, fetch
@@ -56,22 +55,14 @@ def fill_files(catalogue: dict[str, Any], folder: Path) -> None:
         print(name, one["size"], flush=True)
 
 
-def lmtool(folder: Path, *command: str) -> str:
-    """What a command prints. Raises OSError with its refusal."""
-    done = subprocess.run([sys.executable, "-m", "lmtool", *command], cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(" ".join(done.stderr.split()))
-    return done.stdout
-
-
 def measured(name: str, one: dict[str, Any], recipe: str, folder: Path) -> str:
     """The figure of a recipe on the test part, and for a text that of `lmtool eval` on it."""
     with tempfile.TemporaryDirectory() as scratch:
         began, run = time.perf_counter(), f"{scratch}/run"
         _, *command = one["reads"].split()
-        lmtool(folder, *command, "--recipe", recipe, "-s", "training.device=cpu", "-q", "-o", run)
+        run_lmtool(*command, "--recipe", recipe, "-s", "training.device=cpu", "-q", "-o", run, folder=folder)
         if one["kind"] == "text":
-            metrics = json.loads(lmtool(folder, "eval", run, f"{name}.test.txt", "--json", "-q"))
+            metrics = json.loads(run_lmtool("eval", run, f"{name}.test.txt", "--json", "-q", folder=folder))
         else:
             metrics = json.loads(Path(run, "metrics.json").read_text())
         seconds = time.perf_counter() - began
@@ -98,8 +89,8 @@ def fill_figures(catalogue: dict[str, Any], folder: Path, only: Sequence[str]) -
         for recipe in RECIPES.get(one["kind"], ()):
             try:
                 one["references"][recipe] = measured(name, one, recipe, folder)
-            except OSError as error:
-                print(name, recipe, error, flush=True)
+            except subprocess.CalledProcessError as error:
+                print(name, recipe, " ".join(error.stderr.split()), flush=True)
         write(catalogue)
 
 
@@ -112,7 +103,7 @@ def write(catalogue: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("what", choices=("files", "figures"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("only", nargs="*", metavar="NAME")

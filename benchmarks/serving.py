@@ -11,7 +11,6 @@ answers the same questions afterwards. `--prefix N` measures the first token aft
 Needs `pip install 'lmtool[dev]'`.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from bench import describe_machine, options_of, print_head, print_row
 
 WORDS = ["the", "a", "cat", "dog", "river", "house", "old", "young", "saw", "found", "under", "over", "quickly", "moon"]
 PORT = 8765
@@ -56,11 +56,11 @@ class Measured:
     seconds: float
     firsts: list[float]
 
-    def row(self, name: str, n_clients: int) -> str:
+    def print_row(self, name: str, n_clients: int) -> None:
         firsts = sorted(self.firsts)
         late = firsts[int(0.95 * (len(firsts) - 1))]
-        figures = (self.tokens / self.seconds, statistics.median(firsts), late)
-        return f"| {name} | {n_clients} | {figures[0]:.1f} | {figures[1]:.2f} | {figures[2]:.2f} |"
+        median = statistics.median(firsts)
+        print_row(name, f"{n_clients}", f"{self.tokens / self.seconds:.1f}", f"{median:.2f}", f"{late:.2f}")
 
 
 async def answer(client: httpx.AsyncClient, model: str, asked: Question) -> tuple[int, float]:
@@ -127,14 +127,14 @@ def running(command: list[str], health: str) -> Iterator[None]:
     with Path("serving.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         try:
-            _wait(process, health)
+            wait_until_ready(process, health)
             yield
         finally:
             process.terminate()
             process.wait()
 
 
-def _wait(process: "subprocess.Popen[bytes]", health: str) -> None:
+def wait_until_ready(process: "subprocess.Popen[bytes]", health: str) -> None:
     for _ in range(PATIENCE * 4):
         try:
             if httpx.get(f"http://127.0.0.1:{PORT}{health}", timeout=5).status_code == 200:
@@ -168,7 +168,7 @@ def generated(run: str, precision: Any, each: int) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("run")
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--prefix", type=int, help="tokens of prefixes that are asked again")
@@ -186,14 +186,12 @@ def main() -> None:
         asyncio.run(load(address, model, 1, 1))  # compiles and allocates
         for n in clients:
             each = asked.each * 3 if n == 1 else asked.each
-            print(asyncio.run(load(address, model, n, each)).row(name, n), flush=True)
+            asyncio.run(load(address, model, n, each)).print_row(name, n)
 
-    print(
-        "| contender | clients | tokens/s | first token, median s | 95th percentile |\n|---|---|---|---|---|",
-        flush=True,
-    )
+    print(describe_machine())
+    print_head("contender", "clients", "tokens/s", "first token, median s", "95th percentile")
     if asked.clients:
-        print(generated(asked.run, asked.precision, asked.each * 3).row("lmtool chat", 1), flush=True)
+        generated(asked.run, asked.precision, asked.each * 3).print_row("lmtool chat", 1)
     serve = [sys.executable, "-m", "lmtool", "serve", asked.run, "--port", str(PORT), "--precision", asked.precision]
     with running(serve, "/health"):
         model = httpx.get(f"{address}/v1/models").json()["data"][0]["id"]

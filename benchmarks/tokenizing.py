@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
+from bench import describe_machine, options_of, print_head, print_row, run_in_turns
 
 BLOCK = 1024
 FRESH = 20
@@ -165,14 +166,8 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def describe(way: str, figures: Sequence[float]) -> str:
-    """One line of figures."""
-    wall, cpu, peak = figures
-    return f"{way:8}  {wall:7.1f} MB/s  {cpu:7.1f} MB per CPU second  peak {peak:5.0f} MB"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--words", type=Path, help="take the words from this text file")
@@ -198,24 +193,23 @@ def main() -> None:
             sample = [line for _, line in zip(range(100_000), lines, strict=False)]
         Tokenizer.train(BpeTokenizer(vocab_size=8192), sample).save(tokenizer)
         ways = [options.only] if options.only else ["lmtool", "datasets"]
-        measured: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
-        agree: bool | None = None
-        for r in range(options.rounds):
-            for way in ways:
-                with tempfile.TemporaryDirectory(dir=folder) as out:
-                    seconds, cpu, peak = measure(way, text, tokenizer, Path(out), options.documents)
-                    measured[way].append((size / seconds, size / cpu, peak))
-                    print(f"round {r + 1}  {describe(way, measured[way][-1])}", flush=True)
-                    if way == "lmtool" and agree is None and options.documents == "whole" and not options.only:
-                        agree = ids_agree(text, tokenizer, Path(out))
-        medians = {way: [statistics.median(column) for column in zip(*measured[way], strict=True)] for way in ways}
-        for way in ways:
-            print(f"median   {describe(way, medians[way])}")
-        if not options.only:
-            wall, cpu = (medians["lmtool"][i] / medians["datasets"][i] for i in (0, 1))
-            print(f"ratio    {wall:.2f} by wall time, {cpu:.2f} by CPU time")
-        if agree is not None:
-            print(f"same ids {agree}")
+        agree: list[bool] = []
+
+        def figures_of(way: str) -> tuple[float, float, float]:
+            with tempfile.TemporaryDirectory(dir=folder) as out:
+                seconds, cpu, peak = measure(way, text, tokenizer, Path(out), options.documents)
+                if way == "lmtool" and not agree and options.documents == "whole" and not options.only:
+                    agree.append(ids_agree(text, tokenizer, Path(out)))
+            return size / seconds, size / cpu, peak
+
+        found = run_in_turns({way: partial(figures_of, way) for way in ways}, options.rounds)
+    print(describe_machine())
+    print_head("", "MB/s", "MB per CPU second", "peak memory, MB")
+    for way, rounds in found.items():
+        speed, cpu, peak = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print_row(way, f"{speed:.1f}", f"{cpu:.1f}", f"{peak:.0f}")
+    for same in agree:
+        print(f"same ids: {same}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ attention; once more with lmtool's way to allocate memory, which a plain loop do
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from bench import describe_machine, medians, options_of, print_head, print_row, run_in_turns
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lmtool.compute.device import Compute, choose_compute
@@ -123,7 +123,7 @@ def same_weights(source: LanguageModel, config: GPT2Config, attention: str) -> G
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("text", nargs="?", type=Path)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
@@ -189,10 +189,13 @@ def take_turns(given: argparse.Namespace) -> None:
 
 
 class Contender:
-    """A process that trains when it is asked to."""
+    """A process that trains when it is asked to.
+
+    keeps_memory: it allocates memory as lmtool does; losses: of all its steps.
+    """
 
     def __init__(self, name: str, keeps_memory: bool) -> None:
-        self.name, self.keeps_memory = name, keeps_memory
+        self.losses: list[float] = []
         self.process = subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:], "--take-turns", name],
             stdin=subprocess.PIPE,
@@ -200,18 +203,16 @@ class Contender:
             text=True,
             env=os.environ | ({} if keeps_memory else {"GLIBC_TUNABLES": ""}),  # set: lmtool changes nothing
         )
-        self.seconds: list[float] = []
-        self.losses: list[float] = []
-        self.turn()
-        self.seconds.clear()
 
-    def turn(self) -> None:
+    def turn(self) -> float:
+        """Returns the seconds of some steps."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(file=self.process.stdin, flush=True)
         done = json.loads(self.process.stdout.readline())
-        self.seconds.append(done["seconds"])
         self.losses += done["losses"]
+        seconds: float = done["seconds"]
+        return seconds
 
 
 def main() -> None:
@@ -219,28 +220,31 @@ def main() -> None:
     if given.take_turns:
         return take_turns(given)
     fast = choose_compute(given.device, "auto")
-    own = [Contender(f"lmtool {precision}", True) for precision in (fast.precision, "float32")]
+    contenders = {f"lmtool {precision}": True for precision in (fast.precision, "float32")}
     peers = [
-        Contender(f"transformers {precision} {attention}", False)
-        for precision in (fast.precision, "float32")
-        for attention in ("eager", "sdpa")
+        f"transformers {precision} {kind}" for precision in (fast.precision, "float32") for kind in ("eager", "sdpa")
     ]
-    contenders = [*own, *peers, Contender(f"transformers {fast.precision} sdpa", True)]
-    for _ in range(given.turns):
-        for each in contenders:
-            each.turn()
-    print(f"{given.layers} layers x {given.width}, T {given.context}, B {given.batch}; {fast.describe()}")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.turns} turns of {given.steps} steps")
-    speeds = [given.steps * given.batch * given.context / statistics.median(each.seconds) for each in contenders]
-    for each, speed in zip(contenders, speeds, strict=True):
-        memory = "freed memory kept" if each.keeps_memory else ""
-        print(f"{each.name:30} {memory:18} {speed:9,.0f} tokens/s   loss {each.losses[0]:.4f} -> {each.losses[-1]:.4f}")
-        each.process.kill()
+    running = {
+        name: Contender(name, keeps_memory) for name, keeps_memory in (contenders | dict.fromkeys(peers, False)).items()
+    }
+    kept = f"transformers {fast.precision} sdpa"
+    running[f"{kept}, freed memory kept"] = Contender(kept, True)
+    found = run_in_turns({name: one.turn for name, one in running.items()}, given.turns, warm_up=1)
+    speeds = {name: given.steps * given.batch * given.context / seconds for name, seconds in medians(found).items()}
+    print(f"{describe_machine()}; {fast.describe()}; torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(
+        f"{given.layers} layers x {given.width}, T {given.context}, B {given.batch}; "
+        f"{given.turns} turns of {given.steps} steps"
+    )
+    print_head("contender", "tokens/s", "first loss", "last loss")
+    for name, one in running.items():
+        print_row(name, f"{speeds[name]:,.0f}", f"{one.losses[0]:.4f}", f"{one.losses[-1]:.4f}")
+        one.process.kill()
+    own = f"lmtool {fast.precision}"
     for precision in (fast.precision, "float32"):
-        best = max(
-            speed for each, speed in zip(contenders, speeds, strict=True) if each in peers and precision in each.name
-        )
-        print(f"lmtool {fast.precision} / transformers {precision}: {speeds[0] / best:.2f}")
+        best = max(speeds[name] for name in peers if precision in name)
+        print(f"{own} / transformers {precision}: {speeds[own] / best:.2f}")
+    return None
 
 
 if __name__ == "__main__":

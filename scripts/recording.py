@@ -143,11 +143,8 @@ def drawn(shown: list[Shown]) -> str:
         ),
     ]
     for line in shown:
-        if line.end is None:
-            moment = f"animation:wait {line.begin:.2f}s"
-        else:
-            moment = f"opacity:0;animation:seen {line.end - line.begin:.2f}s {line.begin:.2f}s"
-        parts.append(f'<g style="{moment}">')
+        seen = f"opacity:0;animation:seen {(line.end or 0) - line.begin:.2f}s {line.begin:.2f}s"
+        parts.append(f'<g style="{seen if line.end is not None else f"animation:wait {line.begin:.2f}s"}">')
         for column, text, colour, bold in line.spans:
             x, y = 12 + column * WIDTH, 44 + line.row * HEIGHT
             extra = (f' style="fill:{colour}"' if colour else "") + (' font-weight="700"' if bold else "")

@@ -88,16 +88,16 @@ def commands(command: Any = None, path: str = "lmtool") -> Iterator[str]:
 
 def option(parameter: Any, context: Any) -> str:
     """A row of a table: names and what stands for the value, help with the default."""
-    names = f"`{getattr(parameter, 'display_name_raw', '')}`"
+    names, told = f"`{getattr(parameter, 'display_name_raw', '')}`", ""
     if parameter.param_type_name == "option":
         value = (parameter.display_type_rich(ctx=context) or "").strip("<>")
         choices = value.replace("|", ", ")
-        is_choice = choices != value and value.islower()
-        told = f" One of {cell(choices)}." if is_choice else ""
         names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
-        names += "" if is_choice else f" {cell(value)}"
-        return f"| {names} | {cell(parameter.help or '')}{told}{default(parameter)} |"
-    return f"| {names} | {cell(parameter.help or '')}{default(parameter)} |"
+        if choices != value and value.islower():
+            told = f" One of {cell(choices)}."
+        else:
+            names += f" {cell(value)}"
+    return f"| {names} | {cell(parameter.help or '')}{told}{default(parameter)} |"
 
 
 def default(parameter: Any) -> str:
@@ -227,34 +227,27 @@ def recipes() -> Iterator[str]:
         tree = [str(line) for line in lines]
         end = next((i for i, line in enumerate(tree) if line.startswith("FLOPs are")), len(tree) - 1)
         yield from ("<details markdown><summary>Drawing</summary>", "", "```text", *tree[2 : end + 1], "```", "")
-        for title, file in shown_pictures()[name]:
-            yield f"![{title}](pictures/{file})"
+        yield from (f"![{title}](pictures/{picture_files()[picture]})" for title, picture in pictures()[name])
         yield from ("", "</details>", "")
-
-
-@cache
-def shown_pictures() -> dict[str, list[tuple[str, str]]]:
-    """What each picture of a recipe shows, and its file, by the name of the recipe."""
-    return {name: [(title, _files()[picture]) for title, picture in of_one] for name, of_one in _pictures().items()}
 
 
 def drawings() -> dict[str, str]:
     """The pictures of all recipes, by file."""
-    return {file: picture for picture, file in _files().items()}
+    return {file: picture for picture, file in picture_files().items()}
 
 
 @cache
-def _files() -> dict[str, str]:
+def picture_files() -> dict[str, str]:
     """The file of each picture, named after the first recipe that has it."""
     made: dict[str, str] = {}
-    for name, of_one in _pictures().items():
+    for name, of_one in pictures().items():
         for number, (_, picture) in enumerate(of_one):
             made.setdefault(picture, f"recipe-{name}-{number}.svg")
     return made
 
 
 @cache
-def _pictures() -> dict[str, list[tuple[str, str]]]:
+def pictures() -> dict[str, list[tuple[str, str]]]:
     """What each picture of a recipe shows, and the picture, by the name of the recipe."""
     pages = {name: drawing.as_page(drawing.draw(load(name).recipe, name)) for name in shipped()}
     return {
@@ -302,30 +295,23 @@ def of_function(thing: Any) -> Iterator[str]:
     if function is thing:
         parts = parameters(node.args)
         line = f"{node.name}({', '.join(parts)}){returned}"
-        inner = "".join(f"    {part},\n" for part in parts)
-        yield from ("```py", line if len(line) <= 100 else f"{node.name}(\n{inner}){returned}", "```", "")
+        if len(line) > 100:
+            line = f"{node.name}(\n{''.join(f'    {part},' + chr(10) for part in parts)}){returned}"
     else:
-        yield from ("```py", f"{node.name}: {ast.unparse(node.returns)}", "```", "")
+        line = f"{node.name}: {ast.unparse(node.returns)}"
     names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg) if one]
-    yield from (*listed(inspect.getdoc(function) or "", names), "")
+    yield from ("```py", line, "```", "", *listed(inspect.getdoc(function) or "", names), "")
 
 
 def parameters(arguments: ast.arguments) -> list[str]:
     """The parameters of a function as they are in the source, without the instance or class."""
-    text = ast.unparse(arguments)
-    (call,) = ast.parse(f"def f({text}): pass").body
-    whole = []
-    plain, defaults = call.args.args, call.args.defaults
-    for one, value in zip(plain, [None] * (len(plain) - len(defaults)) + defaults, strict=True):
-        if one.arg not in ("self", "cls"):
-            whole.append(with_default(one, value))
-    if call.args.vararg:
-        whole.append(f"*{ast.unparse(call.args.vararg)}")
-    elif call.args.kwonlyargs:
-        whole.append("*")
-    for one, value in zip(call.args.kwonlyargs, call.args.kw_defaults, strict=True):
-        whole.append(with_default(one, value))
-    return [*whole, *([f"**{ast.unparse(call.args.kwarg)}"] if call.args.kwarg else [])]
+    needed: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
+    pairs = zip(arguments.args, needed + arguments.defaults, strict=True)
+    found = [with_default(*pair) for pair in pairs if pair[0].arg not in ("self", "cls")]
+    if arguments.vararg or arguments.kwonlyargs:
+        found.append(f"*{ast.unparse(arguments.vararg)}" if arguments.vararg else "*")
+    found += map(with_default, arguments.kwonlyargs, arguments.kw_defaults)
+    return [*found, *([f"**{ast.unparse(arguments.kwarg)}"] if arguments.kwarg else [])]
 
 
 def with_default(parameter: ast.arg, default: ast.expr | None) -> str:

@@ -71,14 +71,9 @@ TABLES = {
     "features": ("elmo-tiny", "reviews.csv -s 'tuning={layer_decay: 0.5, unfreeze_every: 2}'"),
     "prefix": ("prefix-tiny", "pairs.tsv"),
     "tasks": ("t5-tiny", "--task nli:nli.csv:2 --task review:reviews.csv"),
-} | {
-    recipe: ("", f"{table} --recipe {recipe}")
-    for table, recipes in (
-        ("reviews.csv", "dan linear naive-bayes"),
-        ("pairs.tsv", "seq2seq seq2seq-luong transformer-tiny"),
-    )
-    for recipe in recipes.split()
 }
+TABLES |= {recipe: ("", f"reviews.csv --recipe {recipe}") for recipe in ("dan", "linear", "naive-bayes")}
+TABLES |= {recipe: ("", f"pairs.tsv --recipe {recipe}") for recipe in ("seq2seq", "seq2seq-luong", "transformer-tiny")}
 """The base that is fine-tuned, if any, and the table with options."""
 
 

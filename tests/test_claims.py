@@ -44,7 +44,7 @@ def test_two_processes_share_a_series(tmp_path: Path, monkeypatch: pytest.Monkey
         return f"printed {name}"
 
     monkeypatch.setattr(bench, "lmtool", lmtool)
-    for series in (bench.Bench(tmp_path, quick=True), bench.Bench(tmp_path, quick=True)):
+    for series in (bench.Series(tmp_path, quick=True), bench.Series(tmp_path, quick=True)):
         found = series.each(lambda name, series=series: series.run(name, name), ["first", "second"])
         assert found == {"first": "printed first", "second": "printed second"}
         assert ran == ["second", "first"]

@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,7 @@ def simple_commands(command):
         else:
             parts[-1].append(word)
     parts = [[*dropwhile(("(", "do").__contains__, part)] for part in parts if part and part[0] not in ("for", "done")]
-    return [part[: part.index(">")] if ">" in part else part for part in parts]
+    return [[*takewhile(lambda word: word not in ("<", ">"), part)] for part in parts]
 
 
 LMTOOL = typer.main.get_command(app)

@@ -5,7 +5,7 @@ import re
 
 import chapters
 
-OUTSIDE = ("../", "decisions/", "assignments/")
+OUTSIDE = ("../", "decisions/", "assignments/", "extending.md")
 """What the site does not have: the repository has it."""
 CODE = r"^(?P<fence>```+|~~~+).*?^(?P=fence)$|^    [^\n]*$|`[^`\n]+`"
 LINK = re.compile(CODE + r"|(?P<text>!?\[(?:[^][]|\[[^][]*\])*\])\((?P<target>[^)\s]+)\)", re.MULTILINE | re.DOTALL)

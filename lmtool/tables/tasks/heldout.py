@@ -10,8 +10,8 @@ Floats = NDArray[np.float64]
 LEAST_WRONG = 10
 """Wrong answers from which a temperature may be below 1."""
 
-DEVIATION = 0.4
-"""Standard deviation of the logarithm of a temperature, before any row is seen: most are from 0.7 to 1.5."""
+DEVIATION = 1.0
+"""Standard deviation of the logarithm of a temperature, before any row is seen: most are from 1/3 to 3."""
 
 LEAST_ROWS = 20
 """Rows with a label from which it has a threshold of its own."""

@@ -513,7 +513,7 @@ def test_only_held_out_rows_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     task.decide(model, rows, held_out=False)
     assert task.temperature == 1
     task.decide(model, rows, held_out=True)
-    assert task.temperature == pytest.approx(5 / np.log(3), rel=1e-4)
+    assert task.temperature == pytest.approx(5 / np.log(3), rel=0.05)
 
 
 def test_a_class_that_no_row_has_is_read_back() -> None:

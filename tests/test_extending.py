@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md hold: put into a copy of lmtool, each new part trains and decodes."""
+"""The examples of docs/extending.md hold: put into a copy of lmtool, each new part trains and decodes."""
 
 import re
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "extending.md"
 PARTS = {
     "model.position.kind=log": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16}",
     "model.score=cosine": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}",
@@ -112,9 +113,9 @@ checkpoint: {every: 3}
 
 
 def changes() -> list[tuple[str, str, str]]:
-    """(file, text as it is, text as it becomes) of each diff in CONTRIBUTING.md."""
+    """(file, text as it is, text as it becomes) of each diff in docs/extending.md."""
     found = []
-    for block in re.findall(r"^```diff\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         file, *lines = block.splitlines()
         assert all(line[:1] in (" ", "+", "-") for line in lines)
         old, new = ("".join(line[1:] + "\n" for line in lines if line[0] in marks) for marks in (" -", " +"))
@@ -123,7 +124,7 @@ def changes() -> list[tuple[str, str, str]]:
 
 
 def changed() -> dict[str, str]:
-    """The text of each file once all of CONTRIBUTING.md has been done."""
+    """The text of each file once all of docs/extending.md has been done."""
     texts: dict[str, str] = {}
     for name, old, new in changes():
         file = ROOT / name
@@ -138,15 +139,15 @@ def test_every_example_still_fits_the_files() -> None:
 
 
 def test_an_example_touches_three_files_at_most() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for example in page.split("\n### ")[1:]:
+    page = PAGE.read_text(encoding="utf-8")
+    for example in page.split("\n## ")[1:]:
         files = set(re.findall(r"^```diff\n(.*)$", example, re.MULTILINE))
         assert 1 <= len(files) <= 3, example.splitlines()[0]
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with lmtool in it, to which CONTRIBUTING.md has been done."""
+    """A folder with lmtool in it, to which docs/extending.md has been done."""
     folder = tmp_path_factory.mktemp("copy")
     for name in ("lmtool", "tests", "recipes"):
         shutil.copytree(ROOT / name, folder / name)  # with what is compiled, which stays valid for unchanged files
@@ -201,9 +202,9 @@ def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
     lines = "".join(f"    {name!r}: {of!r},\n" for name, of in FAMILIES.items())
     assert tiny.read_text().count(first) == 1
     tiny.write_text(tiny.read_text().replace(first, first + lines))
-    held = ["tests/contributing/mingru.py", "tests/contributing/experts.py", "tests/contributing/lion.py"]
+    held = ["tests/extending/mingru.py", "tests/extending/experts.py", "tests/extending/lion.py"]
     held += [f"tests/model/test_{name}.py" for name in ("cache", "invariance", "packed", "parameters", "classifier")]
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *held, "-k", "example or contributing"]
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *held, "-k", "example or extending"]
     done = subprocess.run(pytest_, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
