@@ -151,10 +151,8 @@ def open_parts(
     """
     texts, resolved = [], []
     for alone in _alone(data):
-        opened = divided
-        if opened is None or opened.named != alone:
-            opened = divide(alone, seed=seed, report=report)
-        train, one = opened.text, opened.data
+        opened = divided if divided is not None and divided.is_of(alone) else divide(alone, seed=seed, report=report)
+        train, one = opened.text, alone.with_values(opened.division)
         valid, train_part, valid_part = _split(train, one, seed, report)
         texts.append((TextPart(train, train_part), TextPart(valid, valid_part)))
         resolved.append(one)

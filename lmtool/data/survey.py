@@ -87,6 +87,15 @@ class DividedText:
     text: SurveyedText
     data: Data
 
+    def is_of(self, data: Data) -> bool:
+        """Whether it is the text that a spec names, divided as it says."""
+        return self.named.with_values({"isolate_documents": data.isolate_documents}) == data
+
+    @property
+    def division(self) -> dict[str, object]:
+        """What is resolved of the spec."""
+        return self.data.model_dump(include={"documents", "split", "stream"})
+
 
 def divide(data: Data, *, seed: int, report: Report) -> DividedText:
     """Divide the training text that is named into documents. seed: of the order of a text that is streamed.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -93,6 +94,7 @@ def outline(spec: Model, vocab_size: int) -> LanguageModel:
         return build(spec, vocab_size)
 
 
+@lru_cache(maxsize=64)
 def size_of(spec: Model, vocab_size: int) -> Size:
     """The size of a model whose embedding has `vocab_size` rows; an n-gram model has no trained parameters.
 

@@ -3,12 +3,14 @@
 Precedence: defaults, then the recipe, then `-s KEY=VALUE` in order, then flags.
 """
 
+import copy
 import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ def _opened(name: str | Path) -> tuple[Path, str, Document]:
     """The file of a recipe, what errors call it, and its content, a mapping."""
     file = find(name)
     source = file.name if str(name) in shipped() else escaped(str(name), 200)
-    document = parse(_read(file, source), source)
+    document = copy.deepcopy(_parse_file(_read(file, source), source))
     if document.mistakes and document.value is None:
         raise RecipeError([str(mistake) for mistake in document.mistakes])
     if not isinstance(document.value, dict):
@@ -146,6 +148,12 @@ def _opened(name: str | Path) -> tuple[Path, str, Document]:
         what = "is empty" if document.value is None else f"holds {_KINDS[type(document.value)]}"
         raise RecipeError([f"{source}: {what}; a recipe is a mapping of keys such as model and training"])
     return file, source, document
+
+
+@lru_cache(maxsize=8)
+def _parse_file(text: str, source: str) -> Document:
+    """A command resolves a recipe before and after it knows its data; the document is not to be changed."""
+    return parse(text, source)
 
 
 def _find_beside(tree: dict[str, Any], folder: Path) -> None:

@@ -171,7 +171,13 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "micro": {"auto": (), "rows": ("training.micro_batch=2",), "tokens": ("training.micro_tokens=20",)},
     "recompute": {"auto": (), "layers": ("training.recompute=layers",)},
     "carried": {"no": (), "state": ("training.carry_state=true",)},
-    "length": {"steps": (), "epochs": ("training.epochs=0.5",), "clipped": ("training.clip_norm=0.01",)},
+    "length": {
+        "steps": (),
+        "epochs": ("training.epochs=0.5",),
+        "minutes": ("training.minutes=0.005",),
+        "minutes or epochs": ("training.minutes=5", "training.epochs=0.5"),
+        "clipped": ("training.clip_norm=0.01",),
+    },
     "tuning": {
         "all": (),
         "lora": ("tuning.lora={rank: 2}",),

@@ -139,6 +139,8 @@ class Crossing:
         if Run.open(self.home / AGAIN).state != "finished":
             self.problems.append(f"resumed, the run is {Run.open(self.home / AGAIN).state}")
             return
+        if by_the_clock(self.row):
+            return
         step = last_step(self.home / WHOLE)
         whole, again = (digests(lasting(self.home / name, step)) for name in (WHOLE, AGAIN))
         other = [part for part in whole if whole[part] != again.get(part)]
@@ -147,7 +149,7 @@ class Crossing:
 
     def _with_other_processes(self) -> None:
         """The same losses in one process and in two; not where dropout or samples are drawn for each micro-batch."""
-        if is_random(self.row):
+        if is_random(self.row) or by_the_clock(self.row):
             return
         row = {**self.row, "processes": "one" if processes_of(self.row) == 2 else "two"}
         outcomes = self._begin(words_of(row, OTHER), processes_of(row))
@@ -211,6 +213,11 @@ def is_random(row: Row) -> bool:
     """Whether something is drawn for each micro-batch, which other processes cut otherwise."""
     draws = row["loss"] == "scheduled" or row["dropout"] != USUAL["dropout"]
     return draws or row["task"] == "electra"
+
+
+def by_the_clock(row: Row) -> bool:
+    """Whether the time that steps take decides how many there are."""
+    return row["length"] == "minutes"
 
 
 def words_of(row: Row, output: str, more: Sequence[str] = ()) -> list[str]:

@@ -257,7 +257,7 @@ def test_a_network_that_knows_its_rows_by_heart_is_not_sure_of_others(work: Work
     recipe.write_text(DAN)
     work.learn_table(recipe, work.folder / "rows.csv")
     ours, theirs = log_losses(work.run(), rows)
-    assert ours <= theirs + 0.005
+    assert ours <= theirs + 0.01
 
 
 def test_a_test_table_is_the_headline(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""What a training does once: a text is hashed, a recipe parsed, a model built, and validated by each validation."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lmtool.data import survey
+from lmtool.inference import load as loading
+from lmtool.recipe import load as recipes
+from lmtool.recipe.load import Setting, settings_of
+from lmtool.tables.data import TableData
+from lmtool.training.data import TextData
+from lmtool.training.events import Stepped
+from lmtool.training.plan import plan_pretraining
+from lmtool.training.start import start
+from tests.training.tiny import Work, after, no_report
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each of these was done."""
+    found: Counter[str] = Counter()
+
+    def count(owner: Any, name: str, called: str) -> None:
+        whole: Callable[..., Any] = getattr(owner, name)
+
+        def counted(*given: Any, **more: Any) -> Any:
+            # values of the command line are parsed too
+            if called != "parsed" or not str(given[1]).startswith("-s "):
+                found[called] += 1
+            return whole(*given, **more)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    recipes._parse_file.cache_clear()
+    count(survey, "content_hash", "hashed")
+    count(recipes, "parse", "parsed")
+    count(loading, "build_model", "built")
+    count(TextData, "validate", "validated")
+    count(TableData, "validate", "validated")
+    return found
+
+
+def validations(events: list[Any]) -> int:
+    return sum(isinstance(event, Stepped) and event.validation is not None for event in events)
+
+
+def test_of_pretraining(work: Work, calls: Counter[str]) -> None:
+    events = work.pretrain()
+    assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
+
+
+def test_of_the_default_recipe_which_depends_on_the_text(work: Work, calls: Counter[str]) -> None:
+    small = ("model.d_model=8", "model.n_layers=1", "model.context=16", "tokenizer.vocab_size=300")
+    settings = settings_of([*small, "training.steps=2"], [Setting("data.train", [str(work.text)], "TEXT")])
+    events = list(start(plan_pretraining(None, settings, report=no_report), work.session()))
+    assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
+
+
+def test_of_fine_tuning(work: Work, calls: Counter[str]) -> None:
+    work.pretrain(name="base")
+    calls.clear()
+    events = work.finetune("data.valid_fraction=0.2", source=work.run("base"))
+    # that of the run, and what settings of the data are resolved with
+    assert calls == {"parsed": 2, "built": 1, "validated": validations(events)}
+
+
+def test_of_resuming(work: Work, calls: Counter[str]) -> None:
+    work.pretrain(stop=after(6))
+    calls.clear()
+    events = work.resume()
+    assert calls == {"hashed": 1, "parsed": 1, "built": 1, "validated": validations(events)}
