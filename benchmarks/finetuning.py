@@ -30,15 +30,16 @@ from lmtool.recipe.load import Setting, settings_of
 from lmtool.tables.reading import read_labelled
 from lmtool.tables.rows import POOL_BATCHES
 from lmtool.tables.tasks.results import Results
-from lmtool.training.events import Ended, Plan, Stepped
-from lmtool.training.finetuning import FineTuning, plan_finetuning
-from lmtool.training.start import Invocation
+from lmtool.training.events import Ended, FitStarted, Stepped
+from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.plan import Plan
+from lmtool.training.start import Invocation, start
 
 
 class Plain:
     """A plain loop over published weights, as one finds it in tutorials, but with rows bucketed by length."""
 
-    def __init__(self, plan: FineTuning, given: argparse.Namespace) -> None:
+    def __init__(self, plan: Plan, given: argparse.Namespace) -> None:
         (table,) = plan.tables
         train = read_labelled(table.table, table.columns, kind="class")
         assert train.labels is not None
@@ -106,9 +107,9 @@ def compare(given: argparse.Namespace) -> None:
     flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
     plan = plan_finetuning(run_of(str(given.source)), None, settings_of([f"seed={given.seed}"], flags))
     with tempfile.TemporaryDirectory() as folder:
-        events = plan.run(Invocation([], not_reported, lambda: False, Path(folder) / "run"))
+        events = start(plan, Invocation([], not_reported, lambda: False, Path(folder) / "run"))
         began = time.perf_counter()
-        n_ours = next(event.steps for event in events if isinstance(event, Plan))
+        n_ours = next(event.steps for event in events if isinstance(event, FitStarted))
         reading = time.perf_counter() - began
         began = time.perf_counter()
         peer = Plain(plan, given)

@@ -67,8 +67,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
 
     recipe = load(name, [*settings(steps, batch), Setting("data.train", [TEXT], "TEXT")]).recipe
     compute = choose_compute("cpu", recipe.training.precision)
-    data = read_text(recipe, None, World(), lambda *_: None)
-    recipe = data.recipe
+    recipe, data = read_text(recipe, None, World(), lambda *_: None)
 
     def train(rows: int, n: int) -> tuple[LanguageModel, Objective]:
         changed = recipe.training.model_copy(update={"batch_size": rows, "steps": n})
