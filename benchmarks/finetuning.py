@@ -82,8 +82,8 @@ class Plain:
         """On the test table."""
         self.model.eval()
         right = 0
-        for start in range(0, len(self.test), 64):
-            inputs, labels = zip(*self.test[start : start + 64], strict=True)
+        for first in range(0, len(self.test), 64):
+            inputs, labels = zip(*self.test[first : first + 64], strict=True)
             right += int((self._scores(inputs).argmax(1) == torch.tensor(labels)).sum())
         return right / len(self.test)
 
