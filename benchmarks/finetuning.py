@@ -54,8 +54,8 @@ class Plain:
         rng = np.random.default_rng(given.seed)
         order = np.concatenate([rng.permutation(len(self.train)) for _ in range(given.epochs)])
         self.batches: list[list[int]] = []
-        for start in range(0, len(order), POOL_BATCHES * given.batch):
-            pool = sorted(order[start : start + POOL_BATCHES * given.batch].tolist(), key=self._length)
+        for first in range(0, len(order), POOL_BATCHES * given.batch):
+            pool = sorted(order[first : first + POOL_BATCHES * given.batch].tolist(), key=self._length)
             cut = [pool[i : i + given.batch] for i in range(0, len(pool), given.batch)]
             self.batches += [cut[i] for i in rng.permutation(len(cut))]
 

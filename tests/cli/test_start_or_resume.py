@@ -144,8 +144,8 @@ def test_seeds_that_were_interrupted_go_on_and_their_mean_is_made(
 ) -> None:
     whole = lmtool.succeeds(*seeds, "whole").out.splitlines()
     shutil.rmtree("whole")  # its runs would be the last ones
-    # the first seed takes four steps, and four more that score it
-    interrupted_in(monkeypatch, lmtool, [*seeds, "parts"], 10)
+    # the first seed takes four steps, and four for each of the models that score its folds
+    interrupted_in(monkeypatch, lmtool, [*seeds, "parts"], 26)
     sessions = {seed: Run.open(Path(f"parts/seed-{seed}")).info.sessions for seed in (1, 2)}
     assert [each[-1].outcome for each in sessions.values()] == ["finished", "stopped"]
     assert not Path("parts/seed-3").exists()

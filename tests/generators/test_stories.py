@@ -91,7 +91,8 @@ def test_a_changed_story_is_impossible(valid):
         assert choice.bits_of(stories.story, spoilt) == float("inf")
 
 
-def test_the_benchmark_knows_stories_that_hold(valid):
+def test_the_benchmark_knows_stories_that_hold(valid, monkeypatch):
+    monkeypatch.syspath_prepend(DATA.parent / "benchmarks")
     path = DATA.parent / "benchmarks" / "coherence.py"
     spec = importlib.util.spec_from_file_location("coherence", path)
     coherence = importlib.util.module_from_spec(spec)
