@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from lmtool.compute.device import choose_compute
-from lmtool.decoding.generate import generate
-from lmtool.decoding.settings import Sample
-from lmtool.inference.generator import decoding_threads
+from lmtool.generation.generate import generate
+from lmtool.generation.generator import decoding_threads
+from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack
 from lmtool.objective import CausalObjective
@@ -72,7 +72,7 @@ class Tokens:
 
 def written(model: LanguageModel, n_rows: int = 1) -> Iterator[int]:
     """Number of tokens of each decoding step, without end."""
-    settings = Sample(seed=1, max_new_tokens=200)
+    settings = SamplingParams(seed=1, max_new_tokens=200)
     while True:
         prompts = [Prompt(tuple(range(100, 108)))] * n_rows
         for number, _ in enumerate(generate(model, prompts, settings, max_rows=n_rows), 1):

@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmtool.decoding.settings import Sample
-from lmtool.inference import generator
+from lmtool.generation import generator
+from lmtool.generation.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
 
@@ -38,7 +38,7 @@ def main() -> None:
     model = generator.TextGenerator.open(given.run)
     print("| temperature | stories | coherent |\n|---|---|---|", flush=True)
     for temperature in given.temperatures:
-        settings = Sample(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
+        settings = SamplingParams(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
         texts = model.complete("", settings, n=given.stories)
         broken = [text for text in texts if not holds(text)]
         print(f"| {temperature:g} | {len(texts)} | {1 - len(broken) / len(texts):.0%} |", flush=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lmtool import Greedy, load
+from lmtool import SamplingParams, load
 from lmtool.api import TrainedModel
-from lmtool.decoding.text import Completion
+from lmtool.generation.request import Completion
 
 PROMPTS = {
     "quoting": "Correct the spelling of this text, and change nothing else: The old lighthouse stood at the end of "
@@ -50,7 +50,7 @@ def same(tokens: tuple[int, ...], others: tuple[int, ...]) -> float:
 
 
 def compare(running: list[Contender], prompt: str, n_new: int, rounds: int) -> None:
-    settings = Greedy(max_new_tokens=n_new, min_new_tokens=n_new)
+    settings = SamplingParams("greedy", max_new_tokens=n_new, min_new_tokens=n_new)
     seconds: dict[str, list[float]] = {one.name: [] for one in running}
     written: dict[str, Completion] = {}
     for turn in range(rounds + 1):  # the first one warms up

@@ -8,9 +8,9 @@ import json
 import statistics
 import time
 
-from lmtool.decoding.forms import TextForm
-from lmtool.decoding.settings import Greedy
-from lmtool.inference.generator import TextGenerator
+from lmtool.generation.forms import TextForm
+from lmtool.generation.generator import TextGenerator
+from lmtool.generation.params import SamplingParams
 
 PROMPT = "A short story about a sailor:"
 LONG = TextForm("json-schema", json.dumps({"type": "string", "minLength": 4000}))
@@ -39,7 +39,7 @@ PERSON = {
 
 def seconds(generator: TextGenerator, form: TextForm | None, n_rows: int, n_tokens: int) -> float:
     """Seconds a token of each of n texts, after the first one."""
-    settings = Greedy(max_new_tokens=n_tokens, min_new_tokens=n_tokens, form=form)
+    settings = SamplingParams("greedy", max_new_tokens=n_tokens, min_new_tokens=n_tokens, form=form)
     pieces = generator.generate([f"{PROMPT} {i}." for i in range(n_rows)], settings)
     for _ in range(n_rows):
         next(pieces)
@@ -68,7 +68,7 @@ def main() -> None:
     times = []
     for _ in range(arguments.rounds):
         began = time.perf_counter()
-        (one,) = generator.completions("A customer as JSON:", Greedy(max_new_tokens=200, form=form))
+        (one,) = generator.completions("A customer as JSON:", SamplingParams("greedy", max_new_tokens=200, form=form))
         times.append(time.perf_counter() - began)
         json.loads(one.text)
     certain = sum(p == 0 for p in one.constrained or ())

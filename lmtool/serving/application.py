@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from lmtool.errors import LmtoolError, NumericalError, ResourceError
+from lmtool.generation.request import Token
 from lmtool.printable import plain
 from lmtool.search.index import Index
 from lmtool.serving.answer import ClientAnswer
@@ -33,7 +34,6 @@ from lmtool.serving.protocol import (
     TextBody,
     parse,
 )
-from lmtool.serving.scheduler import Progress
 from lmtool.serving.service import Service
 
 MAX_BODY = 4 << 20
@@ -96,16 +96,16 @@ class Application:
         if self._logs_prompts:
             log.info("asked: %s", body.model_dump_json(exclude_none=True))
         async with AsyncExitStack() as stack:
-            updates = await stack.enter_async_context(self._service.scheduler.generate(answer.generation))
+            updates = await stack.enter_async_context(self._service.scheduler.generate(answer.requests))
             if body.stream:
                 return Events(_lines(answer, updates), stack.pop_all())
 
             async def whole() -> bytes:
-                async for progress in updates:
-                    if progress.read:
-                        await asyncio.to_thread(answer.add, progress)
+                async for token in updates:
+                    if token.prompt:
+                        await asyncio.to_thread(answer.add, token)
                     else:
-                        answer.add(progress)
+                        answer.add(token)
                 return await asyncio.to_thread(answer.whole)
 
             return _encoded(await _while_connected(request, whole()))
@@ -206,15 +206,15 @@ def _explanation(error: Exception) -> ApiError:
     return ApiError(500, "the server failed; its log says why")
 
 
-async def _lines(answer: ClientAnswer, updates: AsyncIterator[Progress]) -> AsyncIterator[str]:
+async def _lines(answer: ClientAnswer, updates: AsyncIterator[Token]) -> AsyncIterator[str]:
     """The answer as server-sent events."""
     try:
-        async for progress in updates:
-            if progress.read:  # a long prompt has many
-                for line in await asyncio.to_thread(_events, answer, progress):
+        async for token in updates:
+            if token.prompt:  # a long one has many
+                for line in await asyncio.to_thread(_events, answer, token):
                     yield line
             else:
-                for line in _events(answer, progress):
+                for line in _events(answer, token):
                     yield line
         if answer.wants_usage:
             yield _event(answer.last())
@@ -225,8 +225,8 @@ async def _lines(answer: ClientAnswer, updates: AsyncIterator[Progress]) -> Asyn
         yield _event(_explanation(error).body)
 
 
-def _events(answer: ClientAnswer, progress: Progress) -> list[str]:
-    return [_event(event) for event in answer.events(progress)]
+def _events(answer: ClientAnswer, token: Token) -> list[str]:
+    return [_event(event) for event in answer.events(token)]
 
 
 def _event(value: dict[str, Any]) -> str:

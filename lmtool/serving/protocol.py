@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from lmtool.decoding.forms import TextForm
 from lmtool.errors import UsageError
+from lmtool.generation.forms import TextForm
 from lmtool.serving.errors import BadRequest
 
 MAX_TEXTS = 64

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.rowfile import matching_column
-from lmtool.decoding.constrained import beginning
-from lmtool.decoding.forms import TextForm
-from lmtool.decoding.settings import LogitBias, Sample
-from lmtool.decoding.text import check_length
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
+from lmtool.generation.chat import LONGEST_ANSWER, checked, format_of
+from lmtool.generation.constrained import begin_form
+from lmtool.generation.forms import TextForm
+from lmtool.generation.generator import TextGenerator
+from lmtool.generation.params import LogitBias, SamplingParams
+from lmtool.generation.request import requests_for
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
-from lmtool.inference.generator import TextGenerator
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
@@ -33,10 +33,9 @@ from lmtool.serving.protocol import (
     ClassifyBody,
     CompletionBody,
     EmbeddingBody,
-    TextBody,
     listed,
 )
-from lmtool.serving.scheduler import GenerationRequest, Scheduler
+from lmtool.serving.scheduler import Scheduler
 from lmtool.tables.predict import Prediction, TablePredictor, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
 from lmtool.tokenization.chat import ChatFormat
@@ -118,9 +117,8 @@ class Service:
         decode = self.loaded.prompt_format.tokenizer.decode
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
         most = 1 if echo_only else self._most(body.max_tokens, SHORT)
-        n_alternatives, form = body.logprobs or 0, body.form()
-        generation = self._generation(body, self.loaded.prompt_format, prompts, most, n_alternatives, form)
-        return ClientAnswer(self.name, self.fingerprint, body, replace(generation, wants_prompt=wants_prompt), echoed)
+        tells = {"n_alternatives": body.logprobs or 0, "wants_prompt": wants_prompt}
+        return self._answer(body, self.loaded.prompt_format, prompts, most, body.form(), echoed, **tells)
 
     def conversation(self, body: ChatBody) -> ClientAnswer:
         """The answer to come, of messages. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
@@ -143,9 +141,8 @@ class Service:
         most = self._most(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
         most = most if context is None else min(most, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
-        n_alternatives, form = body.top_logprobs or 0, body.form() if calls is None else calls
-        generation = self._generation(body, prompt_format, prompts, most, n_alternatives, form)
-        return ClientAnswer(self.name, self.fingerprint, body, generation)
+        form = body.form() if calls is None else calls
+        return self._answer(body, prompt_format, prompts, most, form, n_alternatives=body.top_logprobs or 0)
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
@@ -168,24 +165,28 @@ class Service:
             raise BadRequest(400, f"max_tokens: at most {self.max_tokens} are generated here", param="max_tokens")
         return min(default, self.max_tokens) if wanted is None else wanted
 
-    def _generation(
+    def _answer(
         self,
-        body: TextBody,
+        body: CompletionBody | ChatBody,
         prompt_format: PromptFormat,
         prompts: Sequence[Prompt],
         most: int,
-        n_alternatives: int,
         form: TextForm | None,
-    ) -> GenerationRequest:
-        if len(prompts) * (body.n or 1) > MAX_TEXTS:
+        echoed: tuple[str, ...] | None = None,
+        **fields: Any,
+    ) -> ClientAnswer:
+        """The answer to come. most: new tokens. fields: of the requests."""
+        n = body.n or 1
+        if len(prompts) * n > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
         chosen |= body.model_dump(include=SAMPLING, exclude_none=True)
         chosen |= {"max_new_tokens": most, "logit_bias": self._biases(body.logit_bias or {}), "form": form}
-        settings = Sample(**chosen)
         if form is not None:  # its beginning is kept for the scheduler
-            check_length(beginning(form, prompt_format.tokenizer), most)
-        return GenerationRequest(prompt_format, tuple(prompts), settings, body.n or 1, body.stops, n_alternatives)
+            begin_form(form, prompt_format.tokenizer, most)
+        fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stops}
+        requests = tuple(requests_for(prompts, n, **fields))
+        return ClientAnswer(self.name, self.fingerprint, body, requests, n, echoed)
 
     def _biases(self, logit_bias: dict[str, float]) -> LogitBias:
         biases = []

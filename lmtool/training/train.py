@@ -16,9 +16,9 @@ from lmtool.compute.device import Compute
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.native import library
 from lmtool.compute.shards import ShardedBuild
-from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
-from lmtool.decoding.text import complete, write
 from lmtool.errors import LmtoolError, NumericalError
+from lmtool.generation.generate import complete
+from lmtool.generation.params import AnyParams, MaskPredict, SamplingParams
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import Initialization, build_for_training, load_weights
 from lmtool.model import DecodeState, LanguageModel
@@ -624,13 +624,12 @@ def _samples(manager: CheckpointManager, lm: LanguageModel, data: TrainingData, 
     if manager.run is None:
         return
     recipe, n_tokens = data.recipe, data.recipe.evaluation.sample_tokens
-    settings: Settings
+    params: AnyParams = SamplingParams(seed=recipe.seed, max_new_tokens=n_tokens)
+    length = 0
     if lm.reads == "both":
-        settings, options = MaskPredict(seed=recipe.seed), Options(length=n_tokens, overflow="cut")
-    else:
-        settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
+        params, length = MaskPredict(seed=recipe.seed), n_tokens
     try:
-        for completion in complete(write(lm, data.prompt_format, data.prompts, settings, options)):
+        for completion in complete(lm, data.prompts, params, data.prompt_format, length=length, overflow="cut"):
             sampled = Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
             yield from manager.log_sample(sampled)
             yield sampled

@@ -12,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from lmtool.decoding import generate
-from lmtool.decoding.forms import TextForm
+from lmtool.generation import engine
+from lmtool.generation.forms import TextForm
+from lmtool.generation.params import SamplingParams
+from lmtool.generation.request import Request
 from lmtool.serving import answer, protocol, service
 from lmtool.serving.application import SHORT_BODY
 from lmtool.serving.protocol import MAX_VALUES
@@ -26,11 +28,11 @@ WORK: list[tuple[Any, str]] = [
     (Tokenizer, "encode_many"),
     (Tokenizer, "encode_with_places"),
     (Tokenizer, "piece"),
-    (generate, "random_key"),
+    (engine, "random_key"),
     (protocol, "parse"),
     (answer, "listed"),
     (service, "listed"),
-    (service, "beginning"),
+    (service, "begin_form"),
     (TextForm, "__post_init__"),
 ]
 """What takes the longer, the longer a request or its answer is."""
@@ -74,7 +76,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "form": (
         "/v1/completions",
         {"prompt": "Who", "max_tokens": 3, "guided_regex": "[ab]+"},
-        {"encode", "beginning", "__post_init__"},
+        {"encode", "begin_form", "__post_init__"},
     ),
     "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "listed"}),
     "embeddings of a long text": ("/v1/embeddings", {"input": ["Who " * 2000]}, {"encode"}),
@@ -224,17 +226,17 @@ def test_a_backlog_of_one_stream_leaves_others_their_turn(server: Served) -> Non
                 turns += 1
                 await asyncio.sleep(0)
 
-        settings = service.Sample(seed=1, temperature=0.0, max_new_tokens=30)
-        asked = service.GenerationRequest(prompt_format, (prompt_format.prompt("Who"),), settings)
-        async with scheduler.generate(asked) as updates:
-            async for progress in updates:
+        params = SamplingParams(seed=1, temperature=0.0, max_new_tokens=30)
+        asked = Request(prompt=prompt_format.prompt("Who"), params=params, prompt_format=prompt_format)
+        async with scheduler.generate([asked]) as updates:
+            async for token in updates:
                 if not at:
                     while scheduler._texts:
                         await asyncio.sleep(0.01)
                     counting = asyncio.create_task(count())
                     await asyncio.sleep(0.01)
                 at.append(turns)
-                assert progress.text is not None
+                assert token.text is not None
         counting.cancel()
         return at
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UsageError
-from lmtool.inference import generator
+from lmtool.generation import generator
 from lmtool.inference.load import load_run
 from tests.training.tiny import Stop, Work, after, warnings_in
 
