@@ -29,7 +29,6 @@ from lmtool.recipe.spec.objective import Causal, WeightedCounts
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.run.files import StreamMark
-from lmtool.run.lines import MOST_LINES, KnownLines
 from lmtool.run.order import MixtureOrder, hash_key
 from lmtool.tables.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -64,7 +63,6 @@ class TextData:
     bytes_per_token: of the validation text that a causal model predicts, else None.
     is_measured: the best checkpoint is evaluated at the end.
     split: the held-out rows, to be saved in the run; None where they follow from the recipe, as of a text.
-    known_lines: of a list of short lines, to be saved too; else None.
     per_epoch: examples of one pass; of a text that is streamed, estimated from its head.
     """
 
@@ -88,16 +86,6 @@ class TextData:
     @property
     def is_measured(self) -> bool:
         return self.recipe.evaluation.baseline
-
-    @property
-    def known_lines(self) -> KnownLines | None:
-        parts = self._prepared.texts
-        n_lines = sum(one.text.survey.documents for parts in parts for one in parts)
-        if not isinstance(self.recipe.objective, Causal) or n_lines > MOST_LINES or self._prepared.streamed:
-            return None
-        if not all(train.text.shape.is_short for train, _ in parts):
-            return None
-        return KnownLines.of(line for both in parts for one in both for chunk in one.chunks() for line in chunk.texts)
 
     @contextmanager
     def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:

@@ -30,7 +30,7 @@ from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.records import encode
 from lmtool.run.creation import check_folder, create_run
-from lmtool.run.directory import BASELINE, LINES, RECIPE, SPLIT, Run
+from lmtool.run.directory import BASELINE, RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo, describe_environment
 from lmtool.search.index import text_vectors
 from lmtool.tables.baseline import Baseline
@@ -179,8 +179,6 @@ def begin(resolved: Resolved, read: ReadData, sources: Sources, invocation: Invo
                     run.keep_features(sources.features.base.run, sources.features.base.checkpoint)
                 if data.split is not None:
                     write_file(run.path / SPLIT, encode(data.split.model_dump()))
-                if (known := data.known_lines) is not None:
-                    write_file(run.path / LINES, known.to_bytes())
                 run.start(step=0, command=invocation.command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, data.prompt_format.tokenizer, lines)
                 yield from baselines(run, data, base if compute.world.size == 1 else None)
