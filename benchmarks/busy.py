@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from lmtool.compute.device import choose_compute
-from lmtool.generation.generate import generate
-from lmtool.generation.generator import decoding_threads
+from lmtool.generation.generate import decoding_threads, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack

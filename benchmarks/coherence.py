@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmtool.generation import generator
+from lmtool.generation import generate as generating
 from lmtool.generation.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=40, metavar="K")
     parser.add_argument("--show", action="store_true", help="print the incoherent stories")
     given = parser.parse_args()
-    model = generator.TextGenerator.open(given.run)
+    model = generating.TextGenerator.open(given.run)
     print("| temperature | stories | coherent |\n|---|---|---|", flush=True)
     for temperature in given.temperatures:
         settings = SamplingParams(temperature=temperature, top_k=given.top_k, max_new_tokens=500)

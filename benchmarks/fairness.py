@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.serving.scheduler import Scheduler
 from lmtool.serving.server import Serving, answering, assemble, listen
 

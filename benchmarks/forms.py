@@ -9,7 +9,7 @@ import statistics
 import time
 
 from lmtool.generation.forms import TextForm
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 
 PROMPT = "A short story about a sailor:"

@@ -149,7 +149,7 @@ def _wait(process: "subprocess.Popen[bytes]", health: str) -> None:
 def generated(run: str, precision: Any, each: int) -> Measured:
     """The answers to the first client's questions by `lmtool chat`, one after the other, without a server."""
     from lmtool.generation.chat import Conversation
-    from lmtool.generation.generator import TextGenerator
+    from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
 
     generator = TextGenerator.open(run, precision=precision)

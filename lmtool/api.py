@@ -27,7 +27,7 @@ from lmtool.data.stdin import text_files
 from lmtool.data.survey import silent
 from lmtool.errors import UsageError
 from lmtool.generation.chat import Conversation
-from lmtool.generation.generator import Drafter, TextGenerator
+from lmtool.generation.generate import Drafter, TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DRAFT_TOKENS, AnyParams
 from lmtool.inference.base import open_base

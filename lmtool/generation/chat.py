@@ -12,7 +12,7 @@ from typing import Any
 from lmtool.durable import refusing, write_new
 from lmtool.errors import UsageError
 from lmtool.generation.engine import Engine
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams, SamplingParams
 from lmtool.generation.prefixes import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
@@ -182,10 +182,10 @@ class Conversation:
             prompt_format=self._prompt_format,
             stop=self._stop,
         )
-        tokens = self._generated(self._engine.prepare(request))
+        state = self._engine.prepare(request)
         self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Reply(self._generator.computed(tokens), questions, self, n_left)
+        return Reply(self._generated(state), questions, self, n_left)
 
     def _generated(self, state: RequestState) -> Iterator[Token]:
         """The tokens of an answer, which is cancelled where nobody reads on."""
@@ -193,7 +193,9 @@ class Conversation:
         try:
             with evaluating(self._generator.loaded.model):
                 while not self._engine.idle:
-                    yield from self._engine.step()
+                    with self._generator.computing():
+                        tokens = self._engine.step()
+                    yield from tokens
         finally:
             self._engine.cancel(state.id)
 

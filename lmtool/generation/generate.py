@@ -1,22 +1,37 @@
-"""Texts for prompts, as they are generated: a thin user of the engine."""
+"""Texts for prompts, as they are generated: thin users of the engine."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Self
 
+from lmtool.compute.device import InferenceName, choose_compute, cpu_threads
+from lmtool.compute.machine import threads_are_set
 from lmtool.errors import UsageError
-from lmtool.generation.drafts import Draft
+from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
-from lmtool.generation.params import AnyParams, MaskPredict, Overflow, check_takes_draft
+from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, check_takes_draft
 from lmtool.generation.request import N_ALTERNATIVES, Completion, Token, requests_for
 from lmtool.generation.strategy import RequestState
 from lmtool.generation.text import ids_without_text
+from lmtool.inference.load import Loaded, load_packed
 from lmtool.model.language_model import LanguageModel, evaluating
+from lmtool.printable import plain
+from lmtool.recipe.spec.base import DeviceName
+from lmtool.recipe.spec.objective import Embedding, Masked
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 
 MAX_ROWS = 16
 """Rows that are computed at once, by default."""
+
+ONE_THREAD = 4_000_000
+"""Largest number of parameters of models that a CPU decodes with one thread."""
+
+NGRAM = "ngram"
+"""The name of n-gram look-up, in place of the run of a draft."""
+
+Prompts = str | Sequence[str]
 
 
 def generate(
@@ -37,6 +52,7 @@ def generate(
     draft: Draft | None = None,
     end_ids: Collection[int] = (),
     banned_ids: Collection[int] = (),
+    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Token]:
     """Continue each prompt, generate its target or fill its masks; tokens in the order of generation, interleaved.
 
@@ -59,6 +75,7 @@ def generate(
         max_rows: rows that are computed at once, at most.
         draft: proposes tokens, which the model verifies several at once. Requests are then computed one at a time.
         end_ids, banned_ids: as in `Request`.
+        computing: a context around each step, such as that of a precision.
 
     Raises UsageError when the model has no next token, when the draft cannot propose tokens for it, when options
     contradict the strategy, and as `ModelRunner.fit` does. The model is in evaluation mode while the iterator runs.
@@ -77,8 +94,20 @@ def generate(
             what = "mask-predict does not generate from left to right: it takes no stop string and no prefix"
             raise UsageError(what, fix="omit them")
         texts = [prompt if isinstance(prompt, str) else "" for prompt in prompts]
-        options: dict[str, Any] = {"n": n, "first": first, "details": details, "max_rows": max_rows}
-        filled = fill_texts(model, texts, params, prompt_format, overflow=overflow, mask=mask, length=length, **options)
+        filled = fill_texts(
+            model,
+            texts,
+            params,
+            prompt_format,
+            overflow=overflow,
+            mask=mask,
+            length=length,
+            n=n,
+            first=first,
+            details=details,
+            max_rows=max_rows,
+            computing=computing,
+        )
         return (
             Token(one.tokens[-1], one.logprobs[-1], text=one.text, request=one.request, completion=one)
             for one in filled
@@ -120,7 +149,7 @@ def generate(
     prepared = list(islice(waiting, 1))  # so that what contradicts is told before the first token
     n_at_once = 1 if draft is not None else max(1, max_rows // params.max_rows)
     texts = [prompt if isinstance(prompt, str) else "" for prompt in prompts]
-    return _run(engine, model, chain(prepared, waiting), n_at_once, texts, n, params.n_texts)
+    return _run(engine, model, chain(prepared, waiting), n_at_once, texts, n, params.n_texts, computing)
 
 
 def _run(
@@ -131,15 +160,21 @@ def _run(
     texts: Sequence[str],
     n: int,
     n_found: int,
+    computing: Callable[[], AbstractContextManager[object]],
 ) -> Iterator[Token]:
-    """The tokens of requests, n of each text, which give as many texts as `n_found`; so many at once."""
+    """The tokens of requests, n of each prompt, which give as many texts as `n_found`; so many at once."""
     with evaluating(model):
         while True:
             for state in islice(waiting, n_at_once - len(engine)):
                 engine.add(state)
             if engine.idle:
                 return
-            for token in engine.step():
+            with computing():  # not while the caller runs
+                tokens = engine.step()
+            for token in tokens:
+                if n_found == 1 and token.completion is None:
+                    yield token
+                    continue
                 i, sample = divmod(token.request, n)  # the engine numbers requests as they were prepared
                 sample = sample * n_found + token.sample
                 index, completion = i * n * n_found + sample, token.completion
@@ -171,3 +206,140 @@ def in_order(tokens: Iterable[Token]) -> Iterator[Completion]:
             following += 1
     # A beam search of a tiny vocabulary may find fewer hypotheses than requested, which leaves gaps.
     yield from (done[request] for request in sorted(done))
+
+
+def decoding_threads(model: LanguageModel) -> int | None:
+    """Fastest number of threads of a CPU for a decoding step: 1 for small models; None for all threads.
+
+    None as well where a variable of the environment sets their number, and for a bidirectional model, which computes
+    all positions at once. It does not depend on the load of the machine, so that the same seed gives the same text.
+    """
+    if threads_are_set() or model.reads == "both":
+        return None
+    return 1 if sum(parameter.numel() for parameter in model.parameters()) <= ONE_THREAD else None
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A draft, and the run of its model; None for n-gram look-up."""
+
+    draft: Draft
+    loaded: Loaded | None
+
+    def record(self) -> dict[str, Any]:
+        """What it is, as JSON values. run: null for n-gram look-up."""
+        if self.loaded is None:
+            return {"run": None, "tokens": self.draft.n_tokens}
+        return self.loaded.record() | {"tokens": self.draft.n_tokens}
+
+    @classmethod
+    def open(cls, reference: str, n_tokens: int, loaded: Loaded) -> "Drafter":
+        """A draft for a model. reference: a run, as for `load_packed`, or "ngram". n_tokens: see `Draft`.
+
+        Raises UsageError when it has another tokenizer, or cannot propose tokens for the model: see `Draft.check`.
+        """
+        where = f"--draft {plain(reference)} for {plain(str(loaded.run_path))}"
+        drafter = cls(NGramDraft(n_tokens), None)
+        if reference != NGRAM:
+            smaller = load_packed(reference, loaded.compute)
+            TextGenerator(smaller).check_generates()
+            if smaller.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+                fix = "name a draft with the same tokenizer, such as one distilled from it, or --draft ngram"
+                raise UsageError("the draft has another tokenizer than the model", where=where, fix=fix)
+            drafter = cls(ModelDraft(smaller.model, n_tokens), smaller)
+        try:
+            drafter.draft.check(loaded.model, loaded.tokenizer.vocab_size)
+        except UsageError as error:
+            raise UsageError(error.what, where=where, fix=error.fix) from None
+        return drafter
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of its run."""
+        return () if self.loaded is None else self.loaded.warnings
+
+    def describe(self) -> str:
+        """In a few words."""
+        source = "n-gram look-up" if self.loaded is None else f"{self.loaded.run_path}, step {self.loaded.step}"
+        return f"draft {source}, {self.draft.n_tokens} tokens at once"
+
+
+class TextGenerator:
+    """A trained model that generates text: continuations, targets of sources, and filled masks.
+
+    drafter: what proposes its tokens; None for decoding without a draft.
+    threads: of a CPU, while it generates; None for all, see `decoding_threads`.
+    """
+
+    def __init__(self, loaded: Loaded, drafter: Drafter | None = None) -> None:
+        self.loaded = loaded
+        self.drafter = drafter
+        self.threads = decoding_threads(loaded.model)
+
+    @classmethod
+    def open(cls, run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Self:
+        """The best checkpoint of a run, or a given checkpoint; see `load_packed` and `pack`."""
+        return cls(load_packed(run, choose_compute(device, precision)))
+
+    def generate(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Token]:
+        """Tokens as they are generated, the last one of each text with its completion.
+
+        params: by default `SamplingParams()`, or `MaskPredict()` for a bidirectional model.
+        options: as of the function `generate`, such as n=3 or stop=("\\n",).
+
+        Raises UsageError as that does, and for a model that only embeds texts.
+        """
+        self.check_generates()
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        params = params or (MaskPredict() if self.loaded.model.reads == "both" else SamplingParams())
+        draft = None if self.drafter is None else self.drafter.draft
+        options |= {"draft": draft, "computing": self.computing}
+        return generate(self.loaded.model, prompts, params, self.loaded.prompt_format, **options)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model generates from left to right."""
+        try:
+            self.check_generates()
+        except UsageError:
+            return False
+        return self.loaded.model.reads in ("past", "source")
+
+    def check_generates(self) -> None:
+        """Raise UsageError for a model that only embeds texts, or is without likelihood, and so generates none."""
+        if isinstance(self.loaded.recipe.objective, Embedding):
+            what = "this model embeds texts, and does not predict tokens"
+            fix = "use lmtool embed --whole, or name a language model"
+            raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
+        objective = self.loaded.recipe.objective
+        if isinstance(objective, Masked) and objective.permutation:
+            what = "this model predicts tokens that no other position sees, and fills no masks (objective.permutation)"
+            fix = "use lmtool eval, or fine-tune it: lmtool finetune TABLE --from RUN"
+            raise UsageError(what, where=str(self.loaded.run_path), fix=fix)
+        self.loaded.check_likelihood()
+
+    def completions(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> Iterator[Completion]:
+        """Completions, in the order of the prompts and of their samples; see `generate`."""
+        return in_order(self.generate(prompts, params, **options))
+
+    def complete(self, prompts: Prompts, params: AnyParams | None = None, **options: Any) -> list[str]:
+        """The texts alone; see `completions`."""
+        return [completion.text for completion in self.completions(prompts, params, **options)]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A context in which the model computes in its precision, and with its number of threads."""
+        with self.loaded.compute.autocast(), cpu_threads(self.threads):
+            yield
+
+    def echoed(self, prompt: str, params: AnyParams, echo: bool | None = None) -> str:
+        """The printed prompt before its text; on a line of its own where the text is a target.
+
+        echo: whether to print the prompt; None for all but sources. A text with filled masks contains it anyway.
+        """
+        answers = self.loaded.prompt_format.answers
+        wanted = not answers if echo is None else echo
+        if not wanted or isinstance(params, MaskPredict):
+            return ""
+        is_joined = params.form is None or not prompt or prompt[-1].isspace()  # a form begins without a space
+        return prompt + ("\n" if answers else "" if is_joined else " ")

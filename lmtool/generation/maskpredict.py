@@ -5,7 +5,8 @@ It is a loop of its own beside the engine, since nothing of a text is read befor
 Shapes: B rows, T positions, N requested positions, V vocabulary.
 """
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
@@ -70,11 +71,12 @@ def fill(
     banned_ids: Collection[int] = (),
     details: bool = False,
     max_rows: int = 16,
+    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Completion]:
     """Fill the masks of each text; completions without text, in the order in which they are complete.
 
     A result is a function of the model, the parameters, the text and the sample number, as in `generate`. Texts are
-    batched by length, without padding. banned_ids: never predicted, as [MASK] is not.
+    batched by length, without padding. banned_ids: never predicted, as [MASK] is not. computing: as of `generate`.
 
     Raises UsageError when the model is not bidirectional, and when a text has no mask or is longer than the context.
     Iterating raises NumericalError when the model's logits are not finite.
@@ -88,7 +90,7 @@ def fill(
             what = f"the prompt has {len(ids)} tokens with its masks, but the model's context is {model.context}"
             raise UsageError(what, where=where, fix="shorten it, or ask for fewer tokens")
     filler = _Filler(params, mask_id, sorted({*banned_ids, mask_id}), N_ALTERNATIVES if details else 0)
-    return _run(model, filler, [tuple(text) for text in texts], n, first, max_rows)
+    return _run(model, filler, [tuple(text) for text in texts], n, first, max_rows, computing)
 
 
 def check_fills(model: LanguageModel) -> None:
@@ -110,7 +112,13 @@ class _Work:
 
 
 def _run(
-    model: LanguageModel, filler: "_Filler", texts: Sequence[tuple[int, ...]], n: int, first: int, max_rows: int
+    model: LanguageModel,
+    filler: "_Filler",
+    texts: Sequence[tuple[int, ...]],
+    n: int,
+    first: int,
+    max_rows: int,
+    computing: Callable[[], AbstractContextManager[object]],
 ) -> Iterator[Completion]:
     waiting = (
         _Work((i, sample, draw), search, *next(search))
@@ -123,7 +131,9 @@ def _run(
             unfinished = []
             for _, equal in groupby(sorted(working, key=lambda work: len(work.ids)), key=lambda work: len(work.ids)):
                 group = list(equal)
-                for work, logits_NV in zip(group, _read(model, runner, group), strict=True):
+                with computing():
+                    logits = _read(model, runner, group)
+                for work, logits_NV in zip(group, logits, strict=True):
                     work.steps += 1
                     try:
                         work.ids, work.wanted = work.search.send(logits_NV)

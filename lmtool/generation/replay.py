@@ -14,8 +14,7 @@ from lmtool.batch import n_shared
 from lmtool.compute.device import InferenceName
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.generation.forms import TextForm
-from lmtool.generation.generate import MAX_ROWS
-from lmtool.generation.generator import NGRAM, Drafter, TextGenerator
+from lmtool.generation.generate import MAX_ROWS, NGRAM, Drafter, TextGenerator
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, to_record
 from lmtool.generation.request import Completion
 from lmtool.inference.load import Loaded

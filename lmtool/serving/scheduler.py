@@ -16,7 +16,7 @@ import torch
 from lmtool.compute.machine import machine_memory
 from lmtool.generation.constrained import spelled_vocabulary
 from lmtool.generation.engine import Engine
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.prefixes import PrefixCache
 from lmtool.generation.request import Request, Token

@@ -17,7 +17,7 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.generation.chat import LONGEST_ANSWER, checked, format_of
 from lmtool.generation.constrained import begin_form
 from lmtool.generation.forms import TextForm
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingParams
 from lmtool.generation.request import requests_for
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of

@@ -20,7 +20,7 @@ from lmtool.data.split import document_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Row, Skipped, Table
 from lmtool.errors import UsageError
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import Loaded

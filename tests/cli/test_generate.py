@@ -16,7 +16,7 @@ import lmtool
 from lmtool.cli.commands.generate import generate
 from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.generation import generator as generating
+from lmtool.generation import generate as generating
 from lmtool.generation.generate import complete
 from lmtool.generation.params import STRATEGIES, SamplingParams, options_of, to_record
 from lmtool.generation.replay import from_record

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lmtool.generation.chat import checked, format_of
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.interop.importing import imported
 from tests.generation import talkers
 from tests.generation.models import HistoryModel

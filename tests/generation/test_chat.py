@@ -13,8 +13,7 @@ import lmtool
 from lmtool.compute.device import CPU
 from lmtool.errors import ResourceError, UsageError
 from lmtool.generation.chat import Conversation
-from lmtool.generation.generate import generate
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefixes import BLOCK
 from lmtool.inference.load import Loaded, load_packed, load_run

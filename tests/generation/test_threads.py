@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lmtool.generation import generator
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation import generate as generating
+from lmtool.generation.engine import Engine
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.replay import record, replay
 from lmtool.generation.request import Token
@@ -24,16 +25,22 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def threads_of(generator: TextGenerator) -> tuple[list[int], list[int]]:
     """Threads in which two tokens are computed, and those of the caller between and after them."""
-    inside, outside = [], []
-
-    def tokens() -> Iterator[int]:
-        for _ in range(2):
-            inside.append(torch.get_num_threads())
-            yield 0
-
-    for _ in generator.computed(tokens()):  # type: ignore[arg-type]  # tokens that are not looked at
-        outside.append(torch.get_num_threads())
+    inside: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, inside)
+        outside = [torch.get_num_threads() for _ in generator.generate("a", SamplingParams("greedy", max_new_tokens=2))]
     return inside, [*outside, torch.get_num_threads()]
+
+
+def watch(patch: pytest.MonkeyPatch, seen: list[int]) -> None:
+    """Note the threads of each step."""
+    step = Engine.step
+
+    def stepping(self: Engine) -> list[Token]:
+        seen.append(torch.get_num_threads())
+        return step(self)
+
+    patch.setattr(Engine, "step", stepping)
 
 
 @pytest.mark.slow
@@ -44,7 +51,7 @@ def test_a_small_model_generates_with_one_thread(work: Work, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "2")
         assert threads_of(TextGenerator.open(str(work.run()), device="cpu")) == ([2, 2], [2, 2, 2])
-    monkeypatch.setattr(generator, "ONE_THREAD", 100)
+    monkeypatch.setattr(generating, "ONE_THREAD", 100)
     large = TextGenerator.open(str(work.run()), device="cpu")
     assert threads_of(large) == ([2, 2], [2, 2, 2])
     torch.set_num_threads(1)  # also after loading
@@ -60,18 +67,8 @@ def test_a_replay_takes_the_threads_of_the_record(work: Work, monkeypatch: pytes
     (completion,) = generator.completions("a", params)
     told = record(generator, completion, params, {})
     assert told["threads"] == 1
-    seen = []
-    genuine = TextGenerator.computed
-
-    def spy(self: TextGenerator, tokens: Iterator[Token]) -> Iterator[Token]:
-        def watched() -> Iterator[Token]:
-            for token in tokens:
-                seen.append(torch.get_num_threads())
-                yield token
-
-        return genuine(self, watched())
-
-    monkeypatch.setattr(TextGenerator, "computed", spy)
+    seen: list[int] = []
+    watch(monkeypatch, seen)
     assert all(again.same for again in replay([told, {**told, "threads": 2}]))
     assert set(seen[: len(seen) // 2]) == {1}
     assert set(seen[len(seen) // 2 :]) == {2}

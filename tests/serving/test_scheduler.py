@@ -15,7 +15,7 @@ from lmtool.errors import NumericalError
 from lmtool.generation import filters
 from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
 from lmtool.generation.engine import Engine
-from lmtool.generation.generator import Drafter, TextGenerator
+from lmtool.generation.generate import Drafter, TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefixes import PrefixCache

@@ -16,7 +16,7 @@ import pytest
 from lmtool.cli import main
 from lmtool.data.table import open_table
 from lmtool.generation.chat import Conversation
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled

@@ -64,7 +64,7 @@ def chat(
     lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct
     """
     from lmtool.generation.chat import LONGEST_ANSWER, Conversation
-    from lmtool.generation.generator import TextGenerator
+    from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import choose_params
     from lmtool.tokenization.tools import load_tools
 

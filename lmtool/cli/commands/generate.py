@@ -31,7 +31,7 @@ from lmtool.printable import counted, plain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lmtool.generation.generator import TextGenerator
+    from lmtool.generation.generate import TextGenerator
     from lmtool.generation.request import Completion, Token
 
 OUTPUT = "Output"
@@ -91,8 +91,7 @@ def generate(
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
     lmtool generate < prompts.txt
     """
-    from lmtool.generation.generate import MAX_ROWS
-    from lmtool.generation.generator import Drafter, TextGenerator
+    from lmtool.generation.generate import MAX_ROWS, Drafter, TextGenerator
     from lmtool.generation.params import check_takes_draft, choose_params, to_record
     from lmtool.generation.prompts import gather_prompts
     from lmtool.generation.replay import record

@@ -64,7 +64,7 @@ def predict(
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_of_texts
     from lmtool.data.table import json_lines, json_list, table_lines, write_table
-    from lmtool.generation.generator import TextGenerator
+    from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
     from lmtool.tables import predict as predicting
     from lmtool.tables.costs import decide_by

@@ -44,7 +44,7 @@ def serve(
     """
     _check_installed("serve")
 
-    from lmtool.generation.generator import Drafter, TextGenerator
+    from lmtool.generation.generate import Drafter, TextGenerator
     from lmtool.search.index import Index
     from lmtool.serving.guard import Access, is_loopback, read_key
     from lmtool.serving.server import Serving

@@ -19,7 +19,7 @@ from lmtool.data.files import content_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Table, open_table
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.evaluation import not_reported

@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export, export_gguf
-from lmtool.generation.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import Loaded
 from lmtool.interop.families import EVERY, FAMILIES, GGUF_FAMILIES
