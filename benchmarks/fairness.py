@@ -115,18 +115,18 @@ class Steps:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """A context in which steps are measured."""
-        turn = Scheduler._turn
+        turn = Scheduler._iterate
 
         def timed(scheduler: Scheduler, call: Any) -> None:
             began = time.perf_counter()
             turn(scheduler, call)
             self.longest = max(self.longest, time.perf_counter() - began)
 
-        Scheduler._turn = timed  # type: ignore[method-assign]
+        Scheduler._iterate = timed  # type: ignore[method-assign]
         try:
             yield
         finally:
-            Scheduler._turn = turn  # type: ignore[method-assign]
+            Scheduler._iterate = turn  # type: ignore[method-assign]
 
 
 async def victim(client: httpx.AsyncClient) -> tuple[float, float, float]:

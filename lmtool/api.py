@@ -92,7 +92,7 @@ class TrainedModel(TextGenerator):
         """
         self.check_generates()
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
-        window = runner.fit(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
+        window = runner.fit_prompt(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
         with self.computing():
             hidden_1TD, _ = runner.advance([window.tokens], runner.start([window]))
         p_V = runner.logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]

@@ -176,7 +176,7 @@ class Conversation:
         key = tuple(ids)
         least = min(self.params.min_new_tokens, limit)
         request = Request(
-            prompt=self._engine.runner.fit(self._prompt_format.answer_to(ids), "refuse", ""),
+            prompt=self._engine.runner.fit_prompt(self._prompt_format.answer_to(ids), "refuse", ""),
             params=replace(self.params, max_new_tokens=limit, min_new_tokens=least),
             draw=self._n_answers[key],
             prompt_format=self._prompt_format,

@@ -61,9 +61,9 @@ class FormState:
     def plus(self, token: int) -> "FormState":
         """The place after one more token, which may follow; one that ends the text changes nothing."""
         child = self._children.get(token) or self._extended(token)
-        rest = vars(self).get("further") or ()
+        rest = vars(self).get("closing_after") or ()
         if rest[:1] == (token,) and len(rest) > 1:  # what closes it later is no more than the rest of that
-            child._close_by(rest[1:])
+            child._offer_closing(rest[1:])
         return child
 
     def skip_forced(self, tokens: tuple[int, ...]) -> "FormState":
@@ -75,9 +75,9 @@ class FormState:
             matcher.consume_tokens(list(tokens))
             child = FormState(self.form, self._vocabulary, matcher, self._vocabulary.pieces[tokens[-1]])
             self._distant[tokens] = child
-        rest = vars(self).get("further") or ()
+        rest = vars(self).get("closing_after") or ()
         if rest[: len(tokens)] == tokens and len(rest) > len(tokens):
-            child._close_by(rest[len(tokens) :])
+            child._offer_closing(rest[len(tokens) :])
         return child
 
     def _extended(self, token: int) -> "FormState":
@@ -142,45 +142,45 @@ class FormState:
     @property
     def closing(self) -> tuple[int, ...] | None:
         """Tokens after which the text has the form, few but not always the fewest; None where none were found."""
-        return () if self.may_end else self.further
+        return () if self.may_end else self.closing_after
 
-    def _close_by(self, tokens: tuple[int, ...]) -> None:
-        """Take tokens that close it for `further`, unless it knows fewer."""
-        known = vars(self).get("further")
+    def _offer_closing(self, tokens: tuple[int, ...]) -> None:
+        """Take tokens that close it for `closing_after`, unless it knows fewer."""
+        known = vars(self).get("closing_after")
         if known is None or len(tokens) < len(known):
-            self.further = tokens
+            self.closing_after = tokens
 
     @cached_property
-    def further(self) -> tuple[int, ...] | None:
-        """The same, at least one; where none were found, `stuck` is where the search ended."""
+    def closing_after(self) -> tuple[int, ...] | None:
+        """The same, at least one; where none were found, `dead_end` is where the search ended."""
         state, tokens = self, list[int]()
-        classes_V = self._vocabulary.closes_V.astype(np.int64)
+        classes_V = self._vocabulary.closing_rank_V.astype(np.int64)
         used_K, used_V = np.zeros(CLASSES), np.zeros(len(classes_V))
         while not (tokens and state.may_end):
             # what does not close may lead nowhere, so classes and tokens take turns
-            rank_V = self._vocabulary.closes_V + CLASSES * used_K[classes_V] + 0.05 * used_V
+            rank_V = self._vocabulary.closing_rank_V + CLASSES * used_K[classes_V] + 0.05 * used_V
             token = int(np.where(state.allowed_V, rank_V, np.inf).argmin())
             used_V[token] += 1
             used_K[classes_V[token]] += classes_V[token] > 0
             after = state.plus(token)
             if after is state or len(tokens) == LONGEST_CLOSING:
-                self.stuck = state
+                self.dead_end = state
                 return None
             tokens.append(token)
             state = after
         return tuple(tokens)
 
-    def fits(self, token: int, n_left: int) -> bool:
+    def can_close_after(self, token: int, n_left: int) -> bool:
         """Whether the form can be completed in so many tokens after this one."""
         closing = self.closing
         if closing and closing[0] == token:
             return len(closing) - 1 <= n_left
         child = self.plus(token)
-        if not (child.may_end or "further" in vars(child)):
-            child._try(closing or (), n_left)
+        if not (child.may_end or "closing_after" in vars(child)):
+            child._reuse_closing(closing or (), n_left)
         return child.closing is not None and len(child.closing) <= n_left
 
-    def _try(self, closing: tuple[int, ...], n_left: int) -> None:
+    def _reuse_closing(self, closing: tuple[int, ...], n_left: int) -> None:
         """Take the end of the place before, or the last part of it: most ends remain those, and a search takes long."""
         for n in range(min(NEAR, len(closing) - 1), -1, -1):
             rest = list(closing[n:])
@@ -190,8 +190,8 @@ class FormState:
                 if self._matcher.validate_tokens(rest) < len(rest):
                     continue
                 matcher = self._matcher.deep_copy()
-            if all(_takes(matcher, token) for token in rest) and matcher.is_accepting():
-                self._close_by(tuple(rest))
+            if all(_consume(matcher, token) for token in rest) and matcher.is_accepting():
+                self._offer_closing(tuple(rest))
                 return
 
 
@@ -203,7 +203,7 @@ class SpelledVocabulary:
 
     size: number of tokens. pieces: all spellings, first one of each token, in order; then the bytes that none spells.
     is_canonical: how the tokenizer writes a text is known.
-    closes_V: the lower, the sooner a token closes what is open; the whole part is its class.
+    closing_rank_V: the lower, the sooner a token closes what is open; the whole part is its class.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -224,7 +224,7 @@ class SpelledVocabulary:
         spelled = {*others.values(), *(piece for piece, one in zip(first, spellings, strict=True) if one)}
         spare = [byte for byte in map(int.to_bytes, range(256)) if byte not in spelled]
         self.pieces = [*first, *others.values(), *spare, b"[end]"]
-        self.closes_V = np.array([_rank(piece) for piece in first])
+        self.closing_rank_V = np.array([_closing_rank(piece) for piece in first])
         # what llguidance asks of a tokenizer
         self.tokens, self.is_tokenizer_wrapper, self.bos_token_id = self.pieces, True, None
         self.eos_token_id = len(self.pieces) - 1
@@ -266,13 +266,13 @@ class SpelledVocabulary:
         return allowed_V
 
 
-def _takes(matcher: "LLMatcher", token: int) -> bool:
+def _consume(matcher: "LLMatcher", token: int) -> bool:
     """Take a token, unless another follows for certain."""
     certain = matcher.compute_ff_tokens()
     return token == (certain or [token])[0] and bool(matcher.consume_token(token))
 
 
-def _rank(piece: bytes) -> float:
+def _closing_rank(piece: bytes) -> float:
     """Quotes and brackets that close come first, then what separates, digits, letters, others, and white space."""
     core, classes = piece.strip(), (b"\"'}])", b",:", b"0123456789")
     of_others = 5 if not core else 3 if core.isalnum() else 4
@@ -303,7 +303,7 @@ def begin_form(form: TextForm, tokenizer: Tokenizer, max_new_tokens: int | None 
     state = spelled_vocabulary(tokenizer).begin(form)
     if form.complete and max_new_tokens is not None:
         if state.closing is None:
-            state.stuck.prepare()
+            state.dead_end.prepare()
             raise UsageError("no end of this form was found, which `complete` needs", fix="omit --complete")
         if len(state.closing) > max_new_tokens:
             n = len(state.closing)

@@ -125,7 +125,7 @@ class ModelDraft(Draft):
     def propose(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
         runner, n_more, key = self._runner, vocab_size - self._runner.vocab_size, derive_key(state.key, "draft")
         prompt = state.request.prompt
-        window, n_read, n_written = runner.fit(prompt, "slide", "the draft"), 0, 0  # within its own context
+        window, n_read, n_written = runner.fit_prompt(prompt, "slide", "the draft"), 0, 0  # within its own context
         # caches[i] has read n_read tokens of the window, then the first i of `proposed`. These are the states that it
         # may go back to, so a draft can be of any family.
         caches: list[DecodeState] = []
@@ -137,11 +137,11 @@ class ModelDraft(Draft):
                 caches, n_read = [runner.read_prompt(window)[1]], len(window.tokens)
             window = replace(window, tokens=(*window.tokens, *hypothesis.text[len(prompt.text) + n_written :]))
             n_written = hypothesis.n_generated
-            slides = not runner.has_room(window)
+            slides = not runner.fits_context(window)
             if slides:  # the source stays the one that fits the draft
                 window = hypothesis.window if window.joined else replace(hypothesis.window, source=window.source)
-                window = window if runner.has_room(window) else runner.slid(window)
-            left = runner.left(window)
+                window = window if runner.fits_context(window) else runner.slide(window)
+            left = runner.tokens_left(window)
             n = n if left is None else min(n, left)
             tokens: list[int] = []
             proposal = Proposal(tokens)

@@ -347,7 +347,7 @@ class Engine:
         if self._proposals is None or self._proposals[0] is not state:
             self._proposals = state, self._draft.propose(state, sampler, self.runner.vocab_size)
             next(self._proposals[1])
-        left = self.runner.left(state.hypotheses[0].window)
+        left = self.runner.tokens_left(state.hypotheses[0].window)
         # not limited by max_new_tokens, so that a longer text begins with the shorter one
         n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)
         return self._proposals[1].send((state.hypotheses[0], n))
@@ -382,7 +382,7 @@ class Engine:
         for state, rows in running:
             if not state.hypotheses:
                 continue
-            if self.runner.has_room(state.hypotheses[0].window):
+            if self.runner.fits_context(state.hypotheses[0].window):
                 jump = self._forced_tokens(state, alone=len(running) == 1)
                 cache = _pick_rows(self._caches, rows) if jump else None
                 if cache is not None:
@@ -394,7 +394,7 @@ class Engine:
                 self._running.append((state, rows))
                 kept += rows
             else:
-                windows = [self.runner.slid(one.window) for one in state.hypotheses]
+                windows = [self.runner.slide(one.window) for one in state.hypotheses]
                 state.hypotheses = [
                     replace(one, window=window) for one, window in zip(state.hypotheses, windows, strict=True)
                 ]
@@ -407,7 +407,7 @@ class Engine:
         if form is None or not isinstance(state.strategy, Sampler):
             return ()
         n = state.request.params.max_new_tokens - state.n_steps
-        left = self.runner.left(state.hypotheses[0].window)
+        left = self.runner.tokens_left(state.hypotheses[0].window)
         forced = form.forced[: n if left is None else min(n, left)]
         return forced if len(forced) >= (1 if alone else LEAST_JUMP) else ()
 

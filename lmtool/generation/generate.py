@@ -68,8 +68,8 @@ def generate(
         n: samples of each prompt. first: number of the first one.
         stop: strings that end a text and are removed from it; the first complete one counts.
         prefix: forced beginning of every text.
-        overflow: how to treat prompts longer than the context; see `ModelRunner.fit`. For mask-predict, "cut" fills
-            fewer tokens after the prompt.
+        overflow: how to treat prompts longer than the context; see `ModelRunner.fit_prompt`. For mask-predict, "cut"
+            fills fewer tokens after the prompt.
         mask: placeholder of a mask in prompts. length: number of masks after the prompt. Both for mask-predict.
         details: tokens have ranks, alternatives and the probability that filters removed, beam search its tree.
         max_rows: rows that are computed at once, at most.
@@ -78,9 +78,9 @@ def generate(
         computing: a context around each step, such as that of a precision.
 
     Raises UsageError when the model has no next token, when the draft cannot propose tokens for it, when options
-    contradict the strategy, and as `ModelRunner.fit` does. The model is in evaluation mode while the iterator runs.
-    Iterating raises NumericalError when the model's logits are not finite, and UsageError when the filters exclude all
-    tokens.
+    contradict the strategy, and as `ModelRunner.fit_prompt` does. The model is in evaluation mode while the iterator
+    runs. Iterating raises NumericalError when the model's logits are not finite, and UsageError when the filters
+    exclude all tokens.
     """
     if length < 0 or min(n, max_rows) < 1:
         what = f"length is {length}, n is {n}, max_rows is {max_rows}"
@@ -132,7 +132,7 @@ def generate(
         elif not isinstance(prompt, Prompt):
             prompt = Prompt(tuple(prompt))
         where = f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else ""
-        inputs.append(engine.runner.fit(prompt, overflow, where))
+        inputs.append(engine.runner.fit_prompt(prompt, overflow, where))
     requests = requests_for(
         inputs,
         n,

@@ -56,28 +56,28 @@ class ModelRunner:
         has_keys = any(isinstance(layer, KeyValue) for layer in self._smallest.layers)
         return has_keys and self._model.reads == "past" and self.goes_back
 
-    def room(self, window: Prompt) -> int | None:
+    def max_length(self, window: Prompt) -> int | None:
         """Maximum length of `tokens`, or of `text` if joined; None for no limit."""
         if self._model.context is None or window.joined or not self._source_counts:
             return self._model.context
         return self._model.context - len(window.source or ())
 
-    def left(self, window: Prompt) -> int | None:
+    def tokens_left(self, window: Prompt) -> int | None:
         """How many more tokens fit the context, below 0 for a window that does not; None for no limit."""
-        room = self.room(window)
+        room = self.max_length(window)
         return None if room is None else room - len(window.text if self._source_counts else window.tokens)
 
-    def has_room(self, window: Prompt) -> bool:
+    def fits_context(self, window: Prompt) -> bool:
         """Whether the window fits the context."""
-        left = self.left(window)
+        left = self.tokens_left(window)
         return left is None or left >= 0
 
-    def slid(self, window: Prompt) -> Prompt:
+    def slide(self, window: Prompt) -> Prompt:
         """The last half of the available context."""
-        room = self.room(window)
+        room = self.max_length(window)
         return window if room is None else window.end(max(1, room // 2))
 
-    def fit(self, prompt: Prompt, overflow: Overflow, where: str) -> Prompt:
+    def fit_prompt(self, prompt: Prompt, overflow: Overflow, where: str) -> Prompt:
         """The prompt, fitted to the context.
 
         "cut" keeps as many ids as fit, the last ones of a text or the first ones of a source. "slide" keeps the last
@@ -95,7 +95,7 @@ class ModelRunner:
         context = self._model.context
         n_source = 0 if prompt.source is None or prompt.joined else len(prompt.source)
         n_answered = n_source + (len(prompt.tokens) if self._source_counts else 0)
-        if context is None or (n_answered <= context and self.has_room(prompt)):
+        if context is None or (n_answered <= context and self.fits_context(prompt)):
             return prompt
         if overflow == "refuse":
             what = f"the prompt has {len(ids)} tokens, but the model's context is {context}"
@@ -106,10 +106,10 @@ class ModelRunner:
                 what = f"the target begins with {len(prompt.tokens)} tokens, but the model's context is {context}"
                 raise UsageError(what, where=where, fix="shorten it")
             prompt = replace(prompt, source=prompt.source[:n_left])
-        room = self.room(prompt)
-        if room is None or self.has_room(prompt):
+        room = self.max_length(prompt)
+        if room is None or self.fits_context(prompt):
             return prompt
-        return self.slid(prompt) if overflow == "slide" else prompt.end(room)
+        return self.slide(prompt) if overflow == "slide" else prompt.end(room)
 
     @torch.inference_mode()
     def start(self, windows: Sequence[Prompt]) -> DecodeState:

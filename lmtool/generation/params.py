@@ -24,7 +24,7 @@ EarlyStopping = Literal["yes", "no", "never"]
 Order = Literal["confidence", "gibbs"]
 Overflow = Literal["refuse", "cut", "slide"]
 """What to do with a prompt longer than the context: raise an error, truncate it, or slide the window as for text that
-exceeds the context during generation. See `ModelRunner.fit`."""
+exceeds the context during generation. See `ModelRunner.fit_prompt`."""
 LogitBias = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
 

@@ -193,17 +193,17 @@ class Sampler(Strategy):
         if form is None or not form.form.complete or token in self.end_ids:
             return token
         state.ahead = form.plus(token)
-        if form.fits(token, state.request.params.max_new_tokens - state.n_steps - 1):
+        if form.can_close_after(token, state.request.params.max_new_tokens - state.n_steps - 1):
             return token
         if form.may_end and self.end_ids:
             return min(self.end_ids)
-        return form.further[0] if form.further else token
+        return form.closing_after[0] if form.closing_after else token
 
     def _has_full_form(self, form: FormState | None, n_left: int) -> bool:
         """Whether a text that is to be complete has its form, and no token is left, or none that ends it later."""
         if form is None or not (form.form.complete and form.may_end):
             return False
-        return n_left == 0 or not (self.end_ids or (form.further and len(form.further) <= n_left))
+        return n_left == 0 or not (self.end_ids or (form.closing_after and len(form.closing_after) <= n_left))
 
 
 def verify(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, number: float) -> tuple[int, bool]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lmtool.generation.request import Alternative, Request, Token
-from lmtool.serving.protocol import MAX_TEXTS, ChatBody, CompletionBody, listed
+from lmtool.serving.protocol import MAX_TEXTS, ChatBody, CompletionBody, encode_with_list
 from lmtool.tokenization.tools import CallParser, ToolCall
 
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
@@ -78,11 +78,11 @@ class ClientAnswer:
         self._n_calls = 1 if isinstance(body, ChatBody) and body.parallel_tool_calls is False else MAX_TEXTS
         self._n_generated = 0
 
-    def events(self, token: Token) -> Iterator[dict[str, Any]]:
+    def stream_events(self, token: Token) -> Iterator[dict[str, Any]]:
         """The events of one more token."""
         choice = self._choices[token.request]
         is_first = not choice.begun
-        self.add(token)
+        self.add_token(token)
         calls = [{"index": n, **call.record()} for n, call in enumerate(choice.calls)][choice.n_sent :]
         if not (choice.text or choice.tokens or choice.finish or calls or is_first):
             return
@@ -91,17 +91,18 @@ class ClientAnswer:
         choice.n_sent = len(choice.calls)
         event = self._choice(token.request, {"delta": delta} if self._is_chat else {"text": choice.text})
         choice.text, choice.tokens = "", []
-        yield self._object(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
+        yield self._envelope(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
 
-    def last(self) -> dict[str, Any]:
+    def usage_event(self) -> dict[str, Any]:
         """The last event of a stream that counts tokens."""
-        return self._object(".chunk", choices=[], usage=self._usage())
+        return self._envelope(".chunk", choices=[], usage=self._usage())
 
-    def whole(self) -> bytes:
+    def to_json(self) -> bytes:
         """The whole answer."""
-        return listed(self._object("", usage=self._usage()), "choices", map(self._whole, range(len(self._choices))))
+        choices = map(self._whole_choice, range(len(self._choices)))
+        return encode_with_list(self._envelope("", usage=self._usage()), "choices", choices)
 
-    def _whole(self, index: int) -> dict[str, Any]:
+    def _whole_choice(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
@@ -112,7 +113,7 @@ class ClientAnswer:
         choice = self._choices[index]
         return {"index": index, **content, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
 
-    def _object(self, part: str, **more: Any) -> dict[str, Any]:
+    def _envelope(self, part: str, **more: Any) -> dict[str, Any]:
         kind = f"chat.completion{part}" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, **more}
 
@@ -124,13 +125,13 @@ class ClientAnswer:
         n_generated = self._n_generated
         return {"prompt_tokens": n_read, "completion_tokens": n_generated, "total_tokens": n_read + n_generated}
 
-    def add(self, token: Token) -> None:
+    def add_token(self, token: Token) -> None:
         """Take one more token: its text, and what is told of it; with the first one also of those of the prompt."""
         choice, request, echoed = self._choices[token.request], self.requests[token.request], ""
         if not choice.begun:
             echoed = "" if self._echoed is None else self._echoed[token.request // self._n]
             if request.wants_prompt:
-                choice.tokens = self._of_prompt(request.prompt.tokens[0], token.prompt)
+                choice.tokens = self._prompt_tokens(request.prompt.tokens[0], token.prompt)
         text = "" if self._is_echo else token.text
         if choice.parser is not None:
             text, calls = choice.parser.push(text, is_last=token.completion is not None)
@@ -151,7 +152,7 @@ class ClientAnswer:
             if choice.calls and choice.finish == "stop":
                 choice.finish = "tool_calls"
 
-    def _of_prompt(self, first: int, read: Sequence[Token]) -> list[_ListedToken]:
+    def _prompt_tokens(self, first: int, read: Sequence[Token]) -> list[_ListedToken]:
         """The tokens of a prompt; the first one has no probability."""
         decode = self._tokenizer.decode
         tokens, offset = [_ListedToken(first, None, (), 0)], len(decode([first]))
@@ -165,7 +166,7 @@ class ClientAnswer:
         if not self._wants_logprobs:
             return None
         if self._is_chat:
-            return {"content": [self._of_chat(one) for one in tokens], "refusal": None}
+            return {"content": [self._chat_logprob(one) for one in tokens], "refusal": None}
         piece = self._tokenizer.piece
         among = [one.constrained for one in tokens]
         constrained = {"constrained_logprobs": among} if any(p is not None for p in among) else {}
@@ -178,7 +179,7 @@ class ClientAnswer:
             **constrained,
         }
 
-    def _of_chat(self, one: _ListedToken) -> dict[str, Any]:
+    def _chat_logprob(self, one: _ListedToken) -> dict[str, Any]:
         def named(token: int, logprob: float | None) -> dict[str, Any]:
             written = self._tokenizer.decode([token]).encode()
             return {"token": self._tokenizer.piece(token), "logprob": logprob, "bytes": list(written)}

@@ -144,9 +144,9 @@ class Scheduler:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ShuttingDown())
 
-    def fitted(self, prompt: Prompt) -> Prompt:
+    def check_prompt(self, prompt: Prompt) -> Prompt:
         """A prompt that the model can read. Raises UsageError for all others."""
-        return self._runner.fit(prompt, "refuse", "")
+        return self._runner.fit_prompt(prompt, "refuse", "")
 
     @asynccontextmanager
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[AsyncIterator[Token]]:
@@ -158,7 +158,7 @@ class Scheduler:
         """
         client = await asyncio.to_thread(self._client, requests)
         with self._changed:
-            self._admit()
+            self._check_queue()
             self._queue.append(client)
             self._changed.notify()
 
@@ -183,12 +183,12 @@ class Scheduler:
         """The result of a short computation with the model, between two tokens. Raises QueueFull and ShuttingDown."""
         future: Future[Result] = Future()
         with self._changed:
-            self._admit()
+            self._check_queue()
             self._calls.append((call, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
-    def _admit(self) -> None:
+    def _check_queue(self) -> None:
         if self.refuses:
             raise ShuttingDown
         if len(self._queue) + len(self._calls) >= self.n_queued:
@@ -197,7 +197,7 @@ class Scheduler:
     def _client(self, requests: Sequence[Request]) -> _Client:
         client = _Client(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
-            client.waiting.append(_Text(client, i, self._engine.prepare(request), self._reach(request)))
+            client.waiting.append(_Text(client, i, self._engine.prepare(request), self._slots_needed(request)))
         return client
 
     def _run(self) -> None:
@@ -213,13 +213,13 @@ class Scheduler:
                 call = self._calls.popleft() if self._calls else None
                 self._queue = deque(client for client in self._queue if not client.gone)
             try:
-                self._turn(call)
+                self._iterate(call)
             except Exception as error:  # the engine as a whole fails: all texts in it do, and none later
                 self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
                 self._texts = {}
                 self._engine.clear()
 
-    def _turn(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
+    def _iterate(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
         """What is done between two tokens, and the next token of each text."""
         for id in [id for id, text in self._texts.items() if text.client.gone]:
             del self._texts[id]
@@ -230,13 +230,13 @@ class Scheduler:
                 future.set_result(compute())
             except Exception as error:
                 future.set_exception(error)
-        self._fill()
+        self._admit_waiting()
         if self._texts:
             self._step()
         self._metrics.running.set(len(self._texts))
         self._metrics.waiting.set(len(self._queue))
 
-    def _fill(self) -> None:
+    def _admit_waiting(self) -> None:
         """Let texts that wait join the engine, one of each client in turn, as many as there is room for."""
         longest = max((text.reach for text in self._texts.values()), default=0)
         while self._queue and len(self._texts) < self.n_rows:
@@ -250,14 +250,14 @@ class Scheduler:
                 self._queue.popleft()
                 if client.waiting:
                     self._queue.append(client)
-            with self._ending(client):
+            with self._failing_alone(client):
                 self._texts[self._engine.add(text.state)] = text
                 self._metrics.prompt_tokens.inc(len(text.state.request.prompt.text))
 
-    def _reach(self, request: Request) -> int:
+    def _slots_needed(self, request: Request) -> int:
         """The slots of the KV cache that a text fills when it is complete."""
         prompt = request.prompt
-        tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._runner.room(prompt)
+        tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._runner.max_length(prompt)
         return len(prompt.source or ()) + (tokens if room is None else min(tokens, room))
 
     def _step(self) -> None:
@@ -284,7 +284,7 @@ class Scheduler:
         self._deliver(updates)
 
     @contextmanager
-    def _ending(self, client: _Client) -> Iterator[None]:
+    def _failing_alone(self, client: _Client) -> Iterator[None]:
         """A context whose exceptions end what a client asks for, and nothing else."""
         try:
             yield

@@ -52,7 +52,7 @@ class Watched:
 
 @pytest.fixture
 def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    turn, step = Scheduler._turn, Engine.step
+    turn, step = Scheduler._iterate, Engine.step
     with served(talker, Serving(n_rows=N_ROWS)) as server:
         found = Watched(server)
 
@@ -75,7 +75,7 @@ def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
             return counting
 
-        monkeypatch.setattr(Scheduler, "_turn", turning)
+        monkeypatch.setattr(Scheduler, "_iterate", turning)
         monkeypatch.setattr(Engine, "step", stepping)
         for name in ("advance", "step"):
             monkeypatch.setattr(ModelRunner, name, counted(name))

@@ -30,8 +30,8 @@ WORK: list[tuple[Any, str]] = [
     (Tokenizer, "piece"),
     (engine, "random_key"),
     (protocol, "parse"),
-    (answer, "listed"),
-    (service, "listed"),
+    (answer, "encode_with_list"),
+    (service, "encode_with_list"),
     (service, "begin_form"),
     (TextForm, "__post_init__"),
 ]
@@ -66,19 +66,19 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "completion": (
         "/v1/completions",
         {"prompt": ["Who", "saw"], "n": 2, "max_tokens": 3, "logprobs": 3, "echo": True},
-        {"encode", "piece", "random_key", "listed"},
+        {"encode", "piece", "random_key", "encode_with_list"},
     ),
     "chat": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 3},
-        {"piece", "random_key", "listed"},
+        {"piece", "random_key", "encode_with_list"},
     ),
     "form": (
         "/v1/completions",
         {"prompt": "Who", "max_tokens": 3, "guided_regex": "[ab]+"},
         {"encode", "begin_form", "__post_init__"},
     ),
-    "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "listed"}),
+    "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "encode_with_list"}),
     "embeddings of a long text": ("/v1/embeddings", {"input": ["Who " * 2000]}, {"encode"}),
 }
 
@@ -98,7 +98,7 @@ def test_classes_are_judged_of_texts_that_are_encoded_beside(classifier: str, wh
     with served(classifier) as found, found.http() as client:
         where.clear()
         assert client.post("/classify", json={"input": ["the cat sat"] * 20}).status_code == 200
-    assert where == {kind: {"beside"} for kind in ("parse", "encode_many", "listed")}
+    assert where == {kind: {"beside"} for kind in ("parse", "encode_many", "encode_with_list")}
 
 
 def test_a_short_request_does_not_wait_for_a_long_one(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:

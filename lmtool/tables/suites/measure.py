@@ -175,7 +175,7 @@ def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem], names: Seq
         for item, prompt, completion in zip(items, map(loaded.prompt_format.prompt, prompts), written, strict=True):
             answer = _extracted(completion.text, task.pattern)
             right = answer in {text.strip() for _, text in item.pairs}
-            cut = runner.fit(prompt, "cut", "") != prompt
+            cut = runner.fit_prompt(prompt, "cut", "") != prompt
             yield {"text": completion.text, "answer": answer, "right": right, "cut": cut}
         return
     scored, bare = (
