@@ -214,8 +214,8 @@ class Engine:
         """The strategy of a request; one object for all that differ in seed, length and form only."""
         params, text_format = request.params, request.prompt_format
         shown = frozenset(text_format.shown if text_format else ())
-        ends = frozenset(request.end_ids if text_format is None else text_format.end_ids)
-        vocabulary = (text_format and text_format.tokenizer, shown, ends, frozenset(request.banned_ids))
+        ends = request.end_ids if text_format is None else frozenset(text_format.end_ids)
+        vocabulary = (text_format and text_format.tokenizer, shown, ends, request.banned_ids)
         general = replace(params, seed=0, form=None, max_new_tokens=max(1, params.min_new_tokens))
         key = (general, vocabulary, request.n_alternatives)
         strategy = self._strategies.get(key)

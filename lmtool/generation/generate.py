@@ -141,8 +141,8 @@ def generate(
         prompt_format=prompt_format,
         stop=tuple(stop),
         prefix=prefix,
-        end_ids=end_ids,
-        banned_ids=banned_ids,
+        end_ids=frozenset(end_ids),
+        banned_ids=frozenset(banned_ids),
         n_alternatives=N_ALTERNATIVES if details else 0,
     )
     waiting = map(engine.prepare, requests)

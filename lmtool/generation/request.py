@@ -1,7 +1,7 @@
 """What goes into the engine and what comes out: requests, tokens, completions."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,8 +37,8 @@ class Request:
     prompt_format: PromptFormat | None = None
     stop: tuple[str, ...] = ()
     prefix: str = ""
-    end_ids: Collection[int] = ()
-    banned_ids: Collection[int] = ()
+    end_ids: frozenset[int] = frozenset()
+    banned_ids: frozenset[int] = frozenset()
     n_alternatives: int = 0
     wants_prompt: bool = False
 

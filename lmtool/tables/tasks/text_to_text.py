@@ -116,11 +116,13 @@ class AnswerTask(Task):
         params = SamplingParams("greedy", max_new_tokens=most)
         if beams > 1:
             params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=most)
-        options: dict[str, Any] = {"overflow": "cut", "max_rows": ANSWERS_AT_ONCE * beams}
+        max_rows = ANSWERS_AT_ONCE * beams
         prompts = [self.prompt_format.answer_to(source) for source in sources]
         hypotheses: list[list[str]] = []
         with model.compute.autocast():
-            for completion in complete(model.lm, prompts, params, self.prompt_format, **options):
+            for completion in complete(
+                model.lm, prompts, params, self.prompt_format, overflow="cut", max_rows=max_rows
+            ):
                 if completion.sample == 0:
                     hypotheses.append([])
                 hypotheses[-1].append(completion.text)
