@@ -94,14 +94,14 @@ class Scheduler:
         self._generator, self._metrics = generator, metrics
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
-        self._runner = ModelRunner(model)
-        self.slot_bytes = _slot_bytes(self._runner, generator) if generator.writes else 0
+        runner = ModelRunner(model)
+        self.slot_bytes = _slot_bytes(runner, generator) if generator.writes else 0
         if n_slots is None:
-            is_gpu = self._runner.device.type == "cuda"
-            free = torch.cuda.mem_get_info(self._runner.device)[0] if is_gpu else machine_memory()
+            is_gpu = runner.device.type == "cuda"
+            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else machine_memory()
             n_slots = default_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
-        keeps = keeps_prefixes and self.slot_bytes and self._runner.keeps_prefixes
+        keeps = keeps_prefixes and self.slot_bytes and runner.keeps_prefixes
         self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
         self._changed = threading.Condition()
         self._queue: deque[_Client] = deque()
@@ -146,7 +146,7 @@ class Scheduler:
 
     def check_prompt(self, prompt: Prompt) -> Prompt:
         """A prompt that the model can read. Raises UsageError for all others."""
-        return self._runner.fit_prompt(prompt, "refuse", "")
+        return self._engine.runner.fit_prompt(prompt, "refuse", "")
 
     @asynccontextmanager
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[AsyncIterator[Token]]:
@@ -257,7 +257,7 @@ class Scheduler:
     def _slots_needed(self, request: Request) -> int:
         """The slots of the KV cache that a text fills when it is complete."""
         prompt = request.prompt
-        tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._runner.max_length(prompt)
+        tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._engine.runner.max_length(prompt)
         return len(prompt.source or ()) + (tokens if room is None else min(tokens, room))
 
     def _step(self) -> None:
