@@ -68,7 +68,8 @@ class Engine:
     a request are a function of the model and the request: others affect only the rounding of sums.
 
     The input of the model is at most its context. When prompt and generated tokens exceed it, the oldest are dropped
-    and the last half of the context is read again, so that text can be of any length.
+    and the last half of the context is read again, so that text can be of any length. The model is one in evaluation
+    mode.
 
     failures: the requests that ended by an error in the last step, and the errors.
     n_proposed, n_accepted: tokens that a draft proposed, and that were accepted, of all requests so far.
@@ -164,12 +165,6 @@ class Engine:
         raises; an engine that isolates only where memory is short for all together.
         """
         self.failures = []
-        tokens = self._step()
-        if self.idle:
-            self._caches = []
-        return tokens
-
-    def _step(self) -> list[Token]:
         cache = self._collect_rows()
         self._prefills += [_Prefill(group, _windows(group)) for group in self._group_waiting()]
         running, self._waiting = [state for state, _ in self._running], []
@@ -280,7 +275,7 @@ class Engine:
                     completion = _complete(state, one, text, finish)
                 yield replace(token, text=shown, request=state.id, sample=one.sample, completion=completion)
         if not state.hypotheses:
-            self._states.pop(state.id, None)
+            self.cancel(state.id)
 
     def _take_forced(self, prefill: _Prefill, states: Sequence[RequestState]) -> list[Token]:
         """The tokens of a form that were read at once."""
@@ -338,7 +333,8 @@ class Engine:
             assert kept is not None
             cache = kept.reclaimed()
             self._prefixes.keep([(*read, *(token.id for token in tokens[:-1]))], cache, len(tokens))
-            self._caches, self._running = [cache], [(state, [0])] if state.hypotheses else []
+            if state.hypotheses:
+                self._caches, self._running = [cache], [(state, [0])]
         return tokens
 
     def _propose(self, state: RequestState, sampler: Sampler) -> Proposal:
