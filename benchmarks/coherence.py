@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bench import options_of, print_head, print_row
 
-from lmtool.decoding.settings import Sample
-from lmtool.inference import generator
+from lmtool.generation import generate as generating
+from lmtool.generation.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
 
@@ -36,10 +36,10 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=40, metavar="K")
     parser.add_argument("--show", action="store_true", help="print the incoherent stories")
     given = parser.parse_args()
-    model = generator.TextGenerator.open(given.run)
+    model = generating.TextGenerator.open(given.run)
     print_head("temperature", "stories", "coherent")
     for temperature in given.temperatures:
-        settings = Sample(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
+        settings = SamplingParams(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
         texts = model.complete("", settings, n=given.stories)
         broken = [text for text in texts if not holds(text)]
         print_row(f"{temperature:g}", f"{len(texts)}", f"{1 - len(broken) / len(texts):.0%}")

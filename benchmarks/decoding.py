@@ -36,8 +36,8 @@ from training import same_weights
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from lmtool.compute.device import choose_compute
-from lmtool.decoding.generate import generate
-from lmtool.decoding.settings import Beam, Greedy
+from lmtool.generation.generate import generate
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import load_packed
 from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack
@@ -116,13 +116,15 @@ def lmtool_writes(task: Task, precision: str, alone: bool = False) -> Write:
     model, limits = task.ours(precision), {"max_new_tokens": task.n_written, "min_new_tokens": task.n_written}
 
     def write(prompts: list[list[int]], beams: int) -> list[list[int]]:
-        settings = Greedy(**limits) if beams == 1 else Beam(num_beams=beams, **limits)
+        settings = (
+            SamplingParams("greedy", **limits) if beams == 1 else SamplingParams("beam", num_beams=beams, **limits)
+        )
         rows = 1 if alone else beams * len(prompts)
         asked = [Prompt((START,), tuple(ids)) if task.answers else Prompt(tuple(ids)) for ids in prompts]
         texts: list[list[int]] = [[] for _ in prompts]
         with torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else contextlib.nullcontext():
             for event in generate(model, asked, settings, end_ids={task.end}, max_rows=rows):
-                texts[event.prompt].append(event.token)
+                texts[event.request].append(event.id)
         return texts
 
     return write

@@ -27,9 +27,9 @@ from lmtool import load
 from lmtool.analysis.neighbors import neighbors
 from lmtool.api import TrainedModel
 from lmtool.batch import Batch
-from lmtool.decoding.generate import generate
-from lmtool.decoding.settings import Greedy
 from lmtool.errors import UsageError
+from lmtool.generation.generate import generate
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import Loaded, load_run
 from lmtool.model import LanguageModel, build
 from lmtool.objective import Example
@@ -257,7 +257,9 @@ def with_cache(model: LanguageModel, n: int, new: int = 16) -> float:
     """CPU seconds of a token after n others, whose keys and values are kept."""
     model.eval()
     ends = []
-    for _ in generate(model, [torch.randint(1, 256, (n - new,)).tolist()], Greedy(max_new_tokens=new)):
+    for _ in generate(
+        model, [torch.randint(1, 256, (n - new,)).tolist()], SamplingParams("greedy", max_new_tokens=new)
+    ):
         ends.append(time.process_time())
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 

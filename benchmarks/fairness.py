@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 from bench import describe_machine, options_of, print_head, print_row
 
-from lmtool.inference.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.serving.scheduler import Scheduler
 from lmtool.serving.server import Serving, answering, assemble, listen
 
@@ -115,18 +115,18 @@ class Steps:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """A context in which steps are measured."""
-        turn = Scheduler._turn
+        turn = Scheduler._iterate
 
         def timed(scheduler: Scheduler, call: Any) -> None:
             began = time.perf_counter()
             turn(scheduler, call)
             self.longest = max(self.longest, time.perf_counter() - began)
 
-        Scheduler._turn = timed  # type: ignore[method-assign]
+        Scheduler._iterate = timed  # type: ignore[method-assign]
         try:
             yield
         finally:
-            Scheduler._turn = turn  # type: ignore[method-assign]
+            Scheduler._iterate = turn  # type: ignore[method-assign]
 
 
 async def victim(client: httpx.AsyncClient) -> tuple[float, float, float]:

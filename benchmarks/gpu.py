@@ -29,8 +29,8 @@ from transformers import GPT2Config
 from lmtool.batch import Batch, Mask
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.cost.footprint import Ledger
-from lmtool.decoding.generate import generate
-from lmtool.decoding.settings import Greedy
+from lmtool.generation.generate import generate
+from lmtool.generation.params import SamplingParams
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import Attend
 from lmtool.model.layers.positions import AlibiPositions
@@ -255,7 +255,7 @@ def decoding(setup: Setup) -> None:
 
         def lmtool_writes(ids: Tensor = ids) -> None:
             with setup.compute.autocast():
-                for _ in generate(own, ids.tolist(), Greedy(max_new_tokens=n)):
+                for _ in generate(own, ids.tolist(), SamplingParams("greedy", max_new_tokens=n)):
                     pass
 
         def transformers_writes(ids: Tensor = ids) -> None:

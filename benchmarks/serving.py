@@ -148,16 +148,16 @@ def wait_until_ready(process: "subprocess.Popen[bytes]", health: str) -> None:
 
 def generated(run: str, precision: Any, each: int) -> Measured:
     """The answers to the first client's questions by `lmtool chat`, one after the other, without a server."""
-    from lmtool.decoding.settings import Sample
-    from lmtool.inference.chatting import Conversation
-    from lmtool.inference.generator import TextGenerator
+    from lmtool.generation.chat import Conversation
+    from lmtool.generation.generate import TextGenerator
+    from lmtool.generation.params import SamplingParams
 
     generator = TextGenerator.open(run, precision=precision)
-    warm = Conversation(generator, Sample(temperature=0, max_new_tokens=4))
+    warm = Conversation(generator, SamplingParams(temperature=0, max_new_tokens=4))
     list(warm.answer([{"role": "user", "content": "Hello"}]))
     tokens, firsts, began = 0, [], time.perf_counter()
     for one in questions(each, 0):
-        conversation = Conversation(generator, Sample(temperature=0, max_new_tokens=one.max_tokens))
+        conversation = Conversation(generator, SamplingParams(temperature=0, max_new_tokens=one.max_tokens))
         asked, first = time.perf_counter(), 0.0
         for text in conversation.answer([{"role": "user", "content": one.text}]):
             if text:

@@ -1,9 +1,9 @@
 """lmtool: pretrain, fine-tune, evaluate and decode language models of every family.
 
-from lmtool import Sample, load
+from lmtool import SamplingParams, load
 
-for piece in load("last").generate(["Once upon a time"], Sample(temperature=0.8)):
-    print(piece.text, end="")
+for token in load("last").generate(["Once upon a time"], SamplingParams(temperature=0.8)):
+    print(token.text, end="")
 """
 
 import os
@@ -30,11 +30,9 @@ _HOMES = {
     "TextClassifier": "lmtool.estimators",
     "TextRegressor": "lmtool.estimators",
     "open_index": "lmtool.search.index",
-    "Greedy": "lmtool.decoding.settings",
-    "Sample": "lmtool.decoding.settings",
-    "Beam": "lmtool.decoding.settings",
-    "MaskPredict": "lmtool.decoding.settings",
-    "TextForm": "lmtool.decoding.forms",
+    "SamplingParams": "lmtool.generation.params",
+    "MaskPredict": "lmtool.generation.params",
+    "TextForm": "lmtool.generation.forms",
 }
 """Public names and their modules, which are imported lazily, since importing torch takes seconds."""
 

@@ -25,13 +25,13 @@ from lmtool.compute.processes import world_size
 from lmtool.data.python_rows import as_mappings, keep_rows
 from lmtool.data.stdin import text_files
 from lmtool.data.survey import Report, silent
-from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.settings import DRAFT_TOKENS, Settings
 from lmtool.errors import UsageError
+from lmtool.generation.chat import Conversation
+from lmtool.generation.generate import Drafter, TextGenerator
+from lmtool.generation.model_runner import ModelRunner
+from lmtool.generation.params import DRAFT_TOKENS, AnyParams
 from lmtool.inference.base import open_base
-from lmtool.inference.chatting import Conversation
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
-from lmtool.inference.generator import Drafter, TextGenerator
 from lmtool.inference.load import Loaded, load_run
 from lmtool.inference.scoring import Scored, score
 from lmtool.loggers.dashboards import Loggers
@@ -93,7 +93,7 @@ class TrainedModel(TextGenerator):
         """
         self.check_generates()
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
-        window = runner.fit(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
+        window = runner.fit_prompt(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
         with self.computing():
             hidden_1TD, _ = runner.advance([window.tokens], runner.start([window]))
         p_V = runner.logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
@@ -173,9 +173,9 @@ class TrainedModel(TextGenerator):
             found.append(row[columns[0]] if len(columns) == 1 else tuple(row[name] for name in columns))
         return found
 
-    def chat(self, messages: Sequence[Message], settings: Settings | None = None) -> str:
+    def chat(self, messages: Sequence[Message], params: AnyParams | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
-        return "".join(Conversation(self, settings).answer(messages))
+        return "".join(Conversation(self, params).answer(messages))
 
 
 def load(

@@ -6,6 +6,7 @@ W words of a row, N rows of a table, K texts of such a row.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from typing import Self
 
 import numpy as np
@@ -103,6 +104,11 @@ class Batch:
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
         """With each of its tensors changed."""
         return replace(self, **{f.name: change(t) for f in fields(self) if (t := getattr(self, f.name)) is not None})
+
+
+def n_shared(*texts: Sequence[object]) -> int:
+    """Length of their longest common prefix."""
+    return len(list(takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False))))
 
 
 def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> tuple[Tensor, Tensor | None]:

@@ -25,7 +25,7 @@ import typer
 from lmtool import _HOMES, errors
 from lmtool.api import TrainedModel
 from lmtool.cli import app
-from lmtool.decoding.settings import Help
+from lmtool.generation.params import Option
 from lmtool.interop.families import EVERY, GGUF_FAMILIES, tables
 from lmtool.recipe.load import load, shipped
 from lmtool.recipe.spec.recipe import Recipe
@@ -346,7 +346,7 @@ def table_of_fields(kind: Any) -> Iterator[str]:
     """The fields of a dataclass, with the help of settings."""
     yield from ("| field | type | default | meaning |", "|---|---|---|---|")
     for field in fields(kind):
-        helps = [part.text for part in get_args(field.type) if isinstance(part, Help)]
+        helps = [part.text for part in get_args(field.type) if isinstance(part, Option)]
         said = helps[0] if helps else said_of(kind, field.name)
         default = "*needed*" if field.default is MISSING else f"`{field.default!r}`"
         yield f"| `{field.name}` | {cell(type_name(field.type))} | {default} | {cell(said)} |"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import Greedy, finetune, load, pretrain
+from lmtool import SamplingParams, finetune, load, pretrain
 from lmtool.analysis.attention import attention
 from lmtool.analysis.gradients import gradients, two_starts
 from lmtool.batch import Batch
@@ -104,7 +104,7 @@ def test_a_source_gives_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (prediction,) = lm.predict(["Tom and Anna"])
     assert isinstance(prediction.label, str)
     assert prediction.probabilities == {}
-    assert lm.complete("Tom and Anna", Greedy(max_new_tokens=8))[0] in prediction.label
+    assert lm.complete("Tom and Anna", SamplingParams("greedy", max_new_tokens=8))[0] in prediction.label
 
 
 def test_what_is_inside_is_what_the_commands_show(trained: Work) -> None:

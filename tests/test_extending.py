@@ -61,7 +61,7 @@ for n, arguments in enumerate(sys.argv[1:]):
 TRY_FILTER = """
 import contextlib, io, json, sys
 from lmtool.cli import app
-from lmtool.decoding.settings import choose
+from lmtool.generation.params import choose_params
 from lmtool.errors import UsageError
 
 def lmtool(*words):
@@ -90,7 +90,7 @@ with open("records.jsonl", "w") as file:
 assert lmtool("generate", "--replay", "records.jsonl") == "same: the\\n"
 assert refused(*ask, "--eta", "1") == "--eta is 1.0"
 assert refused(*ask, "--greedy", "--eta", "0.5") == "greedy contradicts eta"
-assert choose("mask-predict", eta=0.5).by == "gibbs"
+assert choose_params("mask-predict", eta=0.5).by == "gibbs"
 """
 TRY_TASK = """
 few = "-q -s training.epochs=1 -s objective.least=0.52".split()
@@ -212,14 +212,14 @@ def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
 @pytest.mark.system
 def test_without_the_examples_there_are_no_such_parts() -> None:
     """So that the tests above try the examples and not lmtool."""
-    from lmtool.decoding.settings import Sampling
     from lmtool.errors import RecipeError
+    from lmtool.generation.params import SamplingParams
     from lmtool.recipe.load import load
 
     for part, model in PARTS.items():
         with pytest.raises(RecipeError):
             load("tiny", [f"model={model}", part])
-    assert not hasattr(Sampling, "eta")
+    assert not hasattr(SamplingParams, "eta")
 
 
 @pytest.mark.system

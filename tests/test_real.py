@@ -15,7 +15,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from lmtool import Greedy, load
+from lmtool import SamplingParams, load
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.compute.device import CPU
@@ -127,7 +127,7 @@ def test_smollm2_writes_the_same_64_tokens(smollm2: Path, smollm2_peer: Any) -> 
     lm = load(str(smollm2), device="cpu")
     own = load_run(str(imported(str(smollm2))), CPU).tokenizer
     for prompt in ("The capital of France is", "Once upon a time", "def add(a, b):"):
-        (completion,) = lm.completions(prompt, Greedy(max_new_tokens=64))
+        (completion,) = lm.completions(prompt, SamplingParams("greedy", max_new_tokens=64))
         ids_BT = torch.tensor([own.encode(prompt)])
         wanted = smollm2_peer.generate(
             ids_BT,
@@ -142,4 +142,4 @@ def test_smollm2_writes_the_same_64_tokens(smollm2: Path, smollm2_peer: Any) -> 
 
 def test_smollm2_knows_the_capital_of_france(smollm2: Path) -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    assert "Paris" in load(str(smollm2), device="cpu").chat(messages, Greedy(max_new_tokens=32))
+    assert "Paris" in load(str(smollm2), device="cpu").chat(messages, SamplingParams("greedy", max_new_tokens=32))

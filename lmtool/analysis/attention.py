@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import Batch
-from lmtool.decoding.settings import Greedy
-from lmtool.decoding.text import complete, write
 from lmtool.durable import write_file
 from lmtool.errors import UsageError
+from lmtool.generation.generate import complete
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import Loaded
 from lmtool.model.heads import Classifier, HeadedModel, Pool
 from lmtool.model.language_model import LanguageModel
@@ -208,9 +208,9 @@ def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
     question = prompt.tokens if prompt.source is None else prompt.source
     _check_length(loaded, len(question))
     if target is None:
-        settings = Greedy(max_new_tokens=prompt_format.room_to_answer(len(question)))
+        params = SamplingParams("greedy", max_new_tokens=prompt_format.room_to_answer(len(question)))
         with loaded.compute.autocast():
-            (answer,) = complete(write(loaded.model, prompt_format, [prompt], settings))
+            (answer,) = complete(loaded.model, [prompt], params, prompt_format)
         written = answer.tokens
     else:
         written = (*loaded.tokenizer.encode(target), loaded.tokenizer.eos_id)

@@ -15,8 +15,8 @@ from lmtool.batch import Batch
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.compute.native import library
-from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.steps import DEVICES, PATIENCE
+from lmtool.generation.model_runner import ModelRunner
+from lmtool.generation.steps import DEVICES, PATIENCE
 from lmtool.model import LanguageModel, build
 from lmtool.model.language_model import DecodeState
 from lmtool.model.layers.attention import FLEX_DEVICES, FLEX_FROM

@@ -43,7 +43,6 @@ def damaged_records(run: Run) -> Iterator[tuple[str, str]]:
         directory.EVALUATIONS: lambda: evaluations_of(run),
         directory.SPLIT: lambda: run.saved_split,
         directory.BASELINE: lambda: run.saved_baselines,
-        directory.LINES: lambda: run.known_lines,
         directory.METRICS: lambda: deque(run.metrics.read(), 0),
         directory.SAMPLES: lambda: deque(run.samples.read(), 0),
     }

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from lmtool import system
-from lmtool.decoding.settings import MaskPredict
 from lmtool.durable import refuse_existing
 from lmtool.errors import UsageError
+from lmtool.generation.params import MaskPredict
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lmtool.compute.device import InferenceName
     from lmtool.data.table import Skipped
-    from lmtool.decoding.settings import Settings
+    from lmtool.generation.params import AnyParams
     from lmtool.inference.load import Loaded
     from lmtool.recipe.spec.base import DeviceName
 
@@ -154,15 +154,15 @@ def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[
     return {"leaks": [asdict(one) for one in leaks]}
 
 
-def warn_of_cut_forms(settings: "Settings", reasons: Counter[str]) -> None:
+def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
     """Warn of texts that were cut before they had the form that was asked for. reasons: why the texts ended."""
     n_cut = reasons["length"] + reasons["time"]
-    if isinstance(settings, MaskPredict) or settings.form is None or not n_cut:
+    if isinstance(params, MaskPredict) or params.form is None or not n_cut:
         return
-    form = settings.form
+    form = params.form
     texts = "the text was" if reasons.total() == 1 else f"{n_cut} of {reasons.total()} texts were"
     limit = "--max-time" if reasons["time"] else "--max-new-tokens"
-    fix = f"raise {limit}" if form.complete or settings.name == "beam" else f"add --complete, or raise {limit}"
+    fix = f"raise {limit}" if form.complete or params.strategy == "beam" else f"add --complete, or raise {limit}"
     warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lmtool.cli.help import flag, option, shared
-from lmtool.decoding.settings import Settings, described
 from lmtool.errors import UsageError
+from lmtool.generation.params import StrategyName, default_of, options_of
 
 if TYPE_CHECKING:
-    from lmtool.decoding.forms import TextForm
+    from lmtool.generation.forms import TextForm
     from lmtool.recipe.load import Setting
     from lmtool.recipe.spec.text import Data
 
@@ -131,22 +131,22 @@ def sets(
     return with_options(of_keys | dict(others))
 
 
-def with_settings(
-    *strategies: type[Settings], defaults: Mapping[str, str] | None = None
+def with_sampling_options(
+    *strategies: StrategyName, defaults: Mapping[str, str] | None = None
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """A decorator that gives a command an option for each setting of these strategies, None by default, and for forms.
+    """A decorator that gives a command an option for each parameter of these strategies, and for forms.
 
-    Errors name these options as they are typed. defaults: the default to display, of settings that have another than
-    their own. See `with_options`.
+    All are None by default. Errors name them as they are typed. defaults: the default to display, of parameters that
+    have another than their own. See `with_options`.
     """
     options: dict[str, tuple[Any, Any]] = {}
     flags: dict[str, str] = {}
     for strategy in strategies:
-        for name, (type_, help) in described(strategy).items():
-            default = str(getattr(strategy, name) or "") if help.default is None else help.default
+        for name, (type_, help) in options_of(strategy).items():
+            default = str(default_of(strategy, name) or "") if help.default is None else help.default
             shown = (defaults or {}).get(name, default) or False
             names = [help.flag] if help.flag else []
-            made = option(help.metavar or "", help.text, *names, shown=shown, panel=strategy.panel)
+            made = option(help.metavar or "", help.text, *names, shown=shown, panel=help.panel)
             options.setdefault(name, (type_ | None, made))
             flags.setdefault(name, help.flag or f"--{name.replace('_', '-')}")
 
@@ -188,8 +188,8 @@ FORMS: dict[str, tuple[Any, Any]] = {
 
 def form_in(values: dict[str, Any]) -> "TextForm | None":
     """The form that the options of FORMS state, which are taken out of the values. Raises UsageError."""
-    from lmtool.decoding.forms import TextForm
-    from lmtool.decoding.prompts import read_lines
+    from lmtool.generation.forms import TextForm
+    from lmtool.generation.prompts import read_lines
 
     stated = {name: values.pop(name) for name in FORMS if name in values}
     for name in ("json_schema", "grammar"):

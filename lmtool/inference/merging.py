@@ -12,7 +12,7 @@ from lmtool.inference.load import weights_of
 from lmtool.recipe.dump import dump
 from lmtool.records import encode
 from lmtool.run.creation import create_run, unused_folder
-from lmtool.run.directory import BASELINE, EVALUATIONS, LINES, RECIPE, SPLIT, Run
+from lmtool.run.directory import BASELINE, EVALUATIONS, RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo, describe_environment, saved_state
 from lmtool.run.listing import SavedEvaluations, evaluations_of
 from lmtool.run.paths import remember
@@ -66,8 +66,6 @@ def _keep(old: Run, new: Run, step: int) -> None:
     for name, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
         if content is not None:
             durable.write_new(new.path / name, encode(content.model_dump(exclude_unset=True)))
-    if (lines := old.known_lines) is not None:
-        durable.write_new(new.path / LINES, lines.to_bytes())
 
 
 def _keep_figures(old: Run, new: Run, step: int) -> None:

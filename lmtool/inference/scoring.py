@@ -11,9 +11,8 @@ from operator import itemgetter
 import numpy as np
 import torch
 
-from lmtool.batch import Batch, padded
+from lmtool.batch import Batch, n_shared, padded
 from lmtool.data.survey import Report
-from lmtool.decoding.request import n_shared
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import BATCH_TOKENS, Items, RowLengths, evaluate, not_reported
 from lmtool.inference.load import Loaded

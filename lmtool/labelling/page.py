@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lmtool.labelling.labelling import Labelling
-from lmtool.serving.application import application_of, read_body
+from lmtool.serving.application import make_application, read_body
 from lmtool.serving.guard import Access, Guard
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.page import answer_page
+from lmtool.serving.page import page_response
 from lmtool.serving.protocol import parse
 from lmtool.serving.server import Serving, answer_until_signal
 
@@ -47,10 +47,10 @@ def guard_of(labelling: Labelling, key: str) -> Guard:
         return JSONResponse(await run_in_threadpool(calls[request.url.path], body))
 
     async def page(request: Request) -> Response:
-        return answer_page("label")
+        return page_response("label")
 
     routes = [Route("/", page), *(Route(path, post, methods=["POST"]) for path in calls)]
-    return Guard(application_of(routes), Access(HOST, key), Metrics())
+    return Guard(make_application(routes), Access(HOST, key), Metrics())
 
 
 def ask(labelling: Labelling, port: int, tell: Callable[[str], None]) -> int:

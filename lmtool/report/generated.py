@@ -8,8 +8,7 @@ from typing import Any
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.decoding.request import BeamNode
-from lmtool.decoding.text import Completion
+from lmtool.generation.request import BeamNode, Completion
 from lmtool.printable import plain
 from lmtool.report.charts import CHARACTER
 from lmtool.report.page import Section, asset, embed, figure, page, render, table
@@ -52,8 +51,8 @@ def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Token
         tokens.append({"piece": piece, "shade": round(p * SHADES)})
         others, listed = [], []
         for other in alternatives:
-            name, share = tokenizer.piece(other.token), round(exp(other.logprob), 6)
-            others.append({"piece": name, "p": share, "kept": other.kept, "taken": other.token == token})
+            name, share = tokenizer.piece(other.id), round(exp(other.logprob), 6)
+            others.append({"piece": name, "p": share, "kept": other.kept, "taken": other.id == token})
             listed.append(f"{name!r} {share:.4f}{'' if other.kept else ', removed'}")
         numbers = f"{piece!r}: p {p:.4f}, rank {rank}, filters removed {removed:.4f}"
         known.append({"text": numbers, "alternatives": others})

@@ -4,7 +4,7 @@
       recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  validated.json  checkpoints/
 
 run.json is written last on creation, so a folder is a run if and only if it has one. A run on tables has split.json and
-metrics.json too, one on a list of short lines lines.bin, and one whose session has ended report.html.
+metrics.json too, and one whose session has ended report.html.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from lmtool import durable, records
 from lmtool.errors import CheckpointError, ResourceError
@@ -23,9 +23,6 @@ from lmtool.run.files import LARGEST_ROWS, LastValidation, RunInfo, Session, Val
 from lmtool.run.lock import RunLock, is_held
 from lmtool.run.log import Log, LogMarks
 from lmtool.run.paths import INFO, explained, remember
-
-if TYPE_CHECKING:
-    from lmtool.run.lines import KnownLines
 
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
 
@@ -39,9 +36,6 @@ LOGS = "logs.json"
 
 SPLIT = "split.json"
 """Indices of the table rows held out for validation."""
-
-LINES = "lines.bin"
-"""Hashes of the lines of a list that it is trained on; see `KnownLines`."""
 
 BASELINE = "baseline.json"
 """Results of simple models on the rows of a table that the run is evaluated on."""
@@ -67,9 +61,12 @@ COPIED = 1 << 22
 FEATURES = "features"
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
 
+FORMER = "lines.bin"
+"""A file that earlier versions wrote."""
+
 _BEGINNING = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG)
 _TRAINING = (METRICS, SAMPLES, LOGS, VALIDATED)
-_RESULTS = (SPLIT, LINES, BASELINE, RESULTS, EVALUATIONS, SUITES, REPORT)
+_RESULTS = (SPLIT, FORMER, BASELINE, RESULTS, EVALUATIONS, SUITES, REPORT)
 FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, CHECKPOINTS)
 """What a run directory may hold, besides its lock."""
 
@@ -338,14 +335,6 @@ class Run:
     def saved_split(self) -> files.SavedSplit | None:
         """The rows held out from its tables; None without any. Raises CheckpointError when the file is damaged."""
         return read_any(files.SavedSplit, self.path / SPLIT, "restore it from a copy, or start a new run", LARGEST_ROWS)
-
-    @property
-    def known_lines(self) -> "KnownLines | None":
-        """The lines of the list that it is trained on; None without any. Raises CheckpointError when the file is
-        damaged."""
-        from lmtool.run.lines import KnownLines  # which imports numpy, that listing runs does without
-
-        return KnownLines.read(self.path / LINES)
 
     @property
     def saved_baselines(self) -> files.SavedBaselines | None:

@@ -11,7 +11,7 @@ from lmtool.data.hub import PREFIX
 from lmtool.data.rowfile import ENDINGS, known_column, matching_column
 from lmtool.data.stdin import STDIN
 from lmtool.data.table import Skipped, csv_line, open_table, skip
-from lmtool.decoding.prompts import read_lines
+from lmtool.generation.prompts import read_lines
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data

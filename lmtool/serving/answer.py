@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lmtool.decoding.request import Alternative, Choice
-from lmtool.serving.protocol import MAX_TEXTS, ChatBody, CompletionBody, listed
-from lmtool.serving.scheduler import GenerationRequest, Progress
+from lmtool.generation.request import Alternative, Request, Token
+from lmtool.serving.protocol import MAX_TEXTS, ChatBody, CompletionBody, encode_with_list
 from lmtool.tokenization.tools import CallParser, ToolCall
 
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
 """Reasons why a text ends, as the API names them."""
 
 
-class _Token(NamedTuple):
-    """Of a text. offset: characters of the text before it. constrained: as in `Choice`."""
+class _ListedToken(NamedTuple):
+    """Of a text. offset: characters of the text before it. constrained: as in `Token`."""
 
     token: int
     logprob: float | None
@@ -37,7 +36,7 @@ class _Choice:
     calls: list[ToolCall] = field(default_factory=list)
     n_sent: int = 0
     text: str = ""
-    tokens: list[_Token] = field(default_factory=list)
+    tokens: list[_ListedToken] = field(default_factory=list)
     finish: str | None = None
     length: int = 0
     begun: bool = False
@@ -46,7 +45,7 @@ class _Choice:
 class ClientAnswer:
     """The answer to a request for text, as its tokens come: events of a stream, or all at the end.
 
-    generation: what is generated for it. wants_usage: a last event of a stream counts the tokens.
+    requests: what is generated for it, `n` of each prompt. wants_usage: a last event of a stream counts the tokens.
     """
 
     def __init__(
@@ -54,12 +53,15 @@ class ClientAnswer:
         model: str,
         fingerprint: str,
         body: CompletionBody | ChatBody,
-        generation: GenerationRequest,
+        requests: Sequence[Request],
+        n: int,
         echoed: tuple[str, ...] | None = None,
     ) -> None:
         """model, fingerprint: of the run that answers. echoed: the texts of the prompts, where they are part of it."""
-        self.generation, self._echoed = generation, echoed
-        self._tokenizer = generation.prompt_format.tokenizer
+        self.requests, self._n, self._echoed = requests, n, echoed
+        prompt_format = requests[0].prompt_format
+        assert prompt_format is not None
+        self._tokenizer = prompt_format.tokenizer
         self.wants_usage = body.wants_usage
         self._is_chat = isinstance(body, ChatBody)
         self._is_echo = body.max_tokens == 0  # nothing but the prompt is told
@@ -69,37 +71,38 @@ class ClientAnswer:
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
-            "seed": self.generation.settings.seed,
+            "seed": requests[0].params.seed,
         }
-        chat, indexes = generation.prompt_format.chat, range(len(generation.prompts) * generation.n)
+        chat, indexes = prompt_format.chat, range(len(requests))
         self._choices = [_Choice(chat.parser(f"{self._head['id']} {index}") if chat else None) for index in indexes]
         self._n_calls = 1 if isinstance(body, ChatBody) and body.parallel_tool_calls is False else MAX_TEXTS
         self._n_generated = 0
 
-    def events(self, progress: Progress) -> Iterator[dict[str, Any]]:
+    def stream_events(self, token: Token) -> Iterator[dict[str, Any]]:
         """The events of one more token."""
-        choice = self._choices[progress.index]
+        choice = self._choices[token.request]
         is_first = not choice.begun
-        self.add(progress)
+        self.add_token(token)
         calls = [{"index": n, **call.record()} for n, call in enumerate(choice.calls)][choice.n_sent :]
         if not (choice.text or choice.tokens or choice.finish or calls or is_first):
             return
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         delta |= {"content": choice.text, **({"tool_calls": calls} if calls else {})}
         choice.n_sent = len(choice.calls)
-        event = self._choice(progress.index, {"delta": delta} if self._is_chat else {"text": choice.text})
+        event = self._choice(token.request, {"delta": delta} if self._is_chat else {"text": choice.text})
         choice.text, choice.tokens = "", []
-        yield self._object(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
+        yield self._envelope(".chunk", choices=[event], **({"usage": None} if self.wants_usage else {}))
 
-    def last(self) -> dict[str, Any]:
+    def usage_event(self) -> dict[str, Any]:
         """The last event of a stream that counts tokens."""
-        return self._object(".chunk", choices=[], usage=self._usage())
+        return self._envelope(".chunk", choices=[], usage=self._usage())
 
-    def whole(self) -> bytes:
+    def to_json(self) -> bytes:
         """The whole answer."""
-        return listed(self._object("", usage=self._usage()), "choices", map(self._whole, range(len(self._choices))))
+        choices = map(self._whole_choice, range(len(self._choices)))
+        return encode_with_list(self._envelope("", usage=self._usage()), "choices", choices)
 
-    def _whole(self, index: int) -> dict[str, Any]:
+    def _whole_choice(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
@@ -110,62 +113,64 @@ class ClientAnswer:
         choice = self._choices[index]
         return {"index": index, **content, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
 
-    def _object(self, part: str, **more: Any) -> dict[str, Any]:
+    def _envelope(self, part: str, **more: Any) -> dict[str, Any]:
         kind = f"chat.completion{part}" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, **more}
 
     def _usage(self) -> dict[str, int]:
-        n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self.generation.prompts)
+        n_read = sum(
+            len(prompt.tokens) + len(prompt.source or ())
+            for prompt in (one.prompt for one in self.requests[:: self._n])
+        )
         n_generated = self._n_generated
         return {"prompt_tokens": n_read, "completion_tokens": n_generated, "total_tokens": n_read + n_generated}
 
-    def add(self, progress: Progress) -> None:
+    def add_token(self, token: Token) -> None:
         """Take one more token: its text, and what is told of it; with the first one also of those of the prompt."""
-        event, choice = progress.event, self._choices[progress.index]
-        prompt, echoed = progress.index // self.generation.n, ""
+        choice, request, echoed = self._choices[token.request], self.requests[token.request], ""
         if not choice.begun:
-            echoed = "" if self._echoed is None else self._echoed[prompt]
-            if self.generation.wants_prompt:
-                choice.tokens = self._of_prompt(self.generation.prompts[prompt].tokens[0], progress.read)
-        text = "" if self._is_echo else progress.text
+            echoed = "" if self._echoed is None else self._echoed[token.request // self._n]
+            if request.wants_prompt:
+                choice.tokens = self._prompt_tokens(request.prompt.tokens[0], token.prompt)
+        text = "" if self._is_echo else token.text
         if choice.parser is not None:
-            text, calls = choice.parser.push(text, is_last=progress.completion is not None)
+            text, calls = choice.parser.push(text, is_last=token.completion is not None)
             choice.calls = (choice.calls + calls)[: self._n_calls]
-        if self._is_chat and not choice.length and self.generation.settings.form is None:
+        if self._is_chat and not choice.length and request.params.form is None:
             text = text.lstrip()
         if not self._is_echo:
             self._n_generated += 1
-            if self._wants_logprobs and not (self._is_chat and event.finish == "end"):
+            if self._wants_logprobs and not (self._is_chat and token.finish_reason == "end"):
                 offset = choice.length + len(echoed)
-                told = event.token, event.logprob, event.alternatives or (), offset, event.constrained
-                choice.tokens.append(_Token(*told))
+                told = token.id, token.logprob, token.alternatives or (), offset, token.constrained
+                choice.tokens.append(_ListedToken(*told))
         choice.begun = True
         choice.text += echoed + text
         choice.length += len(echoed) + len(text)
-        if progress.completion is not None:
-            choice.finish = "length" if self._is_echo else _FINISH[progress.completion.finish_reason]
+        if token.completion is not None:
+            choice.finish = "length" if self._is_echo else _FINISH[token.completion.finish_reason]
             if choice.calls and choice.finish == "stop":
                 choice.finish = "tool_calls"
 
-    def _of_prompt(self, first: int, read: Sequence[Choice]) -> list[_Token]:
+    def _prompt_tokens(self, first: int, read: Sequence[Token]) -> list[_ListedToken]:
         """The tokens of a prompt; the first one has no probability."""
         decode = self._tokenizer.decode
-        tokens, offset = [_Token(first, None, (), 0)], len(decode([first]))
+        tokens, offset = [_ListedToken(first, None, (), 0)], len(decode([first]))
         for one in read:
-            tokens.append(_Token(one.token, one.logprob, one.alternatives or (), offset))
-            offset += len(decode([one.token]))
+            tokens.append(_ListedToken(one.id, one.logprob, one.alternatives or (), offset))
+            offset += len(decode([one.id]))
         return tokens
 
-    def _logprobs(self, tokens: Sequence[_Token]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[_ListedToken]) -> dict[str, Any] | None:
         """Log-probabilities as the API has them."""
         if not self._wants_logprobs:
             return None
         if self._is_chat:
-            return {"content": [self._of_chat(one) for one in tokens], "refusal": None}
+            return {"content": [self._chat_logprob(one) for one in tokens], "refusal": None}
         piece = self._tokenizer.piece
         among = [one.constrained for one in tokens]
         constrained = {"constrained_logprobs": among} if any(p is not None for p in among) else {}
-        best = [{piece(other.token): other.logprob for other in one.alternatives} or None for one in tokens]
+        best = [{piece(other.id): other.logprob for other in one.alternatives} or None for one in tokens]
         return {
             "tokens": [piece(one.token) for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
@@ -174,11 +179,11 @@ class ClientAnswer:
             **constrained,
         }
 
-    def _of_chat(self, one: _Token) -> dict[str, Any]:
+    def _chat_logprob(self, one: _ListedToken) -> dict[str, Any]:
         def named(token: int, logprob: float | None) -> dict[str, Any]:
             written = self._tokenizer.decode([token]).encode()
             return {"token": self._tokenizer.piece(token), "logprob": logprob, "bytes": list(written)}
 
-        others = [named(other.token, other.logprob) for other in one.alternatives]
+        others = [named(other.id, other.logprob) for other in one.alternatives]
         constrained = {} if one.constrained is None else {"constrained_logprob": one.constrained}
         return {**named(one.token, one.logprob), "top_logprobs": others, **constrained}

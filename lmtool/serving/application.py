@@ -16,13 +16,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from lmtool.errors import LmtoolError, NumericalError, ResourceError
+from lmtool.generation.request import Token
 from lmtool.printable import plain
 from lmtool.search.index import Index
 from lmtool.serving.answer import ClientAnswer
 from lmtool.serving.errors import ApiError, BadRequest, ShuttingDown
 from lmtool.serving.guard import log
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.page import answer_page
+from lmtool.serving.page import page_response
 from lmtool.serving.protocol import (
     Body,
     ChatBody,
@@ -33,7 +34,6 @@ from lmtool.serving.protocol import (
     TextBody,
     parse,
 )
-from lmtool.serving.scheduler import Progress
 from lmtool.serving.service import Service
 
 MAX_BODY = 4 << 20
@@ -69,14 +69,14 @@ class Application:
         self._long = ThreadPoolExecutor(1, "long")  # prepares long bodies one after the other
         self._forms = ThreadPoolExecutor(1, "forms")  # the same of those that have a form
         posts: dict[str, Handler] = {
-            "/v1/completions": partial(self._text, CompletionBody, service.completion),
-            "/v1/chat/completions": partial(self._text, ChatBody, service.conversation),
-            "/v1/embeddings": partial(self._rows, EmbeddingBody, service.text_rows, service.embeddings),
-            "/classify": partial(self._rows, ClassifyBody, service.table_rows, service.classify),
+            "/v1/completions": partial(self._text, CompletionBody, service.prepare_completion),
+            "/v1/chat/completions": partial(self._text, ChatBody, service.prepare_chat),
+            "/v1/embeddings": partial(self._rows, EmbeddingBody, service.tokenize_texts, service.embeddings),
+            "/classify": partial(self._rows, ClassifyBody, service.tokenize_rows, service.classify),
         }
         if index is not None:
             posts["/search"] = partial(
-                self._rows, SearchBody, service.text_rows, lambda body, rows: service.search(index, body.k, rows)
+                self._rows, SearchBody, service.tokenize_texts, lambda body, rows: service.search(index, body.k, rows)
             )
         gets: dict[str, Handler] = {
             "/": self._page,
@@ -87,39 +87,39 @@ class Application:
         }
         routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
         routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
-        self.app = application_of(routes)
+        self.app = make_application(routes)
 
     async def _text(self, kind: type[Body], read: Callable[[Any], ClientAnswer], request: Request) -> Response:
         """Generated texts, as a stream or whole. read: makes the answer to a body, without a text yet."""
         body = await self._body(request, kind)
-        answer = await self._prepared(request, read, body)
+        answer = await self._run_beside_loop(request, read, body)
         if self._logs_prompts:
             log.info("asked: %s", body.model_dump_json(exclude_none=True))
         async with AsyncExitStack() as stack:
-            updates = await stack.enter_async_context(self._service.scheduler.generate(answer.generation))
+            updates = await stack.enter_async_context(self._service.scheduler.generate(answer.requests))
             if body.stream:
-                return Events(_lines(answer, updates), stack.pop_all())
+                return Events(_stream_events(answer, updates), stack.pop_all())
 
             async def whole() -> bytes:
-                async for progress in updates:
-                    if progress.read:
-                        await asyncio.to_thread(answer.add, progress)
+                async for token in updates:
+                    if token.prompt:
+                        await asyncio.to_thread(answer.add_token, token)
                     else:
-                        answer.add(progress)
-                return await asyncio.to_thread(answer.whole)
+                        answer.add_token(token)
+                return await asyncio.to_thread(answer.to_json)
 
-            return _encoded(await _while_connected(request, whole()))
+            return _json_response(await _unless_disconnected(request, whole()))
 
     async def _rows(
         self, kind: type[Body], read: Callable[[Any], Any], answer: Callable[..., Any], request: Request
     ) -> Response:
         """What is computed for texts. read: makes rows of token ids of a body. answer: of body and rows."""
         body = await self._body(request, kind)
-        rows = await self._prepared(request, read, body)
-        return _encoded(await _while_connected(request, answer(body, rows)))
+        rows = await self._run_beside_loop(request, read, body)
+        return _json_response(await _unless_disconnected(request, answer(body, rows)))
 
     async def _page(self, request: Request) -> Response:
-        return answer_page("page")
+        return page_response("page")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._service.describe()]})
@@ -140,22 +140,23 @@ class Application:
         """The body of a request. Raises BadRequest."""
         raw = await read_body(request)
         request.state.n_bytes = len(raw)
-        body = await self._prepared(request, parse, kind, raw)
+        body = await self._run_beside_loop(request, parse, kind, raw)
         self._service.check_model(body.model)
         return body
 
-    async def _prepared(self, request: Request, call: Callable[..., Result], *arguments: Any) -> Result:
+    async def _run_beside_loop(self, request: Request, call: Callable[..., Result], *arguments: Any) -> Result:
         """The result of what takes the longer, the longer the body is, and so is done beside the event loop."""
         executor = self._long if request.state.n_bytes > SHORT_BODY else None
         if isinstance(arguments[0], TextBody) and arguments[0].has_form:
             executor = self._forms
-        return await _while_connected(request, asyncio.get_running_loop().run_in_executor(executor, call, *arguments))
+        work = asyncio.get_running_loop().run_in_executor(executor, call, *arguments)
+        return await _unless_disconnected(request, work)
 
 
-def application_of(routes: Sequence[Route]) -> Starlette:
+def make_application(routes: Sequence[Route]) -> Starlette:
     """An application whose errors are answered as clients of `serve` expect them."""
     errors = (HTTPException, ClientDisconnect, ApiError, LmtoolError, Exception)
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _explained))
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _answer_error))
 
 
 async def read_body(request: Request) -> bytes:
@@ -176,22 +177,22 @@ async def read_body(request: Request) -> bytes:
     return bytes(raw)
 
 
-def _encoded(body: bytes) -> Response:
+def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-async def _explained(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     """An error as an answer. The guard logs those that are not expected."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
     if isinstance(error, NumericalError | ResourceError):
         log.exception("a request failed: %s", type(error).__name__)
-    answer = _explanation(error)
+    answer = _as_api_error(error)
     headers = {"retry-after": "1"} if answer.status in (429, 503) else getattr(error, "headers", None)
     return JSONResponse(answer.body, answer.status, headers)
 
 
-def _explanation(error: Exception) -> ApiError:
+def _as_api_error(error: Exception) -> ApiError:
     """The error that a client is told."""
     match error:
         case ApiError():
@@ -206,36 +207,36 @@ def _explanation(error: Exception) -> ApiError:
     return ApiError(500, "the server failed; its log says why")
 
 
-async def _lines(answer: ClientAnswer, updates: AsyncIterator[Progress]) -> AsyncIterator[str]:
+async def _stream_events(answer: ClientAnswer, updates: AsyncIterator[Token]) -> AsyncIterator[str]:
     """The answer as server-sent events."""
     try:
-        async for progress in updates:
-            if progress.read:  # a long prompt has many
-                for line in await asyncio.to_thread(_events, answer, progress):
+        async for token in updates:
+            if token.prompt:  # a long one has many
+                for line in await asyncio.to_thread(_format_events, answer, token):
                     yield line
             else:
-                for line in _events(answer, progress):
+                for line in _format_events(answer, token):
                     yield line
         if answer.wants_usage:
-            yield _event(answer.last())
+            yield _format_event(answer.usage_event())
         yield "data: [DONE]\n\n"
     except Exception as error:
         if not isinstance(error, ShuttingDown):
             log.exception("a stream failed: %s", type(error).__name__)
-        yield _event(_explanation(error).body)
+        yield _format_event(_as_api_error(error).body)
 
 
-def _events(answer: ClientAnswer, progress: Progress) -> list[str]:
-    return [_event(event) for event in answer.events(progress)]
+def _format_events(answer: ClientAnswer, token: Token) -> list[str]:
+    return [_format_event(event) for event in answer.stream_events(token)]
 
 
-def _event(value: dict[str, Any]) -> str:
+def _format_event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
-async def _while_connected(request: Request, work: Awaitable[Result]) -> Result:
+async def _unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:
     """The result, unless the client goes away: then the work is cancelled, and ClientDisconnect raised."""
-    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -247,6 +248,6 @@ async def _while_connected(request: Request, work: Awaitable[Result]) -> Result:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -32,7 +32,7 @@ def _page(name: str) -> tuple[str, str]:
     return page, policy
 
 
-def answer_page(name: str) -> HTMLResponse:
+def page_response(name: str) -> HTMLResponse:
     """The page of a template of this name."""
     page, policy = _page(name)
     return HTMLResponse(page, headers={"content-security-policy": policy, "referrer-policy": "no-referrer"})

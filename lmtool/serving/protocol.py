@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from lmtool.decoding.forms import TextForm
 from lmtool.errors import UsageError
+from lmtool.generation.forms import TextForm
 from lmtool.serving.errors import BadRequest
 
 MAX_TEXTS = 64
@@ -306,7 +306,7 @@ _WORDS = {
 """Pydantic's types of errors in plain words."""
 
 
-def listed(head: dict[str, Any], name: str, items: Iterable[Any]) -> bytes:
+def encode_with_list(head: dict[str, Any], name: str, items: Iterable[Any]) -> bytes:
     """An object with a further field, a list, as JSON. Other threads run between items, each of which may be long."""
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
     return f'{encode(head)[:-1]},"{name}":[{",".join(map(encode, items))}]}}'.encode()

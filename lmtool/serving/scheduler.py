@@ -1,35 +1,30 @@
-"""One thread that runs a model for many: texts join and leave its running batch between tokens."""
+"""One thread around an engine, which generates for many clients."""
 
 import asyncio
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import torch
 
 from lmtool.compute.machine import machine_memory
-from lmtool.decoding.constrained import beginning, vocabulary_of
-from lmtool.decoding.generate import requests_of
-from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.prefixes import PrefixCache
-from lmtool.decoding.request import Choice, Request, TokenEvent
-from lmtool.decoding.running import RunningBatch
-from lmtool.decoding.sampler import Sampler
-from lmtool.decoding.settings import Greedy, Sample
-from lmtool.decoding.text import Completion, GeneratedText, without_text
-from lmtool.inference.generator import TextGenerator
+from lmtool.generation.constrained import spelled_vocabulary
+from lmtool.generation.engine import Engine
+from lmtool.generation.generate import TextGenerator
+from lmtool.generation.model_runner import ModelRunner
+from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.request import Request, Token
+from lmtool.generation.strategy import RequestState
 from lmtool.model.language_model import KeyValue
 from lmtool.serving.errors import QueueFull, ShuttingDown
 from lmtool.serving.metrics import Metrics
-from lmtool.tokenization.prompt_format import Prompt, PromptFormat
+from lmtool.tokenization.prompt_format import Prompt
 
 CHUNK = 256
 """Maximum tokens of prompts that are read between two tokens of the texts that are generated."""
@@ -40,54 +35,18 @@ COPIES = 4
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
-    """A request to generate n texts after each prompt.
-
-    settings: of decoding.
-    stop: as in `Options`.
-    n_alternatives: as in `Strategy`.
-    wants_prompt: the probabilities of the tokens of the prompts as well; for models without a source.
-    """
-
-    prompt_format: PromptFormat
-    prompts: tuple[Prompt, ...]
-    settings: Greedy | Sample
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    n_alternatives: int = 0
-    wants_prompt: bool = False
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One more token of a text.
-
-    index: of the text, sample 0 of prompt 0 first, then sample 1 of prompt 0.
-    text: what it adds, whole characters only.
-    completion: of the last one.
-    read: with the first token, those of the prompt, if they are wanted.
-    """
-
-    index: int
-    text: str
-    event: TokenEvent
-    completion: Completion | None
-    read: tuple[Choice, ...]
-
-
 @dataclass(eq=False)
 class _Client:
     """A client.
 
-    waiting: texts not yet in the batch.
+    waiting: texts not yet in the engine.
     updates: what it reads next.
     came: the time.
     gone: nobody reads the updates.
     """
 
     waiting: "deque[_Text]"
-    updates: "asyncio.Queue[Progress | Exception]"
+    updates: "asyncio.Queue[Token | Exception]"
     came: float
     gone: bool = False
 
@@ -96,21 +55,21 @@ class _Client:
 class _Text:
     """One of the texts of a client.
 
-    index: as in `Progress`.
+    index: of its request among those of the client.
     reach: the slots of the KV cache that it fills when it is complete.
     """
 
     client: _Client
     index: int
-    request: Request
+    state: RequestState
     reach: int
-    generated_text: GeneratedText
+    begun: bool = False
 
 
 class Scheduler:
     """Generates texts for many clients at once, each text as `generate` would alone.
 
-    A text waits until the batch has room for it, first come first served; clients with several texts take turns.
+    A text waits until the engine has room for it, first come first served; clients with several texts take turns.
     The room is a number of rows, and a budget of tokens in flight: rows times the tokens that the longest of them may
     reach, as many as the KV cache has slots. A text that is longer than the whole budget runs alone.
 
@@ -135,24 +94,22 @@ class Scheduler:
         self._generator, self._metrics = generator, metrics
         model = generator.loaded.model
         self.n_rows, self.n_queued = n_rows, n_queued
-        self._runner = ModelRunner(model)
-        self.slot_bytes = _slot_bytes(self._runner, generator) if generator.writes else 0
+        runner = ModelRunner(model)
+        self.slot_bytes = _slot_bytes(runner, generator) if generator.writes else 0
         if n_slots is None:
-            is_gpu = self._runner.device.type == "cuda"
-            free = torch.cuda.mem_get_info(self._runner.device)[0] if is_gpu else machine_memory()
+            is_gpu = runner.device.type == "cuda"
+            free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else machine_memory()
             n_slots = default_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
-        keeps = keeps_prefixes and self.slot_bytes and model.reads == "past" and self._runner.goes_back
+        keeps = keeps_prefixes and self.slot_bytes and runner.keeps_prefixes
         self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
-        self._prefixes = PrefixCache(self.prefix_bytes)
-        self._samplers: WeakValueDictionary[Any, Sampler] = WeakValueDictionary()
-        self._banned: dict[frozenset[int], torch.Tensor] = {}
         self._changed = threading.Condition()
         self._queue: deque[_Client] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._batch = self._new_batch()
-        self._texts: dict[int, _Text] = {}  # in the batch, by the number that stands for the prompt in their events
-        self._numbers = count()
+        draft = None if generator.drafter is None else generator.drafter.draft
+        prefixes = PrefixCache(self.prefix_bytes)
+        self._engine = Engine(model, chunk=CHUNK, prefixes=prefixes, draft=draft, keeps_texts=True, isolates=True)
+        self._texts: dict[int, _Text] = {}  # in the engine, by the id of the request
         self._ends = self.refuses = False  # whether the thread ends; whether no more clients are taken
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._loop: asyncio.AbstractEventLoop  # from `open` on
@@ -163,18 +120,13 @@ class Scheduler:
         self._thread.start()
 
     def describe(self) -> str:
-        """The limits of the batch, in a line."""
+        """The limits of the engine, in a line."""
         rows = f"up to {self.n_rows} texts at once"
         if not self.slot_bytes or math.isinf(self.n_slots):
             return rows
         most = COPIES * self.n_slots * self.slot_bytes
         kept = f", {self.prefix_bytes / 1e9:.2g} GB of prefixes" if self.prefix_bytes else ""
         return f"{rows}, {int(self.n_slots):,} tokens in flight, {most / 1e9:.2g} GB of keys and values at most{kept}"
-
-    def _new_batch(self) -> RunningBatch:
-        drafter = self._generator.drafter
-        draft = None if drafter is None else drafter.draft
-        return RunningBatch(self._runner, CHUNK, self._prefixes, draft, isolates=True)
 
     def refuse(self) -> None:
         """From now on take no more clients."""
@@ -192,24 +144,26 @@ class Scheduler:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ShuttingDown())
 
-    def fitted(self, prompt: Prompt) -> Prompt:
+    def check_prompt(self, prompt: Prompt) -> Prompt:
         """A prompt that the model can read. Raises UsageError for all others."""
-        return self._runner.fit(prompt, "refuse", "")
+        return self._engine.runner.fit_prompt(prompt, "refuse", "")
 
     @asynccontextmanager
-    async def generate(self, generation: GenerationRequest) -> AsyncIterator[AsyncIterator[Progress]]:
-        """The tokens of all texts as they come; the texts that are not complete at the end are given up.
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[AsyncIterator[Token]]:
+        """The tokens of all requests as they come, `Token.request` being the index of each.
+
+        Requests that are not complete at the end are cancelled.
 
         Raises QueueFull and ShuttingDown, and when it iterates what the model raises.
         """
-        client = await asyncio.to_thread(self._client, generation)
+        client = await asyncio.to_thread(self._client, requests)
         with self._changed:
-            self._admit()
+            self._check_queue()
             self._queue.append(client)
             self._changed.notify()
 
-        async def updates() -> AsyncIterator[Progress]:
-            n_left = len(generation.prompts) * generation.n
+        async def updates() -> AsyncIterator[Token]:
+            n_left = len(requests)
             while n_left:
                 update = await client.updates.get()
                 await asyncio.sleep(0)  # a queue that holds more would not let others have their turn
@@ -229,48 +183,27 @@ class Scheduler:
         """The result of a short computation with the model, between two tokens. Raises QueueFull and ShuttingDown."""
         future: Future[Result] = Future()
         with self._changed:
-            self._admit()
+            self._check_queue()
             self._calls.append((call, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
-    def _admit(self) -> None:
+    def _check_queue(self) -> None:
         if self.refuses:
             raise ShuttingDown
         if len(self._queue) + len(self._calls) >= self.n_queued:
             raise QueueFull
 
-    def _client(self, generation: GenerationRequest) -> _Client:
+    def _client(self, requests: Sequence[Request]) -> _Client:
         client = _Client(deque(), asyncio.Queue(), time.perf_counter())
-        sampler, settings = self._sampler(generation), generation.settings
-        most, form = settings.max_new_tokens, None
-        if settings.form is not None:
-            form = beginning(settings.form, generation.prompt_format.tokenizer)
-        for i, request in enumerate(requests_of(generation.prompts, sampler, settings.seed, most, generation.n)):
-            numbered = replace(request, prompt=next(self._numbers), wants_prompt=generation.wants_prompt, form=form)
-            text = GeneratedText.of(generation.prompt_format, request.start, settings.seed, generation.stop, form)
-            client.waiting.append(_Text(client, i, numbered, self._reach(request), text))
+        for i, request in enumerate(requests):
+            client.waiting.append(_Text(client, i, self._engine.prepare(request), self._slots_needed(request)))
         return client
-
-    def _sampler(self, generation: GenerationRequest) -> Sampler:
-        """The strategy of a request; one object for all that differ in seed, length and form only."""
-        ends = frozenset(generation.prompt_format.end_ids)
-        allowed = ends.union(generation.prompt_format.shown)
-        least = max(1, generation.settings.min_new_tokens)
-        settings = replace(generation.settings, seed=0, form=None, max_new_tokens=least)
-        key = (settings, ends, allowed, generation.n_alternatives)
-        sampler = self._samplers.get(key)
-        if sampler is None:
-            if allowed not in self._banned:
-                ids = sorted(without_text(generation.prompt_format, self._generator.loaded.model.vocab_size) - ends)
-                self._banned[allowed] = torch.tensor(ids, dtype=torch.long, device=self._runner.device)
-            sampler = self._samplers[key] = Sampler(settings, ends, self._banned[allowed], generation.n_alternatives)
-        return sampler
 
     def _run(self) -> None:
         self._generator.loaded.model.eval()
         if self._generator.writes:
-            vocabulary_of(self._generator.loaded.tokenizer)  # no thread runs while a part of it is made
+            spelled_vocabulary(self._generator.loaded.tokenizer)  # no thread runs while a part of it is made
         while True:
             with self._changed:
                 while not (self._ends or self._queue or self._calls or self._texts):
@@ -280,35 +213,31 @@ class Scheduler:
                 call = self._calls.popleft() if self._calls else None
                 self._queue = deque(client for client in self._queue if not client.gone)
             try:
-                self._turn(call)
-            except Exception as error:  # the batch as a whole fails: all texts in it do, and none later
+                self._iterate(call)
+            except Exception as error:  # the engine as a whole fails: all texts in it do, and none later
                 self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
-                self._texts, self._batch = {}, self._new_batch()
+                self._texts = {}
+                self._engine.clear()
 
-    def _turn(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
+    def _iterate(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
         """What is done between two tokens, and the next token of each text."""
-        for text in [text for text in self._texts.values() if text.client.gone]:
-            self._remove(text)
+        for id in [id for id, text in self._texts.items() if text.client.gone]:
+            del self._texts[id]
+            self._engine.cancel(id)
         if call is not None and call[1].set_running_or_notify_cancel():
             compute, future = call
             try:
                 future.set_result(compute())
             except Exception as error:
                 future.set_exception(error)
-        self._fill()
+        self._admit_waiting()
         if self._texts:
             self._step()
         self._metrics.running.set(len(self._texts))
         self._metrics.waiting.set(len(self._queue))
 
-    def _remove(self, text: _Text) -> None:
-        del self._texts[text.request.prompt]
-        self._batch.leave(text.request)
-        self._metrics.proposed_tokens.inc(text.request.proposed)
-        self._metrics.accepted_tokens.inc(text.request.accepted)
-
-    def _fill(self) -> None:
-        """Let texts that wait join the batch, one of each client in turn, as many as there is room for."""
+    def _admit_waiting(self) -> None:
+        """Let texts that wait join the engine, one of each client in turn, as many as there is room for."""
         longest = max((text.reach for text in self._texts.values()), default=0)
         while self._queue and len(self._texts) < self.n_rows:
             client = self._queue[0]
@@ -321,32 +250,41 @@ class Scheduler:
                 self._queue.popleft()
                 if client.waiting:
                     self._queue.append(client)
-            with self._ending(client):
-                self._batch.join(text.request)
-                self._texts[text.request.prompt] = text
-                self._metrics.prompt_tokens.inc(len(text.request.start.text))
+            with self._failing_alone(client):
+                self._texts[self._engine.add(text.state)] = text
+                self._metrics.prompt_tokens.inc(len(text.state.request.prompt.text))
 
-    def _reach(self, request: Request) -> int:
+    def _slots_needed(self, request: Request) -> int:
         """The slots of the KV cache that a text fills when it is complete."""
-        source = 0 if request.start.source is None else len(request.start.source)
-        tokens = len(request.start.tokens) + request.max_new_tokens
-        room = self._runner.room(request.start)
-        return source + (tokens if room is None else min(tokens, room))
+        prompt = request.prompt
+        tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._engine.runner.max_length(prompt)
+        return len(prompt.source or ()) + (tokens if room is None else min(tokens, room))
 
     def _step(self) -> None:
-        """One step of the batch."""
+        """One step of the engine."""
+        engine = self._engine
+        before = engine.n_proposed, engine.n_accepted
         with self._generator.computing():
-            events = self._batch.step()
-        updates = list[_Update]((self._texts[one.prompt].client, error) for one, error in self._batch.failures)
-        for event in events:
-            if event.prompt not in self._texts:  # a stop string came before this one of several tokens
+            tokens = engine.step()
+        self._metrics.proposed_tokens.inc(engine.n_proposed - before[0])
+        self._metrics.accepted_tokens.inc(engine.n_accepted - before[1])
+        updates = list[_Update]((self._texts.pop(id).client, error) for id, error in engine.failures)
+        for token in tokens:
+            text = self._texts.get(token.request)
+            if text is None:  # it failed after this one
                 continue
-            with self._ending(self._texts[event.prompt].client):
-                updates.append(self._progress(event))
+            if not text.begun:
+                self._metrics.first_token.observe(time.perf_counter() - text.client.came)
+                self._metrics.reused_tokens.inc(token.n_reused)
+                text.begun = True
+            self._metrics.generated_tokens.inc()
+            if token.completion is not None:
+                del self._texts[token.request]
+            updates.append((text.client, replace(token, request=text.index)))
         self._deliver(updates)
 
     @contextmanager
-    def _ending(self, client: _Client) -> Iterator[None]:
+    def _failing_alone(self, client: _Client) -> Iterator[None]:
         """A context whose exceptions end what a client asks for, and nothing else."""
         try:
             yield
@@ -358,21 +296,8 @@ class Scheduler:
             client.gone |= isinstance(update, Exception)
         self._loop.call_soon_threadsafe(_deliver, updates)
 
-    def _progress(self, event: TokenEvent) -> "_Update":
-        text = self._texts[event.prompt]
-        shown = text.generated_text.push(event)
-        completion = text.generated_text.completion()
-        if event.steps == 1:
-            self._metrics.first_token.observe(time.perf_counter() - text.client.came)
-            self._metrics.reused_tokens.inc(text.request.n_reused)
-        self._metrics.generated_tokens.inc()
-        if completion is not None:
-            self._remove(text)
-        read = tuple(text.request.read) if event.steps == 1 else ()
-        return text.client, Progress(text.index, shown, event, completion, read)
 
-
-_Update = tuple[_Client, Progress | Exception]
+_Update = tuple[_Client, Token | Exception]
 
 
 def _deliver(updates: list[_Update]) -> None:

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lmtool import system
 from lmtool.durable import refusing
 from lmtool.errors import ResourceError
-from lmtool.inference.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.search.index import Index
 from lmtool.serving.application import Application
 from lmtool.serving.guard import Access, Guard, log

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.data.rowfile import matching_column
-from lmtool.decoding.constrained import beginning
-from lmtool.decoding.forms import TextForm
-from lmtool.decoding.settings import LogitBias, Sample
-from lmtool.decoding.text import check_length
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
+from lmtool.generation.chat import LONGEST_ANSWER, checked, format_of
+from lmtool.generation.constrained import begin_form
+from lmtool.generation.forms import TextForm
+from lmtool.generation.generate import TextGenerator
+from lmtool.generation.params import LogitBias, SamplingParams
+from lmtool.generation.request import requests_for
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
-from lmtool.inference.generator import TextGenerator
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
@@ -33,10 +33,9 @@ from lmtool.serving.protocol import (
     ClassifyBody,
     CompletionBody,
     EmbeddingBody,
-    TextBody,
-    listed,
+    encode_with_list,
 )
-from lmtool.serving.scheduler import GenerationRequest, Scheduler
+from lmtool.serving.scheduler import Scheduler
 from lmtool.tables.predict import Prediction, TablePredictor, texts_of_a_row
 from lmtool.tables.rows import EncodedRow
 from lmtool.tokenization.chat import ChatFormat
@@ -101,7 +100,7 @@ class Service:
         if name is not None and name != self.name:
             raise BadRequest(404, f"the model served here is {self.name}", param="model", code="model_not_found")
 
-    def completion(self, body: CompletionBody) -> ClientAnswer:
+    def prepare_completion(self, body: CompletionBody) -> ClientAnswer:
         """The answer to come, of completions. Raises BadRequest, and UsageError for a prompt that cannot be read."""
         self._check_generates()
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
@@ -114,15 +113,14 @@ class Service:
         wants_prompt = bool(body.echo) and body.logprobs is not None
         if wants_prompt and self.loaded.model.reads == "source":
             raise BadRequest(400, "logprobs: this model has none of the tokens of its source", param="logprobs")
-        prompts = [self._prompt(text) for text in inputs]
+        prompts = [self._fit_prompt(text) for text in inputs]
         decode = self.loaded.prompt_format.tokenizer.decode
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
-        most = 1 if echo_only else self._most(body.max_tokens, SHORT)
-        n_alternatives, form = body.logprobs or 0, body.form()
-        generation = self._generation(body, self.loaded.prompt_format, prompts, most, n_alternatives, form)
-        return ClientAnswer(self.name, self.fingerprint, body, replace(generation, wants_prompt=wants_prompt), echoed)
+        most = 1 if echo_only else self._max_new_tokens(body.max_tokens, SHORT)
+        tells = {"n_alternatives": body.logprobs or 0, "wants_prompt": wants_prompt}
+        return self._make_answer(body, self.loaded.prompt_format, prompts, most, body.form(), echoed, **tells)
 
-    def conversation(self, body: ChatBody) -> ClientAnswer:
+    def prepare_chat(self, body: ChatBody) -> ClientAnswer:
         """The answer to come, of messages. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
         self._check_generates()
         if self.chat is None:
@@ -133,59 +131,62 @@ class Service:
         messages = [one.message for one in body.messages]
         if messages[-1]["role"] == "assistant":
             raise BadRequest(400, "messages: end with a message of the user", param="messages")
-        chat, calls = _calling(self.chat, body)
+        chat, calls = _resolve_tools(self.chat, body)
         prompt_format = replace(self.loaded.prompt_format, chat=chat)
         ids = chat.prompt(checked(messages))
         context = self.loaded.model.context
         if context is not None and len(ids) >= context:
             what = f"the messages have {len(ids)} tokens, but the model's context is {context}"
             raise BadRequest(400, what, param="messages", code="context_length_exceeded")
-        most = self._most(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
+        most = self._max_new_tokens(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
         most = most if context is None else min(most, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
-        n_alternatives, form = body.top_logprobs or 0, body.form() if calls is None else calls
-        generation = self._generation(body, prompt_format, prompts, most, n_alternatives, form)
-        return ClientAnswer(self.name, self.fingerprint, body, generation)
+        form = body.form() if calls is None else calls
+        return self._make_answer(body, prompt_format, prompts, most, form, n_alternatives=body.top_logprobs or 0)
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
         if not self.generator.writes:
             raise UsageError(f"this model does not predict the next token: {self.loaded.model.description}")
 
-    def _prompt(self, text: str | list[int]) -> Prompt:
+    def _fit_prompt(self, text: str | list[int]) -> Prompt:
         prompt_format = self.loaded.prompt_format
         prompt = prompt_format.prompt(text) if isinstance(text, str) else prompt_format.prompt_of_ids(text)
         try:
-            return self.scheduler.fitted(prompt)
+            return self.scheduler.check_prompt(prompt)
         except UsageError as error:
             context = self.loaded.model.context
             is_long = context is not None and len(prompt.tokens) + len(prompt.source or ()) > context
             code = "context_length_exceeded" if is_long else None
             raise BadRequest(400, error.what, param="prompt", code=code) from None
 
-    def _most(self, wanted: int | None, default: int) -> int:
+    def _max_new_tokens(self, wanted: int | None, default: int) -> int:
         if wanted is not None and wanted > self.max_tokens:
             raise BadRequest(400, f"max_tokens: at most {self.max_tokens} are generated here", param="max_tokens")
         return min(default, self.max_tokens) if wanted is None else wanted
 
-    def _generation(
+    def _make_answer(
         self,
-        body: TextBody,
+        body: CompletionBody | ChatBody,
         prompt_format: PromptFormat,
         prompts: Sequence[Prompt],
         most: int,
-        n_alternatives: int,
         form: TextForm | None,
-    ) -> GenerationRequest:
-        if len(prompts) * (body.n or 1) > MAX_TEXTS:
+        echoed: tuple[str, ...] | None = None,
+        **fields: Any,
+    ) -> ClientAnswer:
+        """The answer to come. most: new tokens. fields: of the requests."""
+        n = body.n or 1
+        if len(prompts) * n > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
         chosen |= body.model_dump(include=SAMPLING, exclude_none=True)
         chosen |= {"max_new_tokens": most, "logit_bias": self._biases(body.logit_bias or {}), "form": form}
-        settings = Sample(**chosen)
         if form is not None:  # its beginning is kept for the scheduler
-            check_length(beginning(form, prompt_format.tokenizer), most)
-        return GenerationRequest(prompt_format, tuple(prompts), settings, body.n or 1, body.stops, n_alternatives)
+            begin_form(form, prompt_format.tokenizer, most)
+        fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stops}
+        requests = tuple(requests_for(prompts, n, **fields))
+        return ClientAnswer(self.name, self.fingerprint, body, requests, n, echoed)
 
     def _biases(self, logit_bias: dict[str, float]) -> LogitBias:
         biases = []
@@ -195,7 +196,7 @@ class Service:
             biases.append(((int(name),), bias))
         return tuple(biases)
 
-    def text_rows(self, body: EmbeddingBody) -> list[TextRow]:
+    def tokenize_texts(self, body: EmbeddingBody) -> list[TextRow]:
         """Texts to embed as token ids. Raises BadRequest, and UsageError for texts without any."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         rows = [text_row(self.loaded, i, text) for i, text in enumerate(texts)]
@@ -207,48 +208,49 @@ class Service:
 
     async def embeddings(self, body: EmbeddingBody, rows: Sequence[TextRow]) -> bytes:
         """The answer to a request for embeddings."""
-        vectors = await self._computed(self._embed, rows)
+        vectors = await self._compute_in_groups(self._embed, rows)
         n_tokens = sum(row.last - row.first for row in rows)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         data = (
-            {"object": "embedding", "index": i, "embedding": _encoded(row[0], body.encoding_format)}
+            {"object": "embedding", "index": i, "embedding": _encode_vector(row[0], body.encoding_format)}
             for i, row in enumerate(vectors)
         )
-        return await asyncio.to_thread(listed, {"object": "list", "model": self.name, "usage": usage}, "data", data)
+        head = {"object": "list", "model": self.name, "usage": usage}
+        return await asyncio.to_thread(encode_with_list, head, "data", data)
 
     def _embed(self, rows: Sequence[TextRow]) -> list[Vectors]:
         return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own")]
 
     async def search(self, index: Index, k: int, rows: Sequence[TextRow]) -> bytes:
         """The answer to a search: the k nearest texts of each query."""
-        neighbours = index.nearest(np.concatenate(await self._computed(self._embed, rows)), k)
+        neighbours = index.nearest(np.concatenate(await self._compute_in_groups(self._embed, rows)), k)
         data = ({"index": i, "hits": [entry._asdict() for entry in entries]} for i, entries in enumerate(neighbours))
-        return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
+        return await asyncio.to_thread(encode_with_list, {"object": "list", "model": self.name}, "data", data)
 
     @cached_property
     def classifier(self) -> TablePredictor:
         """The model as one of classes, numbers, tags or answers. Raises UsageError for a run that is none."""
         return TablePredictor.of(self.loaded)
 
-    def table_rows(self, body: ClassifyBody) -> "list[TextWindows]":
+    def tokenize_rows(self, body: ClassifyBody) -> "list[TextWindows]":
         """The texts of a request for labels as token ids. Raises UsageError for a run that has none."""
         columns, _ = texts_of_a_row(self.loaded)
         inputs = body.input if isinstance(body.input, list) else [body.input]
-        encoded = self.classifier.encode([_row(one, columns) for one in inputs])
+        encoded = self.classifier.encode([_texts_of_row(one, columns) for one in inputs])
         return [TextWindows(tuple(windows)) for _, windows in groupby(encoded, key=lambda row: row.number)]
 
     async def classify(self, body: ClassifyBody, rows: "Sequence[TextWindows]") -> bytes:
         """The answer to a request for labels."""
-        answers = await self._computed(self._predict, rows)
+        answers = await self._compute_in_groups(self._predict, rows)
         more = {Tagging: ("words",), QuestionAnswering: ("start",)}.get(type(self.loaded.recipe.objective), ())
         names = ("label", "probabilities", *more)
         data = ({"index": i} | {name: getattr(one, name) for name in names} for i, one in enumerate(answers))
-        return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
+        return await asyncio.to_thread(encode_with_list, {"object": "list", "model": self.name}, "data", data)
 
     def _predict(self, rows: Sequence["TextWindows"]) -> list[Prediction]:
         return self.classifier.predict([window for row in rows for window in row.windows])
 
-    async def _computed(
+    async def _compute_in_groups(
         self, call: Callable[[Sequence[Tokenized]], list[Result]], rows: Sequence[Tokenized]
     ) -> list[Result]:
         """The result for each row, about TOKENS_AT_ONCE at a time."""
@@ -259,7 +261,7 @@ class Service:
         return results
 
 
-def _calling(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextForm | None]:
+def _resolve_tools(chat: ChatFormat, body: ChatBody) -> tuple[ChatFormat, TextForm | None]:
     """The format of a conversation with the tools of its body, and the form of an answer that has to call one.
 
     Raises BadRequest, UsageError and NoTools.
@@ -304,13 +306,13 @@ class TextWindows(NamedTuple):
         return np.concatenate([row.tokens for row in self.windows])
 
 
-def _encoded(vector: Vectors, form: str | None) -> Any:
+def _encode_vector(vector: Vectors, form: str | None) -> Any:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return np.asarray(vector, dtype=np.float64).tolist()
 
 
-def _row(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
+def _texts_of_row(texts: str | dict[str, str], columns: tuple[str, ...]) -> str | tuple[str, ...]:
     if isinstance(texts, str):
         texts = {columns[0]: texts}
     names = [matching_column(name, list(texts)) for name in columns]

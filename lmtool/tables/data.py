@@ -70,7 +70,6 @@ class TableData:
     unit = "row"
     is_measured = True
     bytes_per_token = None
-    known_lines = None
 
     @property
     def per_epoch(self) -> int:

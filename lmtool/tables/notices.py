@@ -9,9 +9,9 @@ from shlex import quote
 
 import numpy as np
 
+from lmtool.batch import n_shared
 from lmtool.data.files import shown
 from lmtool.data.rowfile import bare_name
-from lmtool.decoding.request import n_shared
 from lmtool.printable import counted
 from lmtool.tokenization.tokenizer import Tokenizer
 

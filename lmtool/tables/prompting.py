@@ -19,10 +19,10 @@ from lmtool.data.rowfile import matching_column
 from lmtool.data.split import document_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Row, Skipped, Table
-from lmtool.decoding.settings import Settings
 from lmtool.errors import UsageError
+from lmtool.generation.generate import TextGenerator
+from lmtool.generation.params import AnyParams
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
@@ -268,7 +268,7 @@ def measure_prompts(
 
 
 def answered(
-    generator: TextGenerator, source: str, prompting: Prompting, settings: Settings, reading: Data = AS_TRAINED
+    generator: TextGenerator, source: str, prompting: Prompting, params: AnyParams, reading: Data = AS_TRAINED
 ) -> Predictions:
     """What a language model writes after the prompt of each row of a table, in bounded memory.
 
@@ -284,7 +284,7 @@ def answered(
         items = stream_texts(table, columns, skipped)
         while chunk := list(islice(items, CHUNK_ROWS)):
             prompts = [prompting.filled(columns, item.texts) for _, item in chunk]
-            written = generator.completions(prompts, settings)
+            written = generator.completions(prompts, params)
             for (row, _), one in zip(chunk, written, strict=True):
                 yield row, (one.text.strip(), one.finish_reason)
 

@@ -22,7 +22,7 @@ from lmtool.tokenization.encoder import encoding_of
 from lmtool.tokenization.inner import ROLE_KEYS, text_of
 from lmtool.tokenization.template import Refusal, SandboxedTemplate
 from lmtool.tokenization.tokenizer import Tokenizer, without_surrogates
-from lmtool.tokenization.tools import CallParser, Convention, ToolCall, convention_of, read_calls, short_id
+from lmtool.tokenization.tools import CallParser, Convention, NoTools, ToolCall, convention_of, read_calls, short_id
 
 ROLES = ("system", "user", "assistant", "tool")
 """Who may write a message."""
@@ -142,9 +142,11 @@ class ChatFormat:
     @cached_property
     def convention(self) -> Convention:
         """How the template writes calls. Raises NoTools."""
-        convention = convention_of(self._write, self._special, {self._names[i] for i in self._turn_ends})
+        convention = convention_of(self._source)
         stream = self._tokenizer.stream(self._markers(convention))
-        convention.check("".join(map(stream.push, self._ids(self._encode([convention.written])))) + stream.flush())
+        read = "".join(map(stream.push, self._ids(self._encode([convention.example])))) + stream.flush()
+        if not CallParser(convention, {"now"}).push(read, is_last=True)[1]:
+            raise NoTools("its tokenizer does not keep the text of a call")
         return convention
 
     def parser(self, key: str = "") -> CallParser | None:
@@ -195,14 +197,9 @@ class ChatFormat:
             raise CheckpointError("the chat template writes nothing of the assistant's turns", where=_WHERE, fix=fix)
         return ids, is_written
 
-    @property
-    def ends(self) -> frozenset[int]:
-        """The ids that end a turn: the tokenizer's, and those that the template writes behind the assistant's."""
-        behind_calls = None if self.tools is None else self.convention.turn_end
-        return self._turn_ends if behind_calls is None else self._turn_ends | {self._ids_of_names[behind_calls]}
-
     @cached_property
-    def _turn_ends(self) -> frozenset[int]:
+    def ends(self) -> frozenset[int]:
+        """The ids that end a turn: the tokenizer's, and the one that the template writes behind the assistant's."""
         user, answer = Message(role="user", content="a"), Message(role="assistant", content="yes")
         try:
             _, answered, behind = self._render([user, answer]).rpartition(answer["content"])

@@ -1,14 +1,13 @@
 """Calls of functions: how a model's chat template writes them, and calls from the text of an answer.
 
-The convention of a template is read from what it writes for a call: a JSON object with a name and arguments, and texts
-before, between and behind such objects.
+A call is a JSON object with a name and arguments, between markers. How a family of models writes these is a row of
+CONVENTIONS, which is recognised by what the chat template contains.
 """
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,16 +16,13 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 
 from lmtool import durable
 from lmtool.durable import refusing
-from lmtool.errors import CheckpointError, LmtoolError, UsageError
+from lmtool.errors import CheckpointError, UsageError
 from lmtool.printable import plain
 from lmtool.records import is_deep
 from lmtool.tokenization.tokenizer import without_surrogates
 
 DEEPEST = 64
 """Values within others, in what defines a function or in arguments."""
-
-LONGEST_MARKERS = 1000
-"""Characters that a template may write around calls."""
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 """Ids that every template takes: Mistral's takes no others."""
@@ -145,22 +141,22 @@ def _arguments(value: Any) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Convention:
-    """How a template writes calls: `begin`, a JSON object, `between` and another object, `end`.
+    """How a family of models writes calls: `begin`, a JSON object, `between` and another object, `end`.
 
-    between: None where it writes no second call.
-    lead: what it writes before that, perhaps, such as empty thoughts.
-    turn_end: the special token behind, if any.
-    keys: of the name and of the arguments in the object.
-    parts: the object as it is written, with those of `PROBE`: texts, and between each two a name, arguments or an id.
+    marker: what the chat templates of the family contain, and others do not.
+    between: None where a turn has one call.
+    key: of the arguments in the object.
+    has_ids: an object has the id of the call as well.
+    lead: what may stand before that, such as empty thoughts.
     """
 
-    lead: str
-    begin: str
-    between: str | None
-    end: str
-    turn_end: str | None
-    keys: tuple[str, str]
-    parts: tuple[str, ...]
+    marker: str
+    begin: str = ""
+    between: str | None = None
+    end: str = ""
+    key: str = "arguments"
+    has_ids: bool = False
+    lead: str = ""
 
     @property
     def around(self) -> str:
@@ -168,98 +164,79 @@ class Convention:
         return f"{self.begin}{self.between or ''}{self.end}"
 
     @property
-    def written(self) -> str:
-        """A call, as it is written."""
-        return f"{self.begin}{''.join(self.parts)}{self.end}"
-
-    def check(self, read: str) -> None:
-        """Raise NoTools unless the text that a tokenizer keeps of `written` is a call."""
-        if not CallParser(self, {PROBE.name}).push(read, is_last=True)[1]:
-            raise NoTools("its tokenizer does not keep the text of a call")
+    def example(self) -> str:
+        """A call of `now`, as it is written."""
+        return f'{self.begin}{{"name": "now", "{self.key}": {{}}}}{self.end}'
 
     def call(self, value: dict[str, Any] | None, names: Collection[str], key: str) -> ToolCall | None:
         """The call of one of these functions that an object is; None for any other. key: for its id."""
-        name = (value or {}).get(self.keys[0])
-        if not value or value.keys() - {*self.keys, "id", "type"} or not isinstance(name, str) or name not in names:
+        name = (value or {}).get("name")
+        if not value or value.keys() - {"name", self.key, "id", "type"} or not isinstance(name, str):
             return None
-        arguments = _arguments(value.get(self.keys[1], {}))
+        arguments = _arguments(value.get(self.key, {})) if name in names else None
         return None if arguments is None else ToolCall(name, arguments, short_id(str(value.get("id") or key)))
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], special: Mapping[str, int], *, several: bool) -> str:
         """All answers that are calls of these tools, as a Lark grammar of llguidance.
 
-        special: ids of special tokens by name. several: more than one call. Raises NoTools where no grammar has them.
+        special: ids of special tokens by name. several: more than one call.
         """
-        if any(part.startswith('"') for part in self.parts[1::2]):
-            raise NoTools("it writes arguments as text, so that no call can be forced")
 
         def literal(text: str) -> str:
             pieces = re.split(f"({'|'.join(map(re.escape, special)) or '(?!)'})", text)
             # a tokenizer may put a space behind a special token
             return " ".join(f'<[{special[one]}]> " "?' if one in special else json.dumps(one) for one in pieces if one)
 
-        space = " " if '": "' in "".join(self.parts[1::2]) else ""
-        style = {"whitespace_flexible": False, "item_separator": f",{space}", "key_separator": f":{space}"}
+        style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
         more = f" ({literal(self.between)} call)*" if several and self.between is not None else ""
         rules = [f"start: ({literal(self.lead)})? {literal(self.begin)} call{more} {literal(self.end)}"]
         rules.append(f"call: {' | '.join(f'call_{n}' for n in range(len(tools)))}")
+        opening, closing = literal('{"name": "'), literal("}")
+        if self.has_ids:
+            closing = " ".join([literal(', "id": "'), f"/{_ID.pattern}/", literal('"}')])
         for n, tool in enumerate(tools):
             function = tool["function"]
-            kinds = {PROBE.name: literal(function["name"]), PROBE.id: f"/{_ID.pattern}/"}
-            written = [literal(one) if i % 2 == 0 else kinds.get(one, f"args_{n}") for i, one in enumerate(self.parts)]
+            name, arguments = (literal(one) for one in (function["name"], f'", "{self.key}": '))
             schema = {"type": "object", **(function.get("parameters") or {}), "x-guidance": style}
-            rules += [f"call_{n}: {' '.join(written)}", f"args_{n}: %json {json.dumps(schema)}"]
+            rules.append(f"call_{n}: {opening} {name} {arguments} args_{n} {closing}")
+            rules.append(f"args_{n}: %json {json.dumps(schema)}")
         return "\n".join(rules) + "\n"
 
 
-PROBE, SECOND = (ToolCall(name, {"probe_key": "probe_value"}, f"probe000{name[-1]}") for name in ("probe_1", "probe_2"))
-_PROBED = re.compile(rf'({PROBE.name}|{PROBE.id}|"?{{\s*\\*"probe_key\\*"\s*:\s*\\*"probe_value\\*"\s*}}"?)')
-_PROBE_TOOL = {"name": "probe_tool", "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
+_HERMES = Convention("<tool_call>", "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
+CONVENTIONS = (
+    replace(_HERMES, marker="System: Tools: ", lead=" "),
+    replace(_HERMES, marker="<think>", lead="<think>\n\n</think>\n\n"),
+    _HERMES,
+    Convention("[TOOL_CALLS] [", "[TOOL_CALLS] [", ", ", "]", has_ids=True),
+    Convention("[TOOL_CALLS][", "[TOOL_CALLS][", ", ", "]", has_ids=True),
+    Convention('"parameters": ', key="parameters"),
+    Convention('"arguments": '),
+)
+"""Hermes 2 Pro (Nous Research 2024) and Qwen: in lmtool's own format of published models, after thoughts, plainly; two
+spellings of Mistral's; Llama 3; JSON alone."""
+
+UNREADABLE = {
+    "<function=": "Qwen3-Coder's, in XML",
+    "<arg_key>": "GLM's, in XML",
+    "[ARGS]": "Mistral's of 2025, with [ARGS]",
+    "tool▁call▁begin": "DeepSeek's",
+    "<|channel|>": "gpt-oss's, in channels",
+}
+"""Conventions that are not read, by what their templates contain."""
 
 
-def convention_of(write: Callable[..., str], special: re.Pattern[str], ends: Collection[str]) -> Convention:
-    """The convention of a template. Raises NoTools, and as `write` does.
-
-    write: its text for messages, and by name `tools` and `asks`, whether the assistant's turn is to begin. special: its
-    special tokens, and `ends`, those that end a turn.
-    """
-    user, tools = {"role": "user", "content": "a"}, [{"type": "function", "function": _PROBE_TOOL}]
-    prompt = write([user], tools=tools, asks=True)
-    if prompt == write([user], tools=None, asks=True):
-        raise NoTools("it writes the same with and without them")
-
-    def answered(content: str, *calls: ToolCall) -> str:
-        calls_of = {"tool_calls": [call.record(as_text=False) for call in calls]} if calls else {}
-        return write([user, {"role": "assistant", "content": content, **calls_of}], tools=tools)
-
-    with suppress(LmtoolError, ValueError, StopIteration):
-        one, between = answered("", PROBE), None
-        start, stop, written = _object_with(one, PROBE.name)
-        name = next(key for key, value in written.items() if value == PROBE.name)
-        arguments = next(key for key, value in written.items() if _arguments(value) == PROBE.arguments)
-        heads = (answered(PROBE.name).rpartition(PROBE.name)[0], prompt)
-        head = next(head for head in heads if one.startswith(head) and len(head) <= start)
-        marks = list(special.finditer(one, stop))
-        last = next((mark for mark in marks if mark[0] in ends), marks[-1] if marks else None)
-        with suppress(LmtoolError, ValueError):
-            two = answered("", PROBE, SECOND)
-            between = two[_object_with(two, PROBE.name)[1] : _object_with(two, SECOND.name)[0]]
-        around = (one[len(head) : start], between, one[stop : last.start() if last else None])
-        parts = tuple(_PROBED.split(one[start:stop]))
-        if len(parts) >= 5 and PROBE.id not in str(around) and len(str(around)) < LONGEST_MARKERS:
-            lead = head[len(prompt) :] if head.startswith(prompt) else ""
-            return Convention(lead, *around, last[0] if last else None, (name, arguments), parts)
-    raise NoTools("it writes no calls that could be read back")
-
-
-def _object_with(text: str, name: str) -> tuple[int, int, dict[str, Any]]:
-    """The innermost JSON object in a text with a name, from where to where. Raises ValueError when there is none."""
-    start = at = text.rindex(name)
-    while (start := text.rfind("{", 0, start)) >= 0:
-        value, stop = _object_at(text, start)
-        if value and stop > at:
-            return start, stop, value
-    raise ValueError("no object")
+def convention_of(template: str) -> Convention:
+    """The convention of the source of a chat template. Raises NoTools."""
+    if "tool_calls" not in template or "tools" not in template.replace("tool_calls", ""):
+        raise NoTools("it writes no tools, or no calls of them")
+    for mark, name in UNREADABLE.items():
+        if mark in template:
+            raise NoTools(f"it writes calls in another convention than those that are read: {name}")
+    found = [one for one in CONVENTIONS if one.marker in template and (not one.lead or _HERMES.marker in template)]
+    if not found:
+        raise NoTools("it writes calls in none of the conventions of Hermes, Qwen, Llama 3 and Mistral")
+    return found[0]
 
 
 def _object_at(text: str, start: int) -> tuple[dict[str, Any] | None, int]:

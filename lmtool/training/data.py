@@ -30,7 +30,6 @@ from lmtool.recipe.spec.objective import Causal
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.run.files import StreamMark
-from lmtool.run.lines import MOST_LINES, KnownLines
 from lmtool.run.order import MixtureOrder, hash_key
 from lmtool.tables.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -64,7 +63,6 @@ class TextData:
     bytes_per_token: of the validation text.
     is_measured: the best checkpoint is evaluated at the end.
     split: the held-out rows, to be saved in the run; None where they follow from the recipe, as of a text.
-    known_lines: of a list of short lines, to be saved too; else None.
     per_epoch: examples of one pass; of a text that is streamed, estimated from its head.
     """
 
@@ -98,16 +96,6 @@ class TextData:
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: HeldOut | None = None
         self._pairs: Windows | None = None
-
-    @property
-    def known_lines(self) -> KnownLines | None:
-        parts = self._prepared.texts
-        n_lines = sum(one.text.survey.documents for parts in parts for one in parts)
-        if not self._is_causal or n_lines > MOST_LINES or self._prepared.streamed:
-            return None
-        if not all(train.text.shape.is_short for train, _ in parts):
-            return None
-        return KnownLines.of(line for both in parts for one in both for chunk in one.chunks() for line in chunk.texts)
 
     @contextmanager
     def streaming(self, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:

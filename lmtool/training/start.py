@@ -19,7 +19,7 @@ from lmtool.recipe.spec.objective import objectives_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.records import encode
 from lmtool.run.creation import check_folder, create_run
-from lmtool.run.directory import BASELINE, LINES, RECIPE, SPLIT, Run
+from lmtool.run.directory import BASELINE, RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo, describe_environment
 from lmtool.search.index import text_vectors
 from lmtool.tables.baseline import Baseline
@@ -73,8 +73,6 @@ def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
                     run.keep_features(features.base.run, features.base.checkpoint)
                 if data.split is not None:
                     write_file(run.path / SPLIT, encode(data.split.model_dump()))
-                if (known := data.known_lines) is not None:
-                    write_file(run.path / LINES, known.to_bytes())
                 run.start(step=0, command=invocation.command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, job.recipe, data.prompt_format.tokenizer, job.lines)
                 yield from baselines(run, data, job.recipe, base if compute.world.size == 1 else None)

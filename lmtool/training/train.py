@@ -16,9 +16,9 @@ from lmtool.compute.device import Compute
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.native import library
 from lmtool.compute.shards import ShardedBuild
-from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
-from lmtool.decoding.text import complete, write
 from lmtool.errors import LmtoolError, NumericalError
+from lmtool.generation.generate import complete
+from lmtool.generation.params import AnyParams, MaskPredict, SamplingParams
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_for_training, load_weights
 from lmtool.model import DecodeState, LanguageModel
@@ -629,14 +629,12 @@ def _samples(
     """Samples of the model for the prompts. No failure ends the training."""
     if manager.run is None:
         return
-    n_tokens = recipe.evaluation.sample_tokens
-    settings: Settings
+    params: AnyParams = SamplingParams(seed=recipe.seed, max_new_tokens=recipe.evaluation.sample_tokens)
+    length = 0
     if lm.reads == "both":
-        settings, options = MaskPredict(seed=recipe.seed), Options(length=n_tokens, overflow="cut")
-    else:
-        settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
+        params, length = MaskPredict(seed=recipe.seed), recipe.evaluation.sample_tokens
     try:
-        for completion in complete(write(lm, prompt_format, prompts, settings, options)):
+        for completion in complete(lm, prompts, params, prompt_format, length=length, overflow="cut"):
             sampled = Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
             yield from manager.log_sample(sampled)
             yield sampled

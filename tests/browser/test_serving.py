@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.decoding.settings import Sample
+from lmtool.generation.params import SamplingParams
 from lmtool.serving.guard import Access
 from lmtool.serving.server import Serving
 from tests.browser.conftest import HITS, Opened
@@ -58,7 +58,7 @@ def test_a_text_is_generated_with_its_probabilities(visit: Callable[[Served], An
     page.get_by_label("Seed").fill("7")
     page.get_by_role("button", name="Generate").click()
     told(page, "tokens/s")
-    settings = Sample(seed=7, temperature=0.8, max_new_tokens=12)
+    settings = SamplingParams(seed=7, temperature=0.8, max_new_tokens=12)
     [text] = server.generator.complete("Who saw <img src=x onerror=hit()>", settings)
     written = page.locator("#written").evaluate("element => element.textContent")
     assert written == "Who saw <img src=x onerror=hit()>" + text

@@ -9,7 +9,7 @@ from itertools import cycle
 import pytest
 
 from lmtool.export.exporting import export
-from lmtool.run.directory import BASELINE, LINES, LOGS, METRICS, RECIPE, RESULTS, SAMPLES, SPLIT, TOKENIZER, VALIDATED
+from lmtool.run.directory import BASELINE, LOGS, METRICS, RECIPE, RESULTS, SAMPLES, SPLIT, TOKENIZER, VALIDATED
 from tests.run.killing import in_child
 
 HUGE = 40_000_000_000
@@ -46,7 +46,6 @@ FILES = {
     METRICS: {"resume", "report", "compare"},
     SAMPLES: {"resume", "report", "compare"},
     VALIDATED: {"generate", "resume", "last"},
-    LINES: {"generate", "last"},
     SPLIT: set(),
     BASELINE: set(),
     LOGS: set(),

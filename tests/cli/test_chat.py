@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lmtool import Greedy, Sample, load
+from lmtool import SamplingParams, load
 from lmtool.printable import plain
 from lmtool.tables.annotations import as_messages
 from tests import forks
-from tests.inference import talkers
+from tests.generation import talkers
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +78,7 @@ def expected(folder, questions, settings, system=None):
 
 def test_each_line_is_a_message_and_only_answers_are_on_stdout(chat, talker):
     questions = ["Who saw the ball?", "é, sure?"]
-    answers = expected(talker, questions, Greedy(max_new_tokens=12))
+    answers = expected(talker, questions, SamplingParams("greedy", max_new_tokens=12))
     outcome = chat("\n".join(questions) + "\n", talker, "--greedy", "--max-new-tokens", "12")
     assert outcome.code == 0
     assert outcome.out == "".join(f"{answer}\n" for answer in answers)
@@ -86,7 +86,7 @@ def test_each_line_is_a_message_and_only_answers_are_on_stdout(chat, talker):
 
 
 def test_records(chat, talker):
-    settings = Sample(max_new_tokens=12, seed=3, temperature=0.9, top_k=30, top_p=0.95)
+    settings = SamplingParams(max_new_tokens=12, seed=3, temperature=0.9, top_k=30, top_p=0.95)
     answers = expected(talker, ["Who?", "Sure?"], settings, "Be kind.")
     options = "--seed 3 --temperature 0.9 --top-k 30 --top-p 0.95 --max-new-tokens 12 --json --quiet"
     outcome = chat("Who?\r\n\n  \nSure?", talker, *options.split(), "--system", "Be kind.")
@@ -368,7 +368,7 @@ def test_answers_alone_go_to_a_file(talk, talker, home):
         session.ready()
         session.type("/exit" + ENTER)
         assert session.end() == 0
-    (answer,) = expected(talker, ["Who?"], Greedy(max_new_tokens=12))
+    (answer,) = expected(talker, ["Who?"], SamplingParams("greedy", max_new_tokens=12))
     assert (home / "answers.txt").read_text(encoding="utf-8") == f"{answer}\n"
 
 

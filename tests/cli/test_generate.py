@@ -4,7 +4,6 @@ import inspect
 import io
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +15,16 @@ from typer.testing import CliRunner
 import lmtool
 from lmtool.cli.commands.generate import generate
 from lmtool.compute.device import Compute
-from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Options, Sample, described
-from lmtool.decoding.text import complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.inference import generator as generating
-from lmtool.inference.replay import from_record
+from lmtool.generation import generate as generating
+from lmtool.generation.generate import complete
+from lmtool.generation.params import STRATEGIES, SamplingParams, options_of, to_record
+from lmtool.generation.replay import from_record
 from lmtool.recipe.spec.objective import Causal
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.cli.conftest import RUN, SMALL
-from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
-from tests.decoding.test_text import ByteTokenizer, ScriptModel
+from tests.generation.models import AnswerModel, HistoryModel, SidesModel
+from tests.generation.test_text import ByteTokenizer, ScriptModel
 from tests.interop.test_importing import peer_in
 
 HASH = "ab" * 32
@@ -81,15 +80,9 @@ def history_model():
     return HistoryModel(ByteTokenizer.vocab_size, context=32)
 
 
-def expected(prompts, settings, **options):
-    pieces = write(
-        history_model(),
-        PromptFormat(ByteTokenizer(), "past", opening=(1,), documents=True),
-        prompts,
-        settings,
-        Options(**options),
-    )
-    return list(complete(pieces))
+def expected(prompts, params, **options):
+    prompt_format = PromptFormat(ByteTokenizer(), "past", opening=(1,), documents=True)
+    return list(complete(history_model(), prompts, params, prompt_format, **options))
 
 
 def test_json_has_one_record_a_line(load):
@@ -97,7 +90,7 @@ def test_json_has_one_record_a_line(load):
     result = call("one", "two", "-n", "2", "--seed", "3", "--max-new-tokens", "20", "--json")
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in result.stdout.splitlines()]
-    settings = Sample(max_new_tokens=20, seed=3)
+    settings = SamplingParams(max_new_tokens=20, seed=3)
     for record, completion in zip(records, expected(["one", "two"], settings, n=2), strict=True):
         assert (
             record.items()
@@ -117,7 +110,8 @@ def test_json_has_one_record_a_line(load):
                 "version": lmtool.__version__,
             }.items()
         )
-        assert record["settings"] == {"strategy": "sample", **asdict(settings), "logit_bias": []}
+        assert record["settings"] == {**to_record(settings), "logit_bias": []}
+        assert "num_beams" not in record["settings"]
 
 
 def test_all_options_reach_their_places(load):
@@ -126,7 +120,7 @@ def test_all_options_reach_their_places(load):
         "--temperature 0.5 --top-k 9 --top-p 0.9 --max-new-tokens 30 --seed 4 --stop a --stop bc --overflow cut --json"
     )
     result = call("x" * 40, *options.split(), "--run", "runs/other", "--device", "cpu", "--precision", "float32")
-    settings = Sample(temperature=0.5, top_k=9, top_p=0.9, max_new_tokens=30, seed=4)
+    settings = SamplingParams(temperature=0.5, top_k=9, top_p=0.9, max_new_tokens=30, seed=4)
     (completion,) = expected(["x" * 40], settings, stop=("a", "bc"), overflow="cut")
     assert json.loads(result.stdout)["tokens"] == list(completion.tokens)
     assert asked == [("runs/other", "cpu", "float32")]
@@ -134,7 +128,7 @@ def test_all_options_reach_their_places(load):
 
 def test_greedy(load):
     load(history_model())
-    (completion,) = expected(["one"], Greedy(max_new_tokens=9))
+    (completion,) = expected(["one"], SamplingParams("greedy", max_new_tokens=9))
     for options in (["--greedy"], ["--temperature", "0"], ["--top-k", "1"]):
         result = call("one", *options, "--max-new-tokens", "9", "--json")
         assert json.loads(result.stdout)["tokens"] == list(completion.tokens)
@@ -152,7 +146,7 @@ def test_prompts_come_from_a_file_or_standard_input(load, tmp_path):
 def test_without_a_prompt_text_begins_from_nothing(load):
     load(history_model())
     result = call("--seed", "1", "--json")
-    assert json.loads(result.stdout)["tokens"] == list(expected([""], Sample(seed=1))[0].tokens)
+    assert json.loads(result.stdout)["tokens"] == list(expected([""], SamplingParams(seed=1))[0].tokens)
 
 
 def test_results_and_notices_go_their_own_ways(load):
@@ -241,7 +235,7 @@ def test_beams_come_with_their_scores(load):
     load(history_model())
     result = call("one", "two", *["--num-beams", "3", "--num-return", "2", "--max-new-tokens", "5", "--json"])
     records = [json.loads(line) for line in result.stdout.splitlines()]
-    settings = Beam(num_beams=3, num_return=2, max_new_tokens=5)
+    settings = SamplingParams("beam", num_beams=3, num_return=2, max_new_tokens=5)
     assert [record["tokens"] for record in records] == [list(c.tokens) for c in expected(["one", "two"], settings)]
     assert [record["sample"] for record in records] == [0, 1, 0, 1]
     assert all(record["settings"]["strategy"] == "beam" for record in records)
@@ -256,7 +250,7 @@ def test_every_setting_reaches_the_strategy(load):
         "--no-repeat-ngram 3 --min-new-tokens 2 --max-time 60 --max-new-tokens 4 --logit-bias ab=-1.5 --seed 1"
     )
     record = json.loads(call("x", *sampling.split(), "--json").stdout)["settings"]
-    assert from_record(record) == Sample(
+    assert from_record(record) == SamplingParams(
         temperature=0.5,
         top_k=9,
         top_p=0.9,
@@ -272,8 +266,8 @@ def test_every_setting_reaches_the_strategy(load):
     )
     beams = "--length-penalty 0.5 --early-stopping never --diversity 0.3 --beam-groups 2 --max-new-tokens 4 --seed 1"
     record = json.loads(call("x", *beams.split(), "--json").stdout)["settings"]
-    assert from_record(record) == Beam(
-        length_penalty=0.5, early_stopping="never", diversity=0.3, groups=2, max_new_tokens=4, seed=1
+    assert from_record(record) == SamplingParams(
+        "beam", length_penalty=0.5, early_stopping="never", diversity=0.3, groups=2, max_new_tokens=4, seed=1
     )
 
 
@@ -281,8 +275,8 @@ def test_every_setting_is_an_option_without_a_default():
     app = typer.Typer()
     app.command()(generate)
     options = {option.name: option for option in typer.main.get_command(app).params}
-    for kind in STRATEGIES.values():
-        for name, (_, help) in described(kind).items():
+    for strategy in STRATEGIES:
+        for name, (_, help) in options_of(strategy).items():
             assert options[name].default is None
             assert options[name].help.startswith(help.text)
     assert options["groups"].opts == ["--beam-groups"]
@@ -409,14 +403,14 @@ def test_what_is_no_record_is_refused(load, tmp_path, content, words):
 
 
 def test_from_python(load):
-    from lmtool import Sample as Exported
+    from lmtool import SamplingParams as Exported
     from lmtool import load as load_writer
 
     load(history_model())
     pieces = list(load_writer("last").generate(["one"], Exported(max_new_tokens=5), n=2, stop=("q",)))
     completions = [piece.completion for piece in pieces if piece.completion]
-    assert completions == expected(["one"], Sample(max_new_tokens=5), n=2, stop=("q",))
-    assert load_writer("last").complete("one", Sample(max_new_tokens=5)) == [completions[0].text]
+    assert completions == expected(["one"], SamplingParams(max_new_tokens=5), n=2, stop=("q",))
+    assert load_writer("last").complete("one", SamplingParams(max_new_tokens=5)) == [completions[0].text]
     with pytest.raises(AttributeError, match="nothing"):
         _ = lmtool.nothing
 
@@ -550,7 +544,7 @@ def test_published_models_write_the_same_with_a_draft(lmtool, home, tmp_path, mo
 
 
 def test_a_program_loads_a_draft(run):
-    settings = Sample(max_new_tokens=12, temperature=1.0)
+    settings = SamplingParams(max_new_tokens=12, temperature=1.0)
     plainly = lmtool.load(RUN).complete("The", settings)
     assert lmtool.load(RUN, draft="ngram").complete("The", settings) == plainly
     model = lmtool.load(RUN, draft=RUN, draft_tokens=3)

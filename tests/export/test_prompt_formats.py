@@ -10,7 +10,7 @@ import transformers
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export, export_gguf
-from lmtool.inference.chatting import format_of
+from lmtool.generation.chat import format_of
 from lmtool.inference.load import Loaded, load_run
 from lmtool.interop.gguf.container import Container
 from lmtool.interop.importing import imported

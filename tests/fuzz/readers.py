@@ -25,10 +25,10 @@ from lmtool.data.corpus import open_corpus
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
 from lmtool.data.vectors import VectorFile
-from lmtool.decoding.prompts import gather_prompts
-from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample, to_record
+from lmtool.generation.params import MaskPredict, SamplingParams, to_record
+from lmtool.generation.prompts import gather_prompts
+from lmtool.generation.replay import read_records
 from lmtool.inference.base import read_recipe
-from lmtool.inference.replay import read_records
 from lmtool.interop.importing import describe
 from lmtool.interop.sources import open_source
 from lmtool.interop.tokenization.reading import read_tokenizer
@@ -188,7 +188,12 @@ def _records(_: Path) -> list[bytes]:
     common = {"prompt": "One", "sample": 0, "tokens": [8, 9], "text": " day", "draw": 0, "steps": 2, "run": "runs/a"}
     common |= {"step": 2, "checkpoint": "c0", "device": "cpu", "precision": "float32", "threads": 1}
     options = {"stop": ["."], "prefix": "", "overflow": "cut", "mask": None, "length": 0, "max_rows": 16}
-    kinds = (Greedy(max_time=2.0), Sample(top_k=4, logit_bias=(((8, 9), -1.0),)), Beam(num_beams=2), MaskPredict())
+    kinds = (
+        SamplingParams("greedy", max_time=2.0),
+        SamplingParams(top_k=4, logit_bias=(((8, 9), -1.0),)),
+        SamplingParams("beam", num_beams=2),
+        MaskPredict(),
+    )
     return [json.dumps(common | {"settings": to_record(kind), "options": options}).encode() for kind in kinds]
 
 

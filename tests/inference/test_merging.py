@@ -10,7 +10,7 @@ import pytest
 from lmtool.checks.runs import verify_run
 from lmtool.durable import TEMPORARY
 from lmtool.inference.merging import merge
-from lmtool.run.directory import BASELINE, FILES, LINES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
+from lmtool.run.directory import BASELINE, FILES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
 from lmtool.run.find import find
 from lmtool.run.listing import evaluations_of, keep_evaluation
 from tests.errors import refuses
@@ -32,7 +32,6 @@ def adapted(work: Work) -> Path:
     work.text.write_text("".join(f"{a}{b}{c}\n" for a in syllables for b in syllables for c in syllables[:4]))
     work.pretrain("training.steps=4", *LINE, name="base")
     work.pretrain(LORA, *LINE, "optimizer.lr=0.02", name="adapted", source=work.run("base"))
-    assert (work.run("adapted") / LINES).exists()
     return work.run("adapted")
 
 
@@ -45,7 +44,6 @@ def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> Non
     new = Run.open(merged)
     assert [found.source for found in evaluations_of(new)] == ["0.txt"]
     assert step == old.best_step == new.best_step
-    assert (merged / LINES).read_bytes() == (adapted / LINES).read_bytes()
     assert new.info.data == old.info.data
     assert metrics(merged) == [record for record in metrics(adapted) if record["step"] <= step] != []
     assert [*new.samples.read()] == [record for record in old.samples.read() if record["step"] <= step] != []

@@ -21,8 +21,8 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.export.exporting import export
+from lmtool.generation.generate import TextGenerator
 from lmtool.inference.embedding import embed
-from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded, load_run
 from lmtool.interop.importing import import_run, imported
 from lmtool.interop.names import is_published

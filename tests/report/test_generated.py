@@ -6,12 +6,11 @@ from math import log
 
 import pytest
 
-from lmtool.decoding.generate import generate
-from lmtool.decoding.request import Alternative, BeamNode
-from lmtool.decoding.settings import Greedy, MaskPredict, Sample
-from lmtool.decoding.text import Completion
+from lmtool.generation.generate import generate
+from lmtool.generation.params import MaskPredict, SamplingParams
+from lmtool.generation.request import Alternative, BeamNode, Completion
 from lmtool.report.generated import as_page, lanes
-from tests.decoding.models import HistoryModel, SidesModel, TableModel
+from tests.generation.models import HistoryModel, SidesModel, TableModel
 
 TABLE = [[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.25] * 4, [0.7, 0.1, 0.1, 0.1]]
 HOSTILE = ["</script><img src=x onerror=alert(1)>", "\u202eevil", "a\x1b[2J", '"><b>']
@@ -26,6 +25,7 @@ class Names:
 
 def completion(**changes):
     told = {
+        "request": 0,
         "prompt": "<script>alert(1)</script>",
         "sample": 0,
         "draw": 0,
@@ -47,23 +47,25 @@ def completion(**changes):
 
 
 def test_alternatives_are_the_most_probable_tokens():
-    (event,) = generate(TableModel(TABLE), [[0]], Sample(max_new_tokens=1, top_k=2, seed=3), details=True)
-    assert [other.token for other in event.alternatives] == [0, 1, 2, 3]
+    (event,) = generate(TableModel(TABLE), [[0]], SamplingParams(max_new_tokens=1, top_k=2, seed=3), details=True)
+    assert [other.id for other in event.alternatives] == [0, 1, 2, 3]
     assert [other.logprob for other in event.alternatives] == pytest.approx([log(p) for p in TABLE[0]], abs=1e-5)
     assert [other.kept for other in event.alternatives] == [True, True, False, False]
-    (event,) = generate(HistoryModel(), [[1]], Greedy(max_new_tokens=1), banned_ids=range(5), details=True)
+    (event,) = generate(
+        HistoryModel(), [[1]], SamplingParams("greedy", max_new_tokens=1), banned_ids=range(5), details=True
+    )
     assert len(event.alternatives) == 5
-    assert all(other.kept == (other.token >= 5) for other in event.alternatives)
+    assert all(other.kept == (other.id >= 5) for other in event.alternatives)
 
 
 def test_alternatives_of_filled_masks():
-    from lmtool.decoding.maskpredict import fill
+    from lmtool.generation.maskpredict import fill
 
     (filled,) = fill(SidesModel(), [[1, 10, 2]], 10, MaskPredict(rounds=1), details=True)
-    (choice,) = filled.choices
-    best = max(choice.alternatives, key=lambda other: (other.kept, other.logprob))
-    assert best.token == choice.token
-    assert best.logprob == choice.logprob
+    (alternatives,) = filled.alternatives
+    best = max(alternatives, key=lambda other: (other.kept, other.logprob))
+    assert (best.id,) == filled.tokens
+    assert (best.logprob,) == filled.logprobs
 
 
 def test_what_the_page_says():

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from lmtool.interop.importing import imported
-from tests.inference import talkers
+from tests.generation import talkers
 from tests.serving.harness import Served, served
 from tests.training.tiny import Work
 

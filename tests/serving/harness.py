@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 
-from lmtool.inference.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
 from lmtool.serving.scheduler import Scheduler
 from lmtool.serving.server import Serving, answering, assemble, listen
 

@@ -12,8 +12,8 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.stdin import table_of_texts
 from lmtool.data.survey import silent
-from lmtool.decoding.settings import Sample
-from lmtool.inference.chatting import Conversation
+from lmtool.generation.chat import Conversation
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.search.index import Entry, Index, add
@@ -24,7 +24,7 @@ from tests.serving.harness import Served, served
 PROMPT = "Who saw the"
 
 
-def alone(server: Served, prompt: str, settings: Sample, **options: Any) -> list[str]:
+def alone(server: Served, prompt: str, settings: SamplingParams, **options: Any) -> list[str]:
     return server.generator.complete(prompt, settings, **options)
 
 
@@ -39,7 +39,7 @@ def test_the_model_is_listed(client: openai.OpenAI, server: Served, name: str) -
 
 def test_a_completion_is_that_of_generate(client: openai.OpenAI, server: Served, name: str) -> None:
     answer = client.completions.create(model=name, prompt=PROMPT, max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
-    settings = Sample(seed=5, temperature=0.7, top_p=0.9, max_new_tokens=20)
+    settings = SamplingParams(seed=5, temperature=0.7, top_p=0.9, max_new_tokens=20)
     assert [answer.choices[0].text] == alone(server, PROMPT, settings)
     ids = server.generator.loaded.prompt_format.prompt(PROMPT).tokens
     assert answer.usage is not None
@@ -51,7 +51,7 @@ def test_a_completion_is_that_of_generate(client: openai.OpenAI, server: Served,
 def test_several_prompts_and_samples(client: openai.OpenAI, server: Served, name: str) -> None:
     prompts = [PROMPT, "yes", PROMPT]
     answer = client.completions.create(model=name, prompt=prompts, n=2, max_tokens=8, seed=3, temperature=1.2)
-    settings = Sample(seed=3, temperature=1.2, max_new_tokens=8)
+    settings = SamplingParams(seed=3, temperature=1.2, max_new_tokens=8)
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert [choice.text for choice in answer.choices] == server.generator.complete(prompts, settings, n=2)
 
@@ -61,7 +61,7 @@ def test_stop_strings_and_biases(client: openai.OpenAI, server: Served, name: st
     answer = client.completions.create(
         model=name, prompt=PROMPT, max_tokens=60, seed=1, stop=stop, logit_bias={"70": 4, "71": -100}
     )
-    settings = Sample(seed=1, temperature=1.0, max_new_tokens=60, logit_bias=(((70,), 4.0), ((71,), -100.0)))
+    settings = SamplingParams(seed=1, temperature=1.0, max_new_tokens=60, logit_bias=(((70,), 4.0), ((71,), -100.0)))
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     assert [answer.choices[0].text] == alone(server, PROMPT, settings, stop=stops)
     assert answer.choices[0].finish_reason in ("stop", "length")
@@ -90,7 +90,7 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
     assert found.token_logprobs is not None
     assert found.top_logprobs is not None
     loaded = load_run(str(server.generator.loaded.run_path), CPU)
-    [completion] = server.generator.completions(PROMPT, Sample(seed=2, temperature=0.5, max_new_tokens=5))
+    [completion] = server.generator.completions(PROMPT, SamplingParams(seed=2, temperature=0.5, max_new_tokens=5))
     prompt = loaded.prompt_format.prompt(PROMPT).tokens
     ids = torch.tensor([[*prompt, *completion.tokens]])
     with torch.inference_mode():
@@ -116,7 +116,7 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server:
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_is_that_of_chat(client: openai.OpenAI, server: Served, name: str, streams: bool) -> None:
     messages: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Who saw the ball?"}]
-    conversation = Conversation(server.generator, Sample(seed=4, temperature=1.0, max_new_tokens=12))
+    conversation = Conversation(server.generator, SamplingParams(seed=4, temperature=1.0, max_new_tokens=12))
     expected = "".join(conversation.answer(messages))
     asked: Any = {"model": name, "messages": messages, "seed": 4, "max_completion_tokens": 12}
     asked |= {"logprobs": True, "top_logprobs": 2}
@@ -210,7 +210,7 @@ def test_wrong_requests_are_told_what_is_wrong(client: openai.OpenAI, asked: Any
 
 
 def test_penalties_are_those_of_generate(client: openai.OpenAI, server: Served) -> None:
-    settings = Sample(seed=3, temperature=1.0, max_new_tokens=40, frequency_penalty=1.5, presence_penalty=-0.5)
+    settings = SamplingParams(seed=3, temperature=1.0, max_new_tokens=40, frequency_penalty=1.5, presence_penalty=-0.5)
     (expected,) = alone(server, PROMPT, settings)
     asked: Any = {"model": None, "prompt": PROMPT, "seed": 3, "max_tokens": 40}
     answer = client.completions.create(**asked, frequency_penalty=1.5, presence_penalty=-0.5)

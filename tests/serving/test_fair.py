@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from lmtool.decoding.constrained import LONGEST_CERTAIN, FormState, beginning
-from lmtool.decoding.forms import TextForm
-from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.running import RunningBatch
+from lmtool.generation.constrained import LONGEST_CERTAIN, FormState, begin_form
+from lmtool.generation.engine import Engine
+from lmtool.generation.forms import TextForm
+from lmtool.generation.model_runner import ModelRunner
 from lmtool.serving.protocol import LONGEST_FORM
 from lmtool.serving.scheduler import CHUNK, Scheduler
 from lmtool.serving.server import Serving
@@ -52,7 +52,7 @@ class Watched:
 
 @pytest.fixture
 def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    turn, progress = Scheduler._turn, Scheduler._progress
+    turn, step = Scheduler._iterate, Engine.step
     with served(talker, Serving(n_rows=N_ROWS)) as server:
         found = Watched(server)
 
@@ -60,10 +60,11 @@ def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
             found.steps.append(Step(n_calls=int(call is not None)))
             turn(self, call)
 
-        def progressing(self: Scheduler, event: Any) -> Any:
-            text = self._texts[event.prompt]
-            found.steps[-1].victim += text.request.max_new_tokens == VICTIM["max_tokens"]
-            return progress(self, event)
+        def stepping(self: Engine) -> Any:
+            limits = {id: state.request.params.max_new_tokens for id, state in self._states.items()}
+            tokens = step(self)
+            found.steps[-1].victim += sum(limits[token.request] == VICTIM["max_tokens"] for token in tokens)
+            return tokens
 
         def counted(name: str) -> Callable[..., Any]:
             call = getattr(ModelRunner, name)
@@ -74,8 +75,8 @@ def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
             return counting
 
-        monkeypatch.setattr(Scheduler, "_turn", turning)
-        monkeypatch.setattr(Scheduler, "_progress", progressing)
+        monkeypatch.setattr(Scheduler, "_iterate", turning)
+        monkeypatch.setattr(Engine, "step", stepping)
         for name in ("advance", "step"):
             monkeypatch.setattr(ModelRunner, name, counted(name))
         yield found
@@ -174,14 +175,14 @@ def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
 def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_computed, compute = 0, RunningBatch._probabilities
+    n_computed, compute = 0, Engine._read_tokens
 
-    def counted(self: RunningBatch, *given: Any) -> Any:
+    def counted(self: Engine, *given: Any) -> Any:
         nonlocal n_computed
         n_computed += 1
         return compute(self, *given)
 
-    monkeypatch.setattr(RunningBatch, "_probabilities", counted)
+    monkeypatch.setattr(Engine, "_read_tokens", counted)
     with server.http() as client:
         body = {"prompt": "Who saw the ball?", "n": 8, "max_tokens": 2, "echo": True, "logprobs": 2}
         choices = client.post("/v1/completions", json=body).json()["choices"]
@@ -193,7 +194,7 @@ def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
 
 def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = server.generator.loaded.tokenizer
-    vocabulary = beginning(TextForm("regex", "a"), tokenizer)._vocabulary
+    vocabulary = begin_form(TextForm("regex", "a"), tokenizer)._vocabulary
     lengths, encode = list[int](), tokenizer.encode_inside
 
     def encoded(text: str) -> list[int]:
@@ -201,7 +202,7 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
         return encode(text)
 
     monkeypatch.setattr(vocabulary, "_encode", lambda: encoded)
-    state = beginning(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
+    state = begin_form(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
     assert len(state.forced) > 200
     assert max(lengths) == LONGEST_CERTAIN
 
@@ -209,7 +210,7 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
 def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
     tokenizer = server.generator.loaded.tokenizer
     schema = json.dumps({"type": "string", "minLength": 300})
-    state = beginning(TextForm("json-schema", schema, complete=True), tokenizer)
+    state = begin_form(TextForm("json-schema", schema, complete=True), tokenizer)
     gc.collect()
     before = sum(isinstance(one, FormState) for one in gc.get_objects())
     assert len(state.closing or ()) > 200

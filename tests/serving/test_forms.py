@@ -12,9 +12,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from lmtool.decoding import constrained
-from lmtool.decoding.forms import TextForm
-from lmtool.decoding.settings import Sample
+from lmtool.generation import constrained
+from lmtool.generation.forms import TextForm
+from lmtool.generation.params import SamplingParams
 from tests.serving.harness import Served, served
 from tests.training.tiny import Work
 
@@ -83,7 +83,9 @@ def test_the_usual_names_of_other_servers(client: openai.OpenAI, name: str, guid
 
 def test_a_completion_is_that_of_generate(client: openai.OpenAI, name: str, server: Served) -> None:
     form = TextForm("json-schema", json.dumps(SCHEMA))
-    (expected,) = server.generator.complete("Who saw", Sample(temperature=1.0, seed=5, max_new_tokens=60, form=form))
+    (expected,) = server.generator.complete(
+        "Who saw", SamplingParams(temperature=1.0, seed=5, max_new_tokens=60, form=form)
+    )
     answer = client.completions.create(
         model=name, prompt="Who saw", seed=5, max_tokens=60, extra_body={"guided_json": SCHEMA}
     )

@@ -18,8 +18,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from lmtool.decoding.prefixes import BLOCK
 from lmtool.errors import UsageError
+from lmtool.generation.prefixes import BLOCK
 from lmtool.serving import application, server
 from lmtool.serving.guard import Access, read_key
 from lmtool.serving.server import Serving

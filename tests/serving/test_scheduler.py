@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from lmtool.decoding import filters
-from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.prefixes import PrefixCache
-from lmtool.decoding.request import TokenEvent
-from lmtool.decoding.running import RunningBatch
-from lmtool.decoding.sampler import Sampler
-from lmtool.decoding.settings import Sample
-from lmtool.decoding.speculative import Draft, ModelDraft, NGramDraft
-from lmtool.decoding.text import GeneratedText
 from lmtool.errors import NumericalError
-from lmtool.inference.generator import Drafter, TextGenerator
+from lmtool.generation import filters
+from lmtool.generation.drafts import Draft, ModelDraft, NGramDraft
+from lmtool.generation.engine import Engine
+from lmtool.generation.generate import Drafter, TextGenerator
+from lmtool.generation.model_runner import ModelRunner
+from lmtool.generation.params import SamplingParams
+from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.request import Request, Token, requests_for
+from lmtool.generation.strategy import Sampler
+from lmtool.generation.text import IncrementalText
 from lmtool.serving import scheduler as scheduling
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.scheduler import GenerationRequest, Progress, QueueFull, Scheduler, ShuttingDown, default_slots
+from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, default_slots
 from tests.training.tiny import Work
 
 Result = TypeVar("Result")
@@ -41,11 +41,11 @@ FAMILIES = {
 }
 PROMPTS = ("a cat", "dog sat on mat", "the", "and ran away", "mat", "cat on the m", "home", "a dog ran")
 SETTINGS = (
-    Sample(seed=1, temperature=1.0, max_new_tokens=30),
-    Sample(seed=2, temperature=0.0, max_new_tokens=5),
-    Sample(seed=3, temperature=1.5, max_new_tokens=12, top_k=7),
-    Sample(seed=4, temperature=0.8, max_new_tokens=40, top_p=0.9, repetition_penalty=1.3),
-    Sample(seed=5, max_new_tokens=40, frequency_penalty=0.5, presence_penalty=0.5),
+    SamplingParams(seed=1, temperature=1.0, max_new_tokens=30),
+    SamplingParams(seed=2, temperature=0.0, max_new_tokens=5),
+    SamplingParams(seed=3, temperature=1.5, max_new_tokens=12, top_k=7),
+    SamplingParams(seed=4, temperature=0.8, max_new_tokens=40, top_p=0.9, repetition_penalty=1.3),
+    SamplingParams(seed=5, max_new_tokens=40, frequency_penalty=0.5, presence_penalty=0.5),
 )
 
 
@@ -65,19 +65,20 @@ def opened(generator: TextGenerator, **options: Any) -> Iterator[Scheduler]:
         scheduler.close()
 
 
-def asking(generator: TextGenerator, prompt: str, settings: Sample, **options: Any) -> GenerationRequest:
+def asking(generator: TextGenerator, prompt: str, settings: SamplingParams, n: int = 1, **fields: Any) -> list[Request]:
     prompt_format = generator.loaded.prompt_format
-    return GenerationRequest(prompt_format, (prompt_format.prompt(prompt),), settings, **options)
+    prompts = [prompt_format.prompt(prompt)]
+    return [*requests_for(prompts, n, params=settings, prompt_format=prompt_format, **fields)]
 
 
-async def texts_of(scheduler: Scheduler, asked: GenerationRequest) -> list[str]:
+async def texts_of(scheduler: Scheduler, asked: list[Request]) -> list[str]:
     """All texts of a client, put together from what streams."""
-    texts = [""] * (len(asked.prompts) * asked.n)
+    texts = [""] * len(asked)
     async with scheduler.generate(asked) as updates:
-        async for progress in updates:
-            texts[progress.index] += progress.text
-            if progress.completion is not None:
-                assert progress.completion.text == texts[progress.index]
+        async for token in updates:
+            texts[token.request] += token.text
+            if token.completion is not None:
+                assert token.completion.text == texts[token.request]
     return texts
 
 
@@ -125,7 +126,7 @@ def test_texts_are_those_of_generate_alone(
             return list(await asyncio.gather(*(later(i, scheduler) for i in range(len(asked)))))
 
     expected = [
-        generator.complete(prompt, one.settings, n=one.n, stop=one.stop, max_rows=1)
+        generator.complete(prompt, one[0].params, n=len(one), stop=one[0].stop, max_rows=1)
         for prompt, one in zip(PROMPTS, asked, strict=True)
     ]
     assert run(together()) == expected
@@ -142,7 +143,7 @@ def test_prompts_that_were_read_are_reused_where_the_state_goes_back(
     generator = TextGenerator.open(str(made.run(family)), device="cpu")
     asked = asking(generator, "a cat", SETTINGS[0])
     expected = generator.complete("a cat", SETTINGS[0])
-    n = len(asked.prompts[0].tokens)
+    n = len(asked[0].prompt.tokens)
 
     async def twice(**options: Any) -> tuple[str, float]:
         with opened(generator, **options) as scheduler:
@@ -162,7 +163,7 @@ def test_texts_with_a_draft_are_those_without(decoder: TextGenerator, kind: str)
     """Alone and beside others, also where a stop string or a client ends them amid what is accepted."""
     draft: Draft = NGramDraft(4) if kind == "ngram" else ModelDraft(decoder.loaded.model, 4)
     drafting = TextGenerator(decoder.loaded, Drafter(draft, None))
-    greedy = Sample(seed=1, temperature=0.0, max_new_tokens=60)
+    greedy = SamplingParams(seed=1, temperature=0.0, max_new_tokens=60)
     asked = [asking(decoder, prompt, settings) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
     expected = [decoder.complete(prompt, settings) for prompt in PROMPTS[:3] for settings in (greedy, SETTINGS[0])]
     (long,) = expected[0]
@@ -178,11 +179,10 @@ def test_texts_with_a_draft_are_those_without(decoder: TextGenerator, kind: str)
                 n_proposed.append(counted(scheduler, "lmtool_proposed_tokens_total"))
             assert list(await asyncio.gather(*(texts_of(scheduler, one) for one in asked))) == expected
             for stop, texts in zip(stops, stopped, strict=True):
-                assert await texts_of(scheduler, replace(asked[0], stop=stop)) == texts
+                assert await texts_of(scheduler, [replace(one, stop=stop) for one in asked[0]]) == texts
             async with scheduler.generate(asked[0]) as updates:
-                async for progress in updates:
-                    if progress.event.steps == 4:
-                        break
+                for _ in range(4):
+                    await anext(updates)
             assert await texts_of(scheduler, asked[0]) == expected[0]
             n_accepted = counted(scheduler, "lmtool_accepted_tokens_total")
             assert 0 < n_accepted <= counted(scheduler, "lmtool_proposed_tokens_total")
@@ -194,7 +194,7 @@ def test_texts_with_a_draft_are_those_without(decoder: TextGenerator, kind: str)
 
 
 def test_a_client_that_leaves_frees_its_rows(decoder: TextGenerator) -> None:
-    endless = Sample(seed=1, temperature=1.0, max_new_tokens=100_000)
+    endless = SamplingParams(seed=1, temperature=1.0, max_new_tokens=100_000)
 
     async def leaving() -> None:
         with opened(decoder, n_rows=2) as scheduler:
@@ -208,16 +208,16 @@ def test_a_client_that_leaves_frees_its_rows(decoder: TextGenerator) -> None:
 
 
 def test_the_budget_bounds_what_is_in_flight(decoder: TextGenerator) -> None:
-    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=9), n=6)
-    length = len(asked.prompts[0].tokens) + 9
+    asked = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=9), n=6)
+    length = len(asked[0].prompt.tokens) + 9
 
     async def widest(**options: Any) -> int:
         live: set[int] = set()
         most = 0
         with opened(decoder, **options) as scheduler:
             async with scheduler.generate(asked) as updates:
-                async for progress in updates:
-                    live = live - {progress.index} if progress.completion else live | {progress.index}
+                async for token in updates:
+                    live = live - {token.request} if token.completion else live | {token.request}
                     most = max(most, len(live))
         return most
 
@@ -228,7 +228,7 @@ def test_the_budget_bounds_what_is_in_flight(decoder: TextGenerator) -> None:
 
 
 def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
-    long = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=100_000))
+    long = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=100_000))
 
     async def filled() -> None:
         with opened(decoder, n_rows=1, n_queued=1) as scheduler:
@@ -251,7 +251,7 @@ def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
 def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
     decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4))
+    asked = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=4))
     model = decoder.loaded.model
     working = type(model).logits
 
@@ -263,7 +263,7 @@ def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
             with pytest.raises(ZeroDivisionError):
                 await scheduler.compute(lambda: 1 // 0)
             monkeypatch.setattr(type(model), "logits", working)
-            assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings)
+            assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params)
             assert await scheduler.compute(lambda: 3) == 3
 
     run(failing())
@@ -288,17 +288,17 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
 
     match fault:
         case "joining":
-            patch(Sampler, "begin", lambda self, request: [request.start.text])
+            patch(Engine, "add", lambda self, state: [state.request.prompt.text])
         case "reading":
             patch(ModelRunner, "start", lambda self, windows: [window.tokens for window in windows])
         case "advancing":
             patch(ModelRunner, "advance", lambda self, tokens, state: tokens)
         case "filtering":
-            patch(filters, "steer", lambda scores, settings, texts, *rest: texts)
+            patch(filters, "steer", lambda scores, params, texts, *rest: texts)
         case "choosing":
-            patch(Sampler, "extend", lambda self, requests, *rest: [one.hypotheses[0].text for one in requests])
+            patch(Sampler, "extend", lambda self, state, *rest: [state.hypotheses[0].text])
         case "writing":
-            patch(GeneratedText, "of", lambda prompt_format, prompt, *rest: [prompt.text])
+            patch(IncrementalText, "__init__", lambda self, request, form: [request.prompt.text])
         case "nan":
             advance = ModelRunner.advance
 
@@ -311,7 +311,7 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
             monkeypatch.setattr(ModelRunner, "advance", spoilt)
 
 
-async def together(scheduler: Scheduler, every: list[GenerationRequest]) -> list[Any]:
+async def together(scheduler: Scheduler, every: list[list[Request]]) -> list[Any]:
     """The texts of each, or the exception that ended it."""
     return await asyncio.gather(*(texts_of(scheduler, one) for one in every), return_exceptions=True)
 
@@ -322,7 +322,7 @@ async def together(scheduler: Scheduler, every: list[GenerationRequest]) -> list
 def test_a_text_that_fails_ends_its_own_request_alone(
     decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch, fault: str, same: bool
 ) -> None:
-    settings = Sample(seed=1, temperature=1.0, max_new_tokens=12)
+    settings = SamplingParams(seed=1, temperature=1.0, max_new_tokens=12)
     others = [asking(decoder, prompt, settings, n=2) for prompt in ("a cat", "a mat", "the dog", "and ran away")]
     poisoned = asking(decoder, "a dog", settings if same else replace(settings, top_k=5), n=2)
     expected = [decoder.complete(prompt, settings, n=2) for prompt in ("a cat", "a mat", "the dog", "and ran away")]
@@ -335,7 +335,7 @@ def test_a_text_that_fails_ends_its_own_request_alone(
                 assert isinstance(failed, NumericalError if fault == "nan" else ZeroDivisionError)
             assert await texts_of(scheduler, others[0]) == expected[0]
 
-    poisons(monkeypatch, fault, poisoned.prompts[0].tokens)
+    poisons(monkeypatch, fault, poisoned[0].prompt.tokens)
     run(failing())
 
 
@@ -343,9 +343,9 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
     decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     poison = decoder.loaded.tokenizer.encode("d")[0]
-    never = Sample(seed=1, temperature=1.0, max_new_tokens=40, logit_bias=(((poison,), -100.0),))
+    never = SamplingParams(seed=1, temperature=1.0, max_new_tokens=40, logit_bias=(((poison,), -100.0),))
     some = replace(never, logit_bias=(((poison,), 3.0),), max_new_tokens=200)
-    step, advance, push = ModelRunner.step, ModelRunner.advance, GeneratedText.push
+    step, advance, push = ModelRunner.step, ModelRunner.advance, IncrementalText.push
 
     def stepping(self: ModelRunner, tokens: Sequence[int], state: Any) -> Any:
         assert poison not in tokens
@@ -355,9 +355,9 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
         assert not any(poison in ids for ids in tokens)
         return advance(self, tokens, state)
 
-    def pushing(self: GeneratedText, event: TokenEvent) -> str:
-        assert event.token != poison
-        return push(self, event)
+    def pushing(self: IncrementalText, token: Token, *rest: Any) -> Any:
+        assert token.id != poison
+        return push(self, token, *rest)
 
     asked = [asking(decoder, prompt, never, n=2) for prompt in ("a cat", "the mat")]
     expected = [decoder.complete(prompt, never, n=2) for prompt in ("a cat", "the mat")]
@@ -374,15 +374,15 @@ def test_a_text_that_fails_later_ends_its_own_request_alone(
         patch.setattr(ModelRunner, "advance", advancing)
         run(failing())
     assert "requests apart" in caplog.text
-    monkeypatch.setattr(GeneratedText, "push", pushing)
+    monkeypatch.setattr(IncrementalText, "push", pushing)
     run(failing())
 
 
 def test_a_fault_between_tokens_is_told_to_all_in_the_batch(
     decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4))
-    endless = replace(asked, settings=replace(asked.settings, max_new_tokens=100_000))
+    asked = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=4))
+    endless = asking(decoder, "a", replace(asked[0].params, max_new_tokens=100_000))
 
     def failing(*given: Any) -> None:
         raise ZeroDivisionError
@@ -392,12 +392,12 @@ def test_a_fault_between_tokens_is_told_to_all_in_the_batch(
             async with scheduler.generate(endless) as updates:
                 await anext(updates)
                 with monkeypatch.context() as patch:
-                    patch.setattr(RunningBatch, "leave", failing)
+                    patch.setattr(Engine, "cancel", failing)
                     async with scheduler.generate(endless) as others:
                         await anext(others)
                     with pytest.raises(ZeroDivisionError):
                         [_ async for _ in updates]
-            assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings)
+            assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params)
 
     run(leaving())
 
@@ -405,7 +405,7 @@ def test_a_fault_between_tokens_is_told_to_all_in_the_batch(
 def test_memory_that_is_short_for_all_together_ends_all(
     decoder: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4), n=2)
+    asked = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=4), n=2)
 
     def full(*given: Any) -> Any:
         raise torch.OutOfMemoryError
@@ -415,24 +415,24 @@ def test_memory_that_is_short_for_all_together_ends_all(
             with monkeypatch.context() as patch:
                 patch.setattr(ModelRunner, "step", full)
                 assert all(isinstance(one, torch.OutOfMemoryError) for one in await together(scheduler, [asked, asked]))
-            assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings, n=2)
+            assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params, n=2)
 
     run(failing())
 
 
 def test_a_slow_reader_stalls_nobody(decoder: TextGenerator) -> None:
-    slow = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=50))
+    slow = asking(decoder, "a", SamplingParams(seed=1, temperature=1.0, max_new_tokens=50))
 
-    async def reading() -> tuple[list[str], list[Progress]]:
+    async def reading() -> tuple[list[str], list[Token]]:
         with opened(decoder) as scheduler:
             async with scheduler.generate(slow) as updates:
                 first = await anext(updates)
                 others = [await texts_of(scheduler, slow) for _ in range(3)]
-                rest = [progress async for progress in updates]
+                rest = [token async for token in updates]
         return others[0], [first, *rest]
 
     others, own = run(reading())
-    assert ["".join(progress.text for progress in own)] == others
+    assert ["".join(token.text for token in own)] == others
 
 
 def test_the_default_budget() -> None:

@@ -15,14 +15,14 @@ import pytest
 
 from lmtool.cli import main
 from lmtool.data.table import open_table
-from lmtool.decoding.settings import Greedy
-from lmtool.inference.chatting import Conversation
-from lmtool.inference.generator import TextGenerator
+from lmtool.generation.chat import Conversation
+from lmtool.generation.generate import TextGenerator
+from lmtool.generation.params import SamplingParams
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled
 from lmtool.tokenization.chat import Message
-from tests.inference import callers
-from tests.inference.callers import CONVERSATIONS, TOOLS
+from tests.generation import callers
+from tests.generation.callers import CONVERSATIONS, TOOLS
 from tests.serving.harness import Served, served
 
 
@@ -207,7 +207,7 @@ def test_a_template_without_tools_is_told(talker: str, monkeypatch: pytest.Monke
 
 
 def test_a_conversation_keeps_calls_and_results(server: Served, tmp_path: Path) -> None:
-    conversation = Conversation(server.generator, Greedy(max_new_tokens=120))
+    conversation = Conversation(server.generator, SamplingParams("greedy", max_new_tokens=120))
     conversation.tools = TOOLS
     user = CONVERSATIONS[2][0]["content"]
     reply = conversation.answer([Message(role="user", content=user)])
@@ -270,7 +270,7 @@ def test_a_person_is_asked_for_results(server: Served, monkeypatch: pytest.Monke
             return next(typed)
 
     monkeypatch.setattr("prompt_toolkit.PromptSession", Session)
-    conversation = Conversation(server.generator, Greedy(max_new_tokens=120))
+    conversation = Conversation(server.generator, SamplingParams("greedy", max_new_tokens=120))
     conversation.tools = TOOLS
     command = import_module("lmtool.cli.commands.chat")
     with pytest.raises(RuntimeError, match="StopIteration"):

@@ -12,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from lmtool.decoding import generate
-from lmtool.decoding.forms import TextForm
+from lmtool.generation import engine
+from lmtool.generation.forms import TextForm
+from lmtool.generation.params import SamplingParams
+from lmtool.generation.request import Request
 from lmtool.serving import answer, protocol, service
 from lmtool.serving.application import SHORT_BODY
 from lmtool.serving.protocol import MAX_VALUES
@@ -26,11 +28,11 @@ WORK: list[tuple[Any, str]] = [
     (Tokenizer, "encode_many"),
     (Tokenizer, "encode_with_places"),
     (Tokenizer, "piece"),
-    (generate, "random_key"),
+    (engine, "random_key"),
     (protocol, "parse"),
-    (answer, "listed"),
-    (service, "listed"),
-    (service, "beginning"),
+    (answer, "encode_with_list"),
+    (service, "encode_with_list"),
+    (service, "begin_form"),
     (TextForm, "__post_init__"),
 ]
 """What takes the longer, the longer a request or its answer is."""
@@ -64,19 +66,19 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "completion": (
         "/v1/completions",
         {"prompt": ["Who", "saw"], "n": 2, "max_tokens": 3, "logprobs": 3, "echo": True},
-        {"encode", "piece", "random_key", "listed"},
+        {"encode", "piece", "random_key", "encode_with_list"},
     ),
     "chat": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 3},
-        {"piece", "random_key", "listed"},
+        {"piece", "random_key", "encode_with_list"},
     ),
     "form": (
         "/v1/completions",
         {"prompt": "Who", "max_tokens": 3, "guided_regex": "[ab]+"},
-        {"encode", "beginning", "__post_init__"},
+        {"encode", "begin_form", "__post_init__"},
     ),
-    "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "listed"}),
+    "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "encode_with_list"}),
     "embeddings of a long text": ("/v1/embeddings", {"input": ["Who " * 2000]}, {"encode"}),
 }
 
@@ -96,7 +98,7 @@ def test_classes_are_judged_of_texts_that_are_encoded_beside(classifier: str, wh
     with served(classifier) as found, found.http() as client:
         where.clear()
         assert client.post("/classify", json={"input": ["the cat sat"] * 20}).status_code == 200
-    assert where == {kind: {"beside"} for kind in ("parse", "encode_many", "listed")}
+    assert where == {kind: {"beside"} for kind in ("parse", "encode_many", "encode_with_list")}
 
 
 def test_a_short_request_does_not_wait_for_a_long_one(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,17 +226,17 @@ def test_a_backlog_of_one_stream_leaves_others_their_turn(server: Served) -> Non
                 turns += 1
                 await asyncio.sleep(0)
 
-        settings = service.Sample(seed=1, temperature=0.0, max_new_tokens=30)
-        asked = service.GenerationRequest(prompt_format, (prompt_format.prompt("Who"),), settings)
-        async with scheduler.generate(asked) as updates:
-            async for progress in updates:
+        params = SamplingParams(seed=1, temperature=0.0, max_new_tokens=30)
+        asked = Request(prompt=prompt_format.prompt("Who"), params=params, prompt_format=prompt_format)
+        async with scheduler.generate([asked]) as updates:
+            async for token in updates:
                 if not at:
                     while scheduler._texts:
                         await asyncio.sleep(0.01)
                     counting = asyncio.create_task(count())
                     await asyncio.sleep(0.01)
                 at.append(turns)
-                assert progress.text is not None
+                assert token.text is not None
         counting.cancel()
         return at
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UsageError
-from lmtool.inference import generator
+from lmtool.generation import generate as generating
 from lmtool.inference.load import load_run
 from tests.training.tiny import Stop, Work, after, warnings_in
 
@@ -70,4 +70,4 @@ def test_what_counts_learns_no_labels(work: Work) -> None:
 def test_what_averages_words_writes_no_text(work: Work) -> None:
     finetune(work, "run", ("good", "bad", "good", "bad", "good", "bad"), 2)
     with pytest.raises(UsageError, match="an averaging model does not generate text"):
-        list(generator.TextGenerator.open(str(work.run("run"))).generate("a fine"))
+        list(generating.TextGenerator.open(str(work.run("run"))).generate("a fine"))

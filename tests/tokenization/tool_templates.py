@@ -79,16 +79,7 @@ MISTRAL = """{{- bos_token }}
 {{- '[/TOOL_RESULTS]' }}
 {%- endif %}
 {%- endfor %}"""
-TEXTUAL = """{%- if tools %}{{- '<|im_start|>tools ' + tools | tojson + '<|im_end|>' }}{%- endif %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content }}
-{%- for call in message.tool_calls or [] %}
-{{- '<call>' + {'arguments': call.function.arguments | tojson, 'name': call.function.name} | tojson + '</call>' }}
-{%- endfor %}
-{{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-GIVEN = LLAMA.replace("call.arguments | tojson", "call.arguments")
+JSON = LLAMA.replace('"parameters": ', '"arguments": ')
 
 _MARKS = ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
 
@@ -108,7 +99,7 @@ CALLING = {
     "llama": Calling(LLAMA, "llama3"),
     "mistral": Calling(MISTRAL, "mistral-words", _MARKS),
     "mistral-pieces": Calling(MISTRAL, "mistral", ("[INST]", "[/INST]", *_MARKS)),
-    "textual": Calling(TEXTUAL, "qwen"),
+    "json": Calling(JSON, "llama3"),
 }
 TOOLS: tuple[dict[str, Any], ...] = tuple(
     {"type": "function", "function": {"name": name, "description": "Says it.", "parameters": schema}}

@@ -9,8 +9,8 @@ import torch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.errors import DataError, UsageError
+from lmtool.generation.generate import TextGenerator
 from lmtool.inference.evaluation import Validation
-from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel
 from lmtool.objective import scheduled

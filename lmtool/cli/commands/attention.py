@@ -44,7 +44,7 @@ def attention(
     from lmtool.analysis.attention import attention as attend
     from lmtool.analysis.attribution import attribution
     from lmtool.compute.device import choose_compute
-    from lmtool.decoding.prompts import text_or_stdin
+    from lmtool.generation.prompts import text_or_stdin
     from lmtool.inference.load import load_run
     from lmtool.model.heads import Classifier
     from lmtool.report.attention import attention_page, attribution_lines, matrix_lines

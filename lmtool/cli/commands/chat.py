@@ -15,10 +15,10 @@ import typer
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import flag, option
 from lmtool.cli.output import describe, put_data, put_json, tell, warn_of_cut_forms
-from lmtool.cli.settings import form_in, with_settings
+from lmtool.cli.settings import form_in, with_sampling_options
 from lmtool.cli.signals import interrupt_once, on_ctrl_c
-from lmtool.decoding.settings import Common, Greedy, Sample
 from lmtool.errors import LmtoolError, UsageError
+from lmtool.generation.params import COMMON
 from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TextIO
 
-    from lmtool.inference.chatting import Conversation, Reply
+    from lmtool.generation.chat import Conversation, Reply
 
     Stoppable = Callable[[], AbstractContextManager[object]]
 
@@ -40,14 +40,14 @@ HELP = """\
 Begin a message with a space if it begins with /. Ctrl-C stops an answer."""
 
 
-@with_settings(Greedy, Sample, defaults={"max_new_tokens": "what fits the context, at most 1024"})
+@with_sampling_options("greedy", "sample", defaults={"max_new_tokens": "what fits the context, at most 1024"})
 def chat(
     run: RunName = "last",
     system: str = option("TEXT", "The system message: what the model is told first.", default=""),
-    greedy: bool = flag("Always the most probable token.", "--greedy", panel=Common.panel),
+    greedy: bool = flag("Always the most probable token.", "--greedy", panel=COMMON),
     *,
     tools: Path | None = option("FILE", "Functions that the model may call, as JSON; you are asked for their results."),
-    stop: list[str] | None = option("TEXT", "Stop answers before this text; may be repeated.", panel=Common.panel),
+    stop: list[str] | None = option("TEXT", "Stop answers before this text; may be repeated.", panel=COMMON),
     device: Device = "auto",
     precision: Precision = "float32",
     as_json: Json = False,
@@ -63,9 +63,9 @@ def chat(
     lmtool chat last --tools functions.json
     lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct
     """
-    from lmtool.decoding.settings import choose
-    from lmtool.inference.chatting import LONGEST_ANSWER, Conversation
-    from lmtool.inference.generator import TextGenerator
+    from lmtool.generation.chat import LONGEST_ANSWER, Conversation
+    from lmtool.generation.generate import TextGenerator
+    from lmtool.generation.params import choose_params
     from lmtool.tokenization.tools import load_tools
 
     if settings["max_new_tokens"] is None:
@@ -73,13 +73,13 @@ def chat(
     settings["form"] = form = form_in(settings)
     if tools is not None and form is not None:
         raise UsageError(f"--tools contradicts --{form.kind}: a call has its own form", fix="give only one of them")
-    strategy = choose("greedy" if greedy else "sample", **settings)
+    params = choose_params("greedy" if greedy else "sample", **settings)
     generator = TextGenerator.open(run, device=device, precision=precision)
-    conversation = Conversation(generator, strategy, stop=stop or ())
+    conversation = Conversation(generator, params, stop=stop or ())
     if tools is not None:
         conversation.tools = load_tools(tools)
     conversation.system = system
-    describe(generator.loaded, quiet, f"seed {strategy.seed}")
+    describe(generator.loaded, quiet, f"seed {params.seed}")
     if conversation.is_plain and not quiet:
         tell("the model has no chat template: it reads a plain one, which it was not trained on")
     terminal = _terminal()
@@ -180,8 +180,8 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
         tell("stopped")
     elif not quiet and answer is not None and not (answer.text or answer.calls):
         tell("the answer has no text; the conversation goes on without this message")
-    elif conversation.settings.form is not None:
-        warn_of_cut_forms(conversation.settings, Counter([completion.finish_reason]))
+    elif conversation.params.form is not None:
+        warn_of_cut_forms(conversation.params, Counter([completion.finish_reason]))
     elif not quiet and completion.finish_reason in ("length", "time"):
         tell(f"the answer was cut after {counted(len(completion.tokens), 'token')}")
 

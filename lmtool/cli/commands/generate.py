@@ -23,27 +23,26 @@ from lmtool.cli.output import (
     warn_of_cut_forms,
     warn_of_unknown,
 )
-from lmtool.cli.settings import form_in, with_settings
-from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
+from lmtool.cli.settings import form_in, with_sampling_options
 from lmtool.errors import UsageError
+from lmtool.generation.params import COMMON, DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
 from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lmtool.decoding.text import Completion, Piece
-    from lmtool.inference.generator import TextGenerator
+    from lmtool.generation.generate import TextGenerator
+    from lmtool.generation.request import Completion, Token
 
 OUTPUT = "Output"
 _input, _choice, _draft, _masks, _output = (
-    partial(option, panel=panel)
-    for panel in ("Prompts and model", Common.panel, "Speculative decoding", MaskPredict.panel, OUTPUT)
+    partial(option, panel=panel) for panel in ("Prompts and model", COMMON, "Speculative decoding", MASKS, OUTPUT)
 )
 DIFFERENT = 1
 """Exit code of a replay whose output differs."""
 
 
-@with_settings(*STRATEGIES.values())
+@with_sampling_options(*STRATEGIES)
 def generate(
     prompt: list[str] | None = argument(
         "PROMPT", "Text to continue; may be several. Without any, the lines that are piped in, or else nothing."
@@ -56,7 +55,7 @@ def generate(
     prefix: str = _input("TEXT", "Forced beginning of every generated text.", default=""),
     replay: str | None = _input("FILE", "Reproduce the records that --json wrote, and compare."),
     strategy: StrategyName | None = _choice("", "The decoding strategy.", shown="implied by the options"),
-    greedy: bool = flag("Short for --strategy greedy.", "--greedy", panel=Common.panel),
+    greedy: bool = flag("Short for --strategy greedy.", "--greedy", panel=COMMON),
     *,
     stop: list[str] | None = _choice("TEXT", "Stop before this text; may be repeated."),
     n: int = _choice("N", "Samples per prompt.", "-n", default=1, min=1),
@@ -66,12 +65,6 @@ def generate(
     mask: str | None = _masks("TEXT", "This text in a prompt is one masked token to predict."),
     length: int | None = _masks("N", "Generate N tokens after the prompt."),
     echo: bool | None = _output("", "Print the prompt too.", "--echo/--no-echo", shown="not for sequence to sequence"),
-    novel: bool | None = _output(
-        "",
-        "Draw a text again that is a line of the training data.",
-        "--novel/--no-novel",
-        shown="for lists of short lines",
-    ),
     show_probs: bool = flag(
         "Print each token with its probability and rank, and what filters removed.", "--show-probs", panel=OUTPUT
     ),
@@ -98,10 +91,10 @@ def generate(
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
     lmtool generate < prompts.txt
     """
-    from lmtool.decoding.prompts import gather_prompts
-    from lmtool.decoding.settings import Options, choose, refuse_draft, to_record
-    from lmtool.inference.generator import Drafter, TextGenerator
-    from lmtool.inference.replay import record
+    from lmtool.generation.generate import MAX_ROWS, Drafter, TextGenerator
+    from lmtool.generation.params import check_takes_draft, choose_params, to_record
+    from lmtool.generation.prompts import gather_prompts
+    from lmtool.generation.replay import record
 
     if greedy and strategy not in (None, "greedy"):
         raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
@@ -110,7 +103,7 @@ def generate(
         beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, draft, draft_tokens]
         choices["complete"] = choices["complete"] or None
         beside += choices.values()
-        if prefix or n > 1 or novel is not None or any(value is not None for value in beside):
+        if prefix or n > 1 or any(value is not None for value in beside):
             raise UsageError(
                 "--replay takes prompts, run and settings from the records", fix="omit prompts, runs and settings"
             )
@@ -118,79 +111,77 @@ def generate(
         return
     check_new(html)
     prompts = gather_prompts(prompt or [], prompt_file)
-    options = Options(
-        n=n,
-        stop=tuple(stop or ()),
-        prefix=prefix,
-        overflow=overflow,
-        mask=mask,
-        length=length or 0,
-        details=show_probs or html is not None,
-        max_rows=1 if deterministic else Options.max_rows,
-        novel=novel,
-    )
+    if "" in (stop or ()):
+        raise UsageError("a stop string is empty", fix="give it at least one character")
+    options: dict[str, Any] = {
+        "n": n,
+        "stop": tuple(stop or ()),
+        "prefix": prefix,
+        "overflow": overflow,
+        "mask": mask,
+        "length": length or 0,
+        "details": show_probs or html is not None,
+        "max_rows": 1 if deterministic else MAX_ROWS,
+    }
     choices["form"] = form_in(choices)
     choices |= {"masked": mask is not None or length is not None, "n": n}
-    settings = choose(strategy, **choices)
+    params = choose_params(strategy, **choices)
     if draft is not None:
-        refuse_draft(settings)
+        check_takes_draft(params)
     elif draft_tokens is not None:
         raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     biases = [_parse_bias(bias) for bias in logit_bias or []]
     generator = TextGenerator.open(run or "last", device=device, precision=precision)
     if generator.loaded.model.reads == "both":
-        settings = choose(strategy, reads_both=True, **{**choices, "seed": settings.seed})
+        params = choose_params(strategy, reads_both=True, **{**choices, "seed": params.seed})
     if draft is not None:
-        refuse_draft(settings)
+        check_takes_draft(params)
         generator.drafter = Drafter.open(draft, draft_tokens or DRAFT_TOKENS, generator.loaded)
     if biases:
         encode = generator.loaded.tokenizer.encode
-        settings = replace(settings, logit_bias=tuple((tuple(encode(text)), bias) for text, bias in biases))
-    is_novel = generator.known_lines(settings, options) is not None
-    comes_in_pieces = len(prompts) * n == 1 and not is_novel and settings.name in ("greedy", "sample")
-    streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or options.details)
-    completions = generator.completions(prompts, settings, options)
+        params = replace(params, logit_bias=tuple((tuple(encode(text)), bias) for text, bias in biases))
+    comes_in_pieces = len(prompts) * n == 1 and params.strategy in ("greedy", "sample")
+    streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or options["details"])
+    completions = generator.completions(prompts, params, **options)
     if streams:
-        echoed = generator.echoed(prompts[0], settings, echo)
-        completions = _streamed(echoed, generator.generate(prompts, settings, options))
-    describe(generator.loaded, quiet, f"seed {settings.seed}")
+        echoed = generator.echoed(prompts[0], params, echo)
+        completions = _streamed(echoed, generator.generate(prompts, params, **options))
+    describe(generator.loaded, quiet, f"seed {params.seed}")
     warn_of_unknown(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
     drafting = []
     if generator.drafter is not None:
         warn(generator.drafter.warnings)
         drafting.append(generator.drafter.describe())
     if not quiet:
-        again = "texts that are in the training data are drawn again; --no-novel keeps them"
-        tell(*drafting, *([again] if is_novel else []))
+        tell(*drafting)
     reasons = Counter[str]()
-    n_tokens = n_proposed = n_accepted = n_known = 0
+    n_tokens = n_proposed = n_accepted = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     for i, completion in enumerate(completions):
         n_tokens += len(completion.tokens)
-        n_known += completion.is_known
         reasons[completion.finish_reason] += 1
         n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
         if html is not None:
             filled = completion.finish_reason == "filled"
-            before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, settings, True)
+            before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, params, True)
             drawn.append((before, completion))
         if as_json:
-            put_json(record(generator, completion, settings, options))
+            put_json(record(generator, completion, params, options))
         elif not streams:
-            text = generator.echoed(completion.prompt, settings, echo) + completion.text
+            text = generator.echoed(completion.prompt, params, echo) + completion.text
             put_data(("---\n" if i else "") + text)
             if show_probs:
                 _print_probabilities(generator, completion)
             if completion.score is not None and not quiet:
                 tell(f"score {completion.score:.4f}")
-    warn_of_cut_forms(settings, reasons)
+    warn_of_cut_forms(params, reasons)
     if html is not None:
         from lmtool.report.generated import as_page
         from lmtool.report.page import write_page
 
         loaded = generator.loaded
-        chosen = [f"{name} {value}" for name, value in to_record(settings).items() if value not in (None, ())]
+        chosen = [f"{name} {value}" for name, value in to_record(params).items() if value not in (None, ())]
         facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
         write_page(html, as_page(drawn, loaded.tokenizer, facts))
         if not quiet:
@@ -198,18 +189,16 @@ def generate(
     if not quiet:
         seconds = time.perf_counter() - began
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
-        if n_known:
-            tell(f"{n_known} of the texts are in the training data: other draws gave no new ones")
         tell(f"{counted(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
-def _streamed(echoed: str, pieces: "Iterable[Piece]") -> "Iterator[Completion]":
+def _streamed(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
     """Print a text to a terminal as it is generated, and yield it then."""
     put_data(echoed, end="")
-    for piece in pieces:
-        put_data(piece.text, end="" if piece.completion is None else "\n")
-        if piece.completion is not None:
-            yield piece.completion
+    for token in tokens:
+        put_data(token.text, end="" if token.completion is None else "\n")
+        if token.completion is not None:
+            yield token.completion
 
 
 def _parse_bias(argument: str) -> tuple[str, float]:
@@ -243,7 +232,7 @@ def _print_probabilities(generator: "TextGenerator", completion: "Completion") -
 
 
 def _replay(path: str, as_json: bool) -> None:
-    from lmtool.inference.replay import read_records, replay
+    from lmtool.generation.replay import read_records, replay
 
     all_same = True
     for replayed in replay(read_records(path)):

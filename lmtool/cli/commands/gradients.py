@@ -33,7 +33,7 @@ def gradients(
     from lmtool.analysis.gradients import gradients as norms_of
     from lmtool.analysis.gradients import two_starts
     from lmtool.compute.device import choose_compute
-    from lmtool.decoding.prompts import text_or_stdin
+    from lmtool.generation.prompts import text_or_stdin
     from lmtool.inference.load import load_run
     from lmtool.report import gradients as report
 

@@ -9,7 +9,6 @@ from lmtool.cli.arguments import Device, Json, NumBeams, Precision, Quiet, RunNa
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import describe, describe_skipped, open_model, put_data, tell, warn_of_cut_forms
 from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
-from lmtool.decoding.settings import Beam, Greedy
 from lmtool.errors import UsageError
 
 LONGEST_ANSWER = 64
@@ -65,7 +64,8 @@ def predict(
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_of_texts
     from lmtool.data.table import json_lines, json_list, table_lines, write_table
-    from lmtool.inference.generator import TextGenerator
+    from lmtool.generation.generate import TextGenerator
+    from lmtool.generation.params import SamplingParams
     from lmtool.tables import predict as predicting
     from lmtool.tables.costs import decide_by
     from lmtool.tables.prompting import Prompting, answered
@@ -93,8 +93,10 @@ def predict(
             answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
         else:
             limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or LONGEST_ANSWER, "form": form}
-            settings = Greedy(**limits) if num_beams is None else Beam(**limits, num_beams=num_beams)
-            answers = answered(TextGenerator(loaded), source, Prompting(prompt.replace("\\n", "\n")), settings, data)
+            params = SamplingParams("greedy", **limits)
+            if num_beams is not None:
+                params = SamplingParams("beam", **limits, num_beams=num_beams)
+            answers = answered(TextGenerator(loaded), source, Prompting(prompt.replace("\\n", "\n")), params, data)
         if answers.columns and is_main() and not quiet:
             tell(answers.columns)
         decide_by(answers.task, costs, min_probability)
@@ -125,7 +127,7 @@ def predict(
             write_table(output, answers.table, lines)
     describe_skipped(answers.skipped)
     if prompt is not None:
-        warn_of_cut_forms(settings, reasons)
+        warn_of_cut_forms(params, reasons)
     if min_probability is not None:
         tell(f"{blanks[True]:,} of {blanks.total():,} predictions are blank: below {min_probability:g}")
     describe(loaded, quiet)

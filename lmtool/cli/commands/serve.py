@@ -9,8 +9,8 @@ from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
 from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in, with_stdin
-from lmtool.decoding.settings import DRAFT_TOKENS
 from lmtool.errors import ResourceError, UsageError
+from lmtool.generation.params import DRAFT_TOKENS
 from lmtool.printable import counted
 
 
@@ -44,7 +44,7 @@ def serve(
     """
     _check_installed("serve")
 
-    from lmtool.inference.generator import Drafter, TextGenerator
+    from lmtool.generation.generate import Drafter, TextGenerator
     from lmtool.search.index import Index
     from lmtool.serving.guard import Access, is_loopback, read_key
     from lmtool.serving.server import Serving

@@ -68,7 +68,7 @@ def tokenize(
         raise UsageError("--html needs --show", fix="add --show TEXT")
     check_new(html)
     if show is not None:
-        from lmtool.decoding.prompts import text_or_stdin
+        from lmtool.generation.prompts import text_or_stdin
 
         show = text_or_stdin(show)
     (text,) = with_stdin("text", text)

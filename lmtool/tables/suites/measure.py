@@ -18,11 +18,11 @@ from lmtool.data.catalogue import read_catalogue
 from lmtool.data.files import content_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Table, open_table
-from lmtool.decoding.model_runner import ModelRunner
-from lmtool.decoding.settings import Greedy
 from lmtool.errors import LmtoolError, UsageError
+from lmtool.generation.generate import TextGenerator
+from lmtool.generation.model_runner import ModelRunner
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.generator import TextGenerator
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import ScoredContinuation, check_continues, score_continuations, score_whole
 from lmtool.recipe.spec.text import Data
@@ -168,14 +168,14 @@ def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem], names: Seq
             yield {"nats": -log_p, "words": len(text.split()), "bytes": len(text.encode()), "cut": False}
         return
     if isinstance(task, MatchTask):
-        settings, generator = Greedy(max_new_tokens=task.max_new_tokens), TextGenerator(loaded)
+        params, generator = SamplingParams("greedy", max_new_tokens=task.max_new_tokens), TextGenerator(loaded)
         prompts = [item.pairs[0][0].rstrip() for item in items]
-        written = generator.completions(prompts, settings, stop=task.stop, overflow="cut")
+        written = generator.completions(prompts, params, stop=task.stop, overflow="cut")
         runner = ModelRunner(loaded.model)
         for item, prompt, completion in zip(items, map(loaded.prompt_format.prompt, prompts), written, strict=True):
             answer = _extracted(completion.text, task.pattern)
             right = answer in {text.strip() for _, text in item.pairs}
-            cut = runner.fit(prompt, "cut", "") != prompt
+            cut = runner.fit_prompt(prompt, "cut", "") != prompt
             yield {"text": completion.text, "answer": answer, "right": right, "cut": cut}
         return
     scored, bare = (

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.decoding.settings import Beam, Greedy, Options
-from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
+from lmtool.generation.generate import complete
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer
@@ -113,14 +113,16 @@ class AnswerTask(Task):
     def _written(self, model: AnsweringModel, sources: Sequence[list[int]]) -> list[str]:
         """The generated text of each source of a batch, the longest of which is the last."""
         beams, most = self._num_beams, self.prompt_format.room_to_answer(len(sources[-1]))
-        settings: Greedy | Beam = Greedy(max_new_tokens=most)
+        params = SamplingParams("greedy", max_new_tokens=most)
         if beams > 1:
-            settings = Beam(num_beams=beams, num_return=beams, max_new_tokens=most)
-        options = Options(overflow="cut", max_rows=ANSWERS_AT_ONCE * beams)
+            params = SamplingParams("beam", num_beams=beams, num_return=beams, max_new_tokens=most)
+        max_rows = ANSWERS_AT_ONCE * beams
         prompts = [self.prompt_format.answer_to(source) for source in sources]
         hypotheses: list[list[str]] = []
         with model.compute.autocast():
-            for completion in complete(write(model.lm, self.prompt_format, prompts, settings, options)):
+            for completion in complete(
+                model.lm, prompts, params, self.prompt_format, overflow="cut", max_rows=max_rows
+            ):
                 if completion.sample == 0:
                     hypotheses.append([])
                 hypotheses[-1].append(completion.text)

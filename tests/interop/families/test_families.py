@@ -12,10 +12,10 @@ import transformers
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.decoding.settings import Greedy
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export, export_gguf
-from lmtool.inference.generator import TextGenerator
+from lmtool.generation.generate import TextGenerator
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import Loaded
 from lmtool.interop.families import EVERY, FAMILIES, GGUF_FAMILIES
 from lmtool.model.heads import Classifier, SpanReader, Tagger
@@ -185,7 +185,7 @@ def assert_same_text(loaded: Loaded, peer: Any) -> None:
         eos_token_id=sorted(roles.ends),
         decoder_start_token_id=peer.config.decoder_start_token_id if answers else None,
     )
-    found = TextGenerator(loaded).completions(TEXTS[:2], Greedy(max_new_tokens=24))
+    found = TextGenerator(loaded).completions(TEXTS[:2], SamplingParams("greedy", max_new_tokens=24))
     more = {"decoder_input_ids": torch.tensor([roles.starts])} if answers else {}
     for completion, row in zip(found, rows_of(loaded), strict=False):
         row_BT = torch.tensor([row])

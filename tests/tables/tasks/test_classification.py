@@ -15,9 +15,9 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from lmtool.compute.device import choose_compute
-from lmtool.decoding.settings import Beam, Greedy
-from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
+from lmtool.generation.generate import complete
+from lmtool.generation.params import SamplingParams
 from lmtool.inference.evaluation import Validation
 from lmtool.model import build
 from lmtool.model.heads import Answer
@@ -384,8 +384,8 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
     assert task.answer(model, rows) == [(answer,) for answer in found]
     if precision == "float32":
         for source, answer in zip(sources[:-1], found, strict=False):
-            settings = Greedy(max_new_tokens=150)
-            (alone,) = complete(write(model.lm, PromptFormat.of(greedy, TOKENIZER), [source], settings))
+            settings = SamplingParams("greedy", max_new_tokens=150)
+            (alone,) = complete(model.lm, [source], settings, PromptFormat.of(greedy, TOKENIZER))
             assert alone.text.startswith(answer)
             assert answer
     assert len(answer_task(beams).write(model, rows)) == len(sources)
@@ -410,16 +410,15 @@ def test_the_hypotheses_of_each_row_are_told_apart(monkeypatch: pytest.MonkeyPat
     ranked = [(0, "ab cd ab cd"), (1, "ab cd"), (2, "ab"), (0, "e"), (0, "f g f g"), (1, "f")]
     asked: list[Any] = []
 
-    def generated(*arguments: Any) -> list[SimpleNamespace]:
-        asked.append(arguments[3])
+    def generated(*arguments: Any, **options: Any) -> list[SimpleNamespace]:
+        asked.append(arguments[2])
         return [SimpleNamespace(sample=sample, text=text) for sample, text in ranked]
 
-    monkeypatch.setattr(text_to_text, "write", generated)
-    monkeypatch.setattr(text_to_text, "complete", iter)
+    monkeypatch.setattr(text_to_text, "complete", generated)
     task = answer_task(recipe)
     assert task.write(a_model(recipe), pairs(task, ["a", "bb", "ccc"])) == ["ab cd", "e", "f"]
     (settings,) = asked
-    assert isinstance(settings, Beam)
+    assert settings.strategy == "beam"
     assert (settings.num_beams, settings.num_return) == (3, 3)
 
 
@@ -487,11 +486,11 @@ def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monk
     rows = pairs(task, ["ab", "", "abcdefgh" * size, "abcdefgh abcdefgh"])
     asked = []
 
-    def spy(lm: Any, prompt_format: PromptFormat, prompts: Any, *more: Any) -> Any:
+    def spy(lm: Any, prompts: Any, *more: Any, **options: Any) -> Any:
         asked.extend(prompts)
-        return write(lm, prompt_format, prompts, *more)
+        return complete(lm, prompts, *more, **options)
 
-    monkeypatch.setattr(text_to_text, "write", spy)
+    monkeypatch.setattr(text_to_text, "complete", spy)
     task.write(model, rows)
     assert sorted(prompt.source for prompt in asked) == sorted(tuple(row.tokens.tolist()) for row in rows)
     assert {prompt.tokens for prompt in asked} == {(TOKENIZER.bos_id,)}

@@ -1,0 +1,492 @@
+"""How tokens are chosen: the parameters of a request, their command-line options, and the filters of sampling.
+
+A parameter is one field, annotated with its `Option` and `Range`: the options of `lmtool generate`, their validation,
+and which strategy takes which of them are derived from the fields. A filter of sampling is a field and the function of
+its name in FILTERS.
+
+Shapes: B rows, V vocabulary.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+from lmtool.errors import UsageError
+from lmtool.generation.forms import TextForm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+StrategyName = Literal["greedy", "sample", "beam", "mask-predict"]
+EarlyStopping = Literal["yes", "no", "never"]
+Order = Literal["confidence", "gibbs"]
+Overflow = Literal["refuse", "cut", "slide"]
+"""What to do with a prompt longer than the context: raise an error, truncate it, or slide the window as for text that
+exceeds the context during generation. See `ModelRunner.fit_prompt`."""
+LogitBias = tuple[tuple[tuple[int, ...], float], ...]
+"""Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
+
+MAX_BEAMS = 4096
+"""Each takes about a millisecond a token."""
+
+DRAFT_TOKENS = 4
+"""How many tokens a draft proposes at once, by default."""
+
+COMMON, SAMPLING, BEAMS, MASKS = "All strategies", "Sampling", "Beam search", "Mask-predict"
+"""Headings of the options in command help."""
+
+PANELS: dict[str, tuple[str, ...]] = {"greedy": (COMMON,), "sample": (COMMON, SAMPLING), "beam": (COMMON, BEAMS)}
+"""Whose parameters each strategy of `SamplingParams` takes."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """The command-line option of a parameter.
+
+    text: one sentence.
+    metavar: placeholder of the value; None where the type lists all values.
+    flag: the option, if not the field's name.
+    default: the default to display; None for the field's own unless that is 0 or None, "" for none.
+    panel: the heading in command help.
+    """
+
+    text: str
+    metavar: str | None = None
+    flag: str | None = None
+    default: str | None = None
+    panel: str = COMMON
+
+
+@dataclass(frozen=True)
+class Range:
+    """Valid values of a parameter, besides None for optional ones.
+
+    is_valid: whether a value is valid. fix: valid values, for error messages; {name} is the field's name.
+    """
+
+    is_valid: Callable[[Any], bool]
+    fix: str
+
+
+_UP_TO_1 = Range(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
+_PENALTY = Range(lambda x: abs(x) <= 100, "take a number from -100 to 100; 0 has no effect")
+
+Seed = Annotated[
+    int,
+    Option("Makes the result reproducible; random by default.", "N", default=""),
+    Range(lambda seed: seed >= 0, "take a seed of 0 or more"),
+]
+Temperature = Annotated[
+    float,
+    Option(
+        "Divides the logits: below 1 sharpens the distribution, above 1 flattens it, 0 is greedy.", "T", panel=SAMPLING
+    ),
+    Range(lambda t: 0 <= t < math.inf, "take a finite number of 0 or more; 0 is greedy"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingFilters:
+    """The filters of sampling, each the function of its name in FILTERS, which are applied in that order.
+
+    None for no filter.
+    """
+
+    temperature: Temperature = 0.8
+    top_k: Annotated[
+        int | None,
+        Option("Sample from the K most probable tokens.", "K", panel=SAMPLING),
+        Range(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
+    ] = None
+    top_p: Annotated[
+        float | None, Option("Sample from the fewest tokens with probability P.", "P", panel=SAMPLING), _UP_TO_1
+    ] = None
+    min_p: Annotated[
+        float | None, Option("Sample from tokens P times as probable as the top one.", "P", panel=SAMPLING), _UP_TO_1
+    ] = None
+    typical_p: Annotated[
+        float | None, Option("Choose among the most typical tokens that reach P.", "P", panel=SAMPLING), _UP_TO_1
+    ] = None
+
+
+@dataclass(frozen=True)
+class SamplingParams(SamplingFilters):
+    """How the tokens of a text are chosen, from left to right. Greedy decoding, sampling and beam search are values.
+
+    strategy: "greedy" takes the most probable token at each step, the lowest id among ties. "sample" draws from the
+        model's distribution, after all filters. "beam" is beam search (Lowerre 1976), optionally with diverse groups
+        (Vijayakumar et al. 2018); the score of a hypothesis is its log-probability divided by (number of its tokens)
+        ** length_penalty. A strategy takes no parameters of another.
+    seed: of all randomness; recorded with the result even for deterministic strategies.
+    logit_bias: see `LogitBias`.
+    max_new_tokens: includes the end token.
+    max_time: a text ends with the first token after this time; None for no limit.
+    repetition_penalty: positive logits of tokens in the text are divided by it, negative ones multiplied (Keskar et al.
+        2019); 1 has no effect.
+    frequency_penalty: subtracted from the logit of a token once for each of its occurrences in the new text.
+    presence_penalty: subtracted once if there is any. Both as the API of OpenAI defines them; 0 has no effect.
+    no_repeat_ngram: Paulus et al. 2018; 0 for no filter.
+    form: what each text must be; None for anything. What follows for certain is taken whatever the filters exclude.
+    length_penalty: above 1 favours long texts.
+    early_stopping: "yes" ends the search with num_beams finished hypotheses; "no" when the current score of the best
+        live one is not above the worst of these; "never" when no continuation could exceed it.
+    num_return: hypotheses returned, best first.
+    groups: each is penalised for tokens that earlier groups chose.
+    diversity: penalty of a candidate for each hypothesis of an earlier group with the same token at this step.
+    """
+
+    strategy: Literal["greedy", "sample", "beam"] = "sample"
+    _: KW_ONLY
+    seed: Seed = 1
+    logit_bias: LogitBias = ()
+    max_new_tokens: Annotated[
+        int, Option("Maximum new tokens of each text.", "N"), Range(lambda n: n >= 1, "ask for at least 1 token")
+    ] = 200
+    min_new_tokens: Annotated[int, Option("Minimum new tokens before the end token.", "N")] = 0
+    max_time: Annotated[
+        float | None,
+        Option("Time limit for each text.", "SECONDS"),
+        Range(lambda seconds: seconds > 0, "take a number of seconds above 0"),
+    ] = None
+    repetition_penalty: Annotated[
+        float,
+        Option("Above 1 discourages tokens already in the text.", "X", default=""),
+        Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float, Option("Lowers the logit of a token by X each time that it was generated.", "X"), _PENALTY
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Option("Lowers the logit of a token by X once it was generated.", "X"), _PENALTY
+    ] = 0.0
+    no_repeat_ngram: Annotated[
+        int,
+        Option("No n-gram of N tokens occurs twice.", "N"),
+        Range(lambda n: n >= 0, "take a length of 1 or more; 0 for no filter"),
+    ] = 0
+    form: TextForm | None = None
+    num_beams: Annotated[
+        int,
+        Option("Hypotheses kept at each step.", "K", panel=BEAMS),
+        Range(lambda n: 1 <= n <= MAX_BEAMS, f"take 1 to {MAX_BEAMS}; 1 is greedy"),
+    ] = 4
+    length_penalty: Annotated[
+        float,
+        Option("Rank by log p / length^X; 1 is the mean, 0 the sum.", "X", panel=BEAMS),
+        Range(lambda x: abs(x) <= 100, "take a number between -100 and 100; 1 is the mean"),
+    ] = 1.0
+    early_stopping: Annotated[
+        EarlyStopping,
+        Option("Stop at K finished hypotheses; when a better one is unlikely; or impossible.", panel=BEAMS),
+    ] = "no"
+    num_return: Annotated[int, Option("Hypotheses returned, best first.", "N", panel=BEAMS)] = 1
+    groups: Annotated[
+        int,
+        Option(
+            "Groups of beams for diverse beam search.",
+            "G",
+            "--beam-groups",
+            "one per beam with --diversity",
+            panel=BEAMS,
+        ),
+    ] = 1
+    diversity: Annotated[
+        float,
+        Option("Penalty for tokens chosen by earlier groups.", "X", panel=BEAMS),
+        Range(lambda x: 0 <= x < math.inf, "take a finite number of 0 or more"),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value out of its range, and for parameters that contradict one another."""
+        if self.strategy not in PANELS:
+            raise UsageError(f"there is no strategy {self.strategy}", fix=f"take {', '.join(PANELS)}")
+        _check_ranges(self)
+        taken = options_of(self.strategy)
+        if wrong := [name for name in _OPTIONS if name not in taken and getattr(self, name) != _default(name)]:
+            raise UsageError(f"{self.strategy} contradicts {_listed(wrong)}", fix="leave out one or the other")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            what = f"min_new_tokens is {self.min_new_tokens}"
+            raise UsageError(what, fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}")
+        for ids, bias in self.logit_bias:
+            if not ids or math.isnan(bias) or bias == math.inf:
+                what = f"logit_bias is {bias} for {len(ids)} tokens"
+                raise UsageError(what, fix="take a number, or -inf, for at least 1 token")
+        if self.form is not None and self.no_repeat_ngram:
+            raise UsageError(
+                "a form and no_repeat_ngram cannot be combined: a form may have to repeat itself",
+                fix="leave out one of them",
+            )
+        if self.strategy == "beam":
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.form is not None and self.form.complete:
+            raise UsageError(
+                "beam search cannot complete a form within the maximum length",
+                fix="omit --complete, or choose greedy or sample",
+            )
+        if not 1 <= self.num_return <= self.num_beams:
+            what = f"num_return is {self.num_return}, but num_beams is {self.num_beams}"
+            raise UsageError(what, fix="return at least 1 hypothesis and at most as many as there are beams")
+        if self.groups < 1 or self.num_beams % self.groups:
+            what = f"groups is {self.groups}, which does not divide num_beams {self.num_beams}"
+            raise UsageError(what, fix="choose groups of equal size")
+        if (self.groups > 1) != (self.diversity > 0):
+            what = f"diversity is {self.diversity} with groups {self.groups}"
+            raise UsageError(what, fix="take 2 groups or more and a diversity above 0, or neither")
+
+    @property
+    def is_random(self) -> bool:
+        """Whether what is generated depends on random numbers."""
+        return self.strategy == "sample" and self.temperature > 0 and self.top_k != 1
+
+    @property
+    def max_rows(self) -> int:
+        """How many hypotheses of one text are computed at once, at most."""
+        return self.num_beams if self.strategy == "beam" else 1
+
+    @property
+    def n_texts(self) -> int:
+        """How many texts one request gives, at most."""
+        return self.num_return if self.strategy == "beam" else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPredict(SamplingFilters):
+    """Fills the masks of a text with a bidirectional model; all other tokens are unchanged.
+
+    The sampling filters apply to "gibbs". Biases must be of single ids.
+
+    by: "confidence" predicts every mask greedily, then masks the least confident tokens again, fewer each round
+        (Ghazvininejad et al. 2019). "gibbs" samples them one at a time, in random order each round, conditioned on all
+        others (Wang and Cho 2019).
+    rounds: by confidence, 1 fills all masks at once.
+    """
+
+    strategy: ClassVar[StrategyName] = "mask-predict"
+
+    seed: Seed = 1
+    logit_bias: LogitBias = ()
+    temperature: Temperature = 1.0
+    by: Annotated[Order, Option("Keep the most confident tokens first, or sample one at a time.", panel=MASKS)] = (
+        "confidence"
+    )
+    rounds: Annotated[
+        int, Option("Rounds over the masks.", "N", panel=MASKS), Range(lambda n: n >= 1, "take at least 1")
+    ] = 10
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value out of its range."""
+        _check_ranges(self)
+        if any(len(ids) != 1 for ids, _ in self.logit_bias):
+            what = "mask-predict takes logit_bias of single tokens only"
+            raise UsageError(what, fix="give a text of one token, as shown by lmtool tokenize --show")
+
+    @property
+    def is_random(self) -> bool:
+        """Whether what is filled in depends on random numbers."""
+        return self.by == "gibbs" and self.temperature > 0 and self.top_k != 1
+
+
+AnyParams = SamplingParams | MaskPredict
+
+
+def _options_in(kind: type) -> dict[str, tuple[Any, Option]]:
+    parts = {field.name: get_args(field.type) for field in fields(kind) if get_origin(field.type) is Annotated}
+    return {name: (type_, option) for name, (type_, option, *_) in parts.items()}
+
+
+_OPTIONS, _MASK_OPTIONS = _options_in(SamplingParams), _options_in(MaskPredict)
+STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
+
+
+def options_of(strategy: StrategyName) -> dict[str, tuple[Any, Option]]:
+    """Type and `Option` of each parameter that a strategy takes and that is a command-line option, by name."""
+    if strategy == "mask-predict":
+        return _MASK_OPTIONS
+    return {name: option for name, option in _OPTIONS.items() if option[1].panel in PANELS[strategy]}
+
+
+def default_of(strategy: StrategyName, name: str) -> Any:
+    """The default of a parameter of a strategy."""
+    return getattr(MaskPredict if strategy == "mask-predict" else SamplingParams, name)
+
+
+def _default(name: str) -> Any:
+    return getattr(SamplingParams, name)
+
+
+def _check_ranges(params: AnyParams) -> None:
+    for field in fields(params):
+        value = getattr(params, field.name)
+        for part in get_args(field.type):
+            if isinstance(part, Range) and value is not None and not part.is_valid(value):
+                raise UsageError(f"{field.name} is {value}", fix=part.fix.format(name=field.name))
+
+
+def choose_params(
+    strategy: StrategyName | None = None,
+    *,
+    masked: bool = False,
+    reads_both: bool = False,
+    n: int = 1,
+    seed: int | None = None,
+    **options: Any,
+) -> AnyParams:
+    """The parameters given on a command line, for the strategy that is named or implied, else "sample".
+
+    strategy: its name.
+    masked: masks are requested, which implies mask-predict.
+    reads_both: the model is bidirectional, with mask-predict by default.
+    n: samples of each prompt. options: parameters; None if not given. Without a seed a random one is drawn and
+        recorded, so that the result is reproducible.
+
+    Raises UsageError when a value is out of range, when options contradict the strategy or one another, and when
+    several samples of a deterministic strategy are requested.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    name: StrategyName | None = strategy or ("mask-predict" if masked else _implied_strategy(given))
+    if name is None:
+        name = "mask-predict" if reads_both else "sample"
+    if name == "greedy" and given.get("temperature") == 0:
+        del given["temperature"]
+    wrong, contradicted = given.keys() - options_of(name) - _WITHOUT_OPTION[name], str(name)
+    filters = given.keys() & FILTERS
+    if name == "mask-predict" and given.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
+        wrong, contradicted = wrong | filters, name if wrong else "confidence"
+    if wrong:
+        raise UsageError(f"{contradicted} contradicts {_listed(wrong)}", fix="leave out one or the other")
+    if name == "beam" and given.get("diversity") and "groups" not in given:
+        given["groups"] = given.get("num_beams", _default("num_beams"))  # one beam each, the most diverse in the paper
+    if name == "mask-predict":
+        params: AnyParams = MaskPredict(seed=seed, **given)
+    else:
+        params = SamplingParams(name, seed=seed, **given)
+    if n > 1 and not params.is_random:
+        fix = "return several with --num-return" if name == "beam" else "omit -n, or sample above temperature 0"
+        raise UsageError(f"{n} samples of a deterministic strategy would all be the same", fix=fix)
+    return params
+
+
+_WITHOUT_OPTION: dict[str, set[str]] = {
+    name: {"logit_bias"} if name == "mask-predict" else {"form", "logit_bias"} for name in STRATEGIES
+}
+
+
+def _implied_strategy(given: Mapping[str, Any]) -> StrategyName | None:
+    """The strategy implied by a parameter that only it has."""
+    takers = {option: [name for name in STRATEGIES if option in options_of(name)] for option in given}
+    alone = {option: names[0] for option, names in takers.items() if len(names) == 1}
+    if len(set(alone.values())) > 1:
+        raise UsageError(f"{_listed(alone)} belong to different strategies", fix="keep those of one")
+    return next(iter(alone.values()), None)
+
+
+def _listed(names: Collection[str]) -> str:
+    order = [*dict.fromkeys([*_OPTIONS, *_MASK_OPTIONS]), "form"]
+    return ", ".join(name.replace("_", "-") for name in sorted(names, key=order.index))
+
+
+def check_takes_draft(params: AnyParams) -> None:
+    """Raise UsageError for a strategy whose tokens no draft can propose."""
+    if params.strategy not in ("greedy", "sample"):
+        raise UsageError(f"{params.strategy} contradicts draft", fix="leave out one or the other")
+
+
+def to_record(params: AnyParams) -> dict[str, Any]:
+    """The parameters that the strategy takes as plain data, with its name."""
+    taken = options_of(params.strategy).keys() | _WITHOUT_OPTION[params.strategy]
+    values = {name: value for name, value in asdict(params).items() if name in taken}
+    return {"strategy": params.strategy, **values}
+
+
+def filter_logits(logits_BV: "Tensor", params: AnyParams) -> "Tensor":
+    """The logits with -inf at the tokens that the filters of sampling exclude, in the order of FILTERS."""
+    for name, apply in FILTERS.items():
+        value = getattr(params, name)
+        if value is not None:
+            logits_BV = apply(logits_BV, value)
+    return logits_BV
+
+
+def temperature(logits_BV: "Tensor", t: float) -> "Tensor":
+    """Logits divided by `t`; shifted so that the highest is 0.
+
+    As t goes to 0 sampling becomes greedy; at 0 only the most probable token is kept, the lowest id among ties.
+    """
+    if t == 0:
+        return logits_BV.new_full(logits_BV.shape, -math.inf).scatter(-1, logits_BV.argmax(-1, keepdim=True), 0.0)
+    highest_B1 = logits_BV.amax(-1, keepdim=True)
+    import torch  # the command line imports this module before it knows that it computes
+
+    # The shift avoids inf - inf for a tiny t; a t below the dtype's smallest normal number would divide by 0.
+    return (logits_BV - highest_B1) / max(t, torch.finfo(logits_BV.dtype).tiny)
+
+
+def top_k(logits_BV: "Tensor", k: int) -> "Tensor":
+    """The k highest logits of each row, exactly k of them (Fan et al. 2018).
+
+    Transformers keeps all ties with the k-th token; here only the lowest ids among them, so that k = 1 is greedy.
+    """
+    if k >= logits_BV.shape[-1]:
+        return logits_BV
+    keep_BV = _highest(logits_BV, logits_BV.topk(k).values[:, -1:], k)
+    return logits_BV.masked_fill(~keep_BV, -math.inf)
+
+
+def top_p(logits_BV: "Tensor", p: float) -> "Tensor":
+    """Nucleus: the fewest most probable tokens with total probability p (Holtzman et al. 2020); never empty."""
+    if p == 1:  # rounding would drop tokens from the tail
+        return logits_BV
+    mass_BV = logits_BV.double().softmax(-1)
+    vocab_size = logits_BV.shape[-1]
+    for n_sorted in (64, 4096, vocab_size):  # usually few suffice, and a full sort can take longer than the model
+        sorted_BK = mass_BV.topk(min(n_sorted, vocab_size)).values
+        total_BK = sorted_BK.cumsum(-1)
+        if (total_BK[:, -1] >= p).all():
+            break
+    n_kept_B1 = (total_BK - sorted_BK < p).sum(-1, keepdim=True)
+    keep_BV = _highest(mass_BV, sorted_BK.gather(-1, n_kept_B1 - 1), n_kept_B1)
+    return logits_BV.masked_fill(~keep_BV, -math.inf)
+
+
+def min_p(logits_BV: "Tensor", p: float) -> "Tensor":
+    """Tokens at least p times as probable as the most probable one (Nguyen et al. 2025)."""
+    mass_BV = logits_BV.double().softmax(-1)
+    return logits_BV.masked_fill(mass_BV < p * mass_BV.amax(-1, keepdim=True), -math.inf)
+
+
+def typical_p(logits_BV: "Tensor", p: float) -> "Tensor":
+    """The smallest set of tokens with -log p nearest to the entropy and total probability p; never empty.
+
+    Locally typical sampling (Meister et al. 2023). Ties are broken in favour of the lowest ids.
+    """
+    if p == 1:
+        return logits_BV
+    logprobs_BV = logits_BV.double().log_softmax(-1)
+    mass_BV = logprobs_BV.exp()
+    entropy_B1 = -(mass_BV * logprobs_BV).where(mass_BV > 0, 0.0).sum(-1, keepdim=True)
+    near_BV, order_BV = (logprobs_BV + entropy_B1).abs().sort(dim=-1, stable=True)
+    sorted_BV = mass_BV.gather(-1, order_BV)
+    # A token of probability 0 is infinitely far from the entropy, so it is last.
+    keep_BV = (sorted_BV.cumsum(-1) - sorted_BV < p) & near_BV.isfinite()
+    return logits_BV.masked_fill(~keep_BV.scatter(-1, order_BV, keep_BV), -math.inf)
+
+
+FILTERS: dict[str, "Callable[[Tensor, Any], Tensor]"] = {
+    one.__name__: one for one in (temperature, top_k, top_p, min_p, typical_p)
+}
+"""The filter of each parameter of sampling, by its name, in the order of Hugging Face Transformers: so top-p uses
+probabilities at the given temperature, among the tokens that top-k kept. Ties are broken in favour of the lowest ids.
+"""
+
+
+def _highest(scores_BV: "Tensor", lowest_B1: "Tensor", n: "Tensor | int") -> "Tensor":
+    """Mask of the n highest scores of each row, of which `lowest_B1` is the lowest; lower ids first among ties."""
+    above_BV = scores_BV > lowest_B1
+    tied_BV = scores_BV == lowest_B1
+    room_B1 = n - above_BV.sum(-1, keepdim=True)
+    return above_BV | (tied_BV & (tied_BV.cumsum(-1) <= room_B1))

@@ -1,0 +1,219 @@
+"""Records of generated texts, and reproducing texts from them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
+
+import lmtool
+from lmtool.batch import n_shared
+from lmtool.compute.device import InferenceName
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.generation.forms import TextForm
+from lmtool.generation.generate import MAX_ROWS, NGRAM, Drafter, TextGenerator
+from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, to_record
+from lmtool.generation.request import Completion
+from lmtool.inference.load import Loaded
+from lmtool.records import FileModel, check
+from lmtool.run.directory import CHECKPOINTS
+
+
+class _RecordedOptions(FileModel, extra="ignore", strict=False):
+    """The options of `generate` in a record: those that determine the draw and details are beside it."""
+
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    prefix: str = ""
+    overflow: Overflow = "refuse"
+    mask: str | None = None
+    length: NonNegativeInt = 0
+    max_rows: PositiveInt = MAX_ROWS
+
+
+class _RecordedDraft(FileModel, extra="ignore"):
+    """run: None for n-gram look-up."""
+
+    run: str | None
+    step: NonNegativeInt = 0
+    checkpoint: str = ""
+    tokens: PositiveInt
+
+
+class _Recorded(FileModel, extra="ignore"):
+    """The values of a record that a replay reads."""
+
+    prompt: str
+    sample: NonNegativeInt
+    tokens: list[int]
+    text: str
+    draw: NonNegativeInt
+    steps: NonNegativeInt
+    settings: dict[str, Any]
+    options: _RecordedOptions
+    run: str
+    step: NonNegativeInt
+    checkpoint: str
+    device: Literal["cpu", "cuda", "mps"]
+    precision: InferenceName
+    threads: Annotated[int, Field(ge=1, le=4096)]
+    draft: _RecordedDraft | None = None
+
+
+def record(
+    generator: TextGenerator, completion: Completion, params: AnyParams, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that is needed to reproduce a completion, as JSON values. options: those of `TextGenerator.generate`."""
+    loaded = generator.loaded
+    constrained = {} if completion.constrained is None else {"constrained_logprobs": list(completion.constrained)}
+    details = {"ranks": completion.ranks, "removed": completion.removed} if options.get("details") else {}
+    drafted: dict[str, Any] = {}
+    if generator.drafter is not None:
+        counts = {"proposed": completion.proposed, "accepted": completion.accepted}
+        drafted = {"draft": generator.drafter.record(), **counts}
+    return {
+        "prompt": completion.prompt,
+        "sample": completion.sample,
+        "text": completion.text,
+        "tokens": list(completion.tokens),
+        "logprobs": list(completion.logprobs),
+        **constrained,
+        **details,
+        "score": completion.score,
+        "seed": completion.seed,
+        "finish_reason": completion.finish_reason,
+        "draw": completion.draw,
+        "steps": completion.steps,
+        "settings": to_record(params),
+        "options": _RecordedOptions(**options).model_dump(),
+        **loaded.record(),
+        "device": loaded.device.type,
+        "precision": loaded.compute.precision,
+        "threads": generator.threads or torch.get_num_threads(),
+        "version": lmtool.__version__,
+        "torch": torch.__version__,
+        **drafted,
+    }
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A record, and the result of replaying it.
+
+    differs_at: the first token that differs; None when all are the same. changed: differences of the setup.
+    """
+
+    record: Mapping[str, Any]
+    text: str
+    differs_at: int | None
+    changed: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """True when tokens and text equal those of the record."""
+        return self.differs_at is None and self.text == self.record["text"]
+
+
+def read_records(path: str) -> list[dict[str, Any]]:
+    """The records of a file, one per line. Raises DataError when it cannot be read, or has something else."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            "the file of records cannot be read", where=path, fix="name a file that --json wrote"
+        ) from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            check(_Recorded, record)
+            _asked(record)
+        except (ValueError, RecursionError, UsageError) as error:
+            what = f"not a record of generate --json: {' '.join(str(error).split())[:120]}"
+            raise DataError(what, where=f"{path}:{number}", fix="write one with --json") from error
+        records.append(record)
+    if not records:
+        raise DataError("the file holds no record", where=path, fix="write one with --json")
+    return records
+
+
+def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
+    """Replay each record, alone, with the same weights, settings, device, precision and number of threads.
+
+    A text that max_time ended is generated up to the same number of steps.
+
+    Raises CheckpointError when the weights are missing or have changed.
+    """
+    peers: dict[tuple[str, ...], TextGenerator] = {}
+    for record in records:
+        names = ("run", "step", "checkpoint", "device", "precision", "draft")
+        key = tuple(str(record.get(name)) for name in names)
+        if key not in peers:
+            peers[key] = _load_recorded(record)
+        yield _repeat(peers[key], record)
+
+
+def _load_recorded(record: Mapping[str, Any]) -> TextGenerator:
+    generator = TextGenerator.open(_checkpoint(record), device=record["device"], precision=record["precision"])
+    _check_same(generator.loaded, record)
+    draft = record.get("draft")
+    if draft is not None:
+        reference = NGRAM if draft["run"] is None else _checkpoint(draft)
+        generator.drafter = Drafter.open(reference, draft["tokens"], generator.loaded)
+        if generator.drafter.loaded is not None:
+            _check_same(generator.drafter.loaded, draft)
+    return generator
+
+
+def _checkpoint(record: Mapping[str, Any]) -> str:
+    return str(Path(record["run"]) / CHECKPOINTS / f"step-{record.get('step', 0):06d}")
+
+
+def _check_same(loaded: Loaded, record: Mapping[str, Any]) -> None:
+    if loaded.checkpoint_hash != record.get("checkpoint"):
+        what = "the checkpoint is not the one of the record"
+        raise CheckpointError(what, where=_checkpoint(record), fix="restore that one")
+
+
+def _repeat(generator: TextGenerator, record: Mapping[str, Any]) -> Replayed:
+    generator.threads = record["threads"]
+    params, options = _asked(record)
+    completions = {c.sample: c for c in generator.completions([record["prompt"]], params, **options)}
+    # A beam search returns several texts of one sample; other strategies return one, whatever its number.
+    completion = completions[record["sample"] if params.strategy == "beam" else 0]
+    now = {"version": lmtool.__version__, "torch": torch.__version__}
+    changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
+    before, tokens = record["tokens"], list(completion.tokens)
+    differs_at = None if before == tokens else n_shared(before, tokens)
+    return Replayed(record, completion.text, differs_at, changed)
+
+
+def _asked(record: Mapping[str, Any]) -> tuple[AnyParams, dict[str, Any]]:
+    """What a replay asks for. Raises UsageError where the record is not one."""
+    options = _RecordedOptions(**record["options"]).model_dump() | {"first": record["draw"], "max_rows": 1}
+    params = from_record(record["settings"])
+    if isinstance(params, MaskPredict) or params.max_time is None:
+        return params, options
+    steps = record["steps"]  # a text that a time limit ended has as many again
+    least = min(params.min_new_tokens, steps)
+    return replace(params, max_time=None, max_new_tokens=steps, min_new_tokens=least), options
+
+
+def from_record(record: Mapping[str, Any]) -> AnyParams:
+    """The parameters from `to_record`, also after JSON. Raises UsageError when it is invalid."""
+    values = dict(record)
+    try:
+        kind: type[AnyParams] = SamplingParams
+        if values["strategy"] == MaskPredict.strategy:
+            kind = MaskPredict
+            del values["strategy"]
+        values["logit_bias"] = tuple((tuple(ids), float(bias)) for ids, bias in values.pop("logit_bias"))
+        if values.get("form") is not None:
+            values["form"] = TextForm(**values["form"])
+        kind(**values)  # refuses unknown names
+        return TypeAdapter(kind).validate_python(values)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UsageError(f"these are not parameters of this version: {what}") from None

@@ -1,0 +1,166 @@
+"""The same request in float32 gives the same tokens in batches of 1, 2, 7 and 32; and cached as without a cache, for
+real models of each family."""
+
+import random
+
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.generation.generate import generate
+from lmtool.generation.maskpredict import fill
+from lmtool.generation.params import MaskPredict, SamplingParams
+from lmtool.model import NGramModel, build
+from lmtool.model.packed import pack
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import NGram
+from lmtool.tokenization.prompt_format import Prompt
+from tests.generation.test_beam import search
+from tests.generation.test_generate import collect
+from tests.reference import decoding as reference
+
+VOCAB_SIZE, MASK = 17, 4
+TRANSFORMER = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n_heads": 2, "context": 24}
+TRANSFORMER |= {"tie_embeddings": False}  # tied random weights cause repetition
+RECURRENT = {"kind": "recurrent", "n_layers": 2, "d_model": 16, "context": 24}
+FAMILIES = {
+    "decoder": Transformer.model_validate(TRANSFORMER),
+    "prefix": Transformer.model_validate(TRANSFORMER | {"shape": "prefix"}),
+    "encoder-decoder": Transformer.model_validate(TRANSFORMER | {"shape": "encoder-decoder"}),
+    "3-gram": NGram(kind="ngram", order=3),
+    "lstm": Recurrent.model_validate(RECURRENT),
+    "gru-attention": Recurrent.model_validate(RECURRENT | {"cell": "gru", "attention": {}}),
+    "rnn-seq2seq": Recurrent.model_validate(RECURRENT | {"cell": "rnn", "shape": "encoder-decoder", "attention": {}}),
+    "bahdanau": Recurrent.model_validate(
+        RECURRENT
+        | {
+            "cell": "gru",
+            "shape": "encoder-decoder",
+            "attention": {"score": "additive", "feed": "input"},
+            "bidirectional_encoder": True,
+        }
+    ),
+}
+STRATEGIES = [
+    SamplingParams("greedy", max_new_tokens=6),
+    SamplingParams(max_new_tokens=6, temperature=1.3, top_p=0.9),
+    SamplingParams("beam", max_new_tokens=4, num_beams=3, num_return=3),
+]
+
+
+def model_of(family, dtype):
+    torch.manual_seed(2)
+    model = build(FAMILIES[family], VOCAB_SIZE)
+    if isinstance(model, NGramModel):
+        text_BT = torch.randint(VOCAB_SIZE, (1, 300))
+        model.count([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.6)
+    return model.to(dtype).eval()
+
+
+def prompts_of(model, count, seed=1):
+    rng = random.Random(seed)
+    rows = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 12))) for _ in range(count)]
+    return [Prompt((1,), row) for row in rows] if model.reads == "source" else [Prompt(row) for row in rows]
+
+
+def tokens_of(model, prompts, settings, max_rows):
+    results = collect(generate(model, prompts, settings, end_ids={2}, max_rows=max_rows))
+    return {request: tokens for request, (tokens, _) in results.items()}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.strategy)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_are_the_same_in_any_batch(family, settings):
+    model = model_of(family, torch.float32)
+    prompts = prompts_of(model, 16)
+    alone = tokens_of(model, prompts, settings, 1)
+    assert len(set(map(tuple, alone.values()))) > 5
+    for max_rows in (2, 7, 32):
+        assert tokens_of(model, prompts, settings, max_rows) == alone
+
+
+@pytest.mark.parametrize(("family", "n_reads"), [("decoder", 2), ("lstm", 4)])
+def test_prompts_of_about_the_same_length_are_read_together(family, n_reads, monkeypatch):
+    """Where the state holds all positions: 8 to 10 tokens, and 15; else each length is read by itself."""
+    model = model_of(family, torch.float64)
+    prompts = [Prompt(tuple(range(n))) for n in (8, 15, 10, 9)]
+    alone = tokens_of(model, prompts, STRATEGIES[0], 1)
+    read, advance = [], model.advance
+
+    def reading(tokens_BT, state):
+        read.append(tokens_BT)
+        return advance(tokens_BT, state)
+
+    monkeypatch.setattr(model, "advance", reading)
+    assert tokens_of(model, prompts, STRATEGIES[0], 4) == alone
+    assert sum(tokens_BT.shape[1] > 1 for tokens_BT in read) == n_reads
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("settings", [STRATEGIES[0], STRATEGIES[2]], ids=lambda settings: settings.strategy)
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder", "bahdanau"])
+def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, settings):
+    """As in the commands; the plain model is float64, for the result without rounding."""
+    prompts = prompts_of(model_of(family, torch.float32), 12)
+    exact = tokens_of(model_of(family, torch.float64), prompts, settings, 1)
+    packed = model_of(family, torch.float32)
+    pack(packed, "float32", torch.device("cpu"))
+    for max_rows in (1, 7, 64):
+        assert tokens_of(packed, prompts, settings, max_rows) == exact
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.strategy)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_equals_uncached(family, settings):
+    model = model_of(family, torch.float64)
+    prompts = prompts_of(model, 5, seed=3)
+
+    def without_cache(prompt):
+        source_BS = None if prompt.source is None else torch.tensor([prompt.source])
+
+        @torch.inference_mode()
+        def logits_after(ids):
+            tokens_BT = torch.tensor([ids])
+            if model.reads == "source":  # a prefix LM has no forward pass with a separate source
+                hidden_BTD, _ = model.advance(tokens_BT, model.start(Batch(tokens_BT, source_BS=source_BS)))
+            else:
+                hidden_BTD = model(Batch(tokens_BT)).hidden_BTD
+            return model.logits(hidden_BTD[0, -1]).float().tolist()
+
+        return logits_after
+
+    if settings.strategy == "beam":
+        for prompt, texts in zip(prompts, search(model, prompts, settings, end_ids={2}), strict=True):
+            expected = reference.beam_search(without_cache(prompt), prompt.tokens, k=3, max_new_tokens=4, end_ids={2})
+            assert [tokens for _, tokens in texts] == [tokens for _, tokens in expected]
+        return
+    strategy = {"greedy": True} if (settings.strategy == "greedy") else {"t": 1.3, "p": 0.9}
+    found = tokens_of(model, prompts, settings, 16)
+    for i, prompt in enumerate(prompts):
+        read = [*(prompt.source or ()), *prompt.tokens]
+        options = {"max_new_tokens": 6, "context": model.context, "end_ids": {2}, "read": read, **strategy}
+        assert found[i, 0] == reference.continuation(without_cache(prompt), prompt.tokens, **options)[0]
+
+
+@pytest.mark.parametrize("by", ["confidence", "gibbs"])
+def test_masks_are_filled_alike_in_any_batch(by):
+    torch.manual_seed(2)
+    model = build(Transformer.model_validate(TRANSFORMER | {"shape": "encoder"}), VOCAB_SIZE).eval()
+    rng = random.Random(1)
+    texts = [[1, *rng.choices([MASK, 5, 6, 7, 8], k=rng.randrange(3, 12)), MASK, 2] for _ in range(30)]
+    settings = MaskPredict(by=by, rounds=3)
+
+    def filled(max_rows):
+        results = fill(model, texts, MASK, settings, banned_ids=range(4), max_rows=max_rows)
+        return {result.request: result.tokens for result in results}
+
+    alone = filled(1)
+    assert len(set(map(tuple, alone.values()))) > 9
+    for max_rows in (2, 7, 64):
+        assert filled(max_rows) == alone

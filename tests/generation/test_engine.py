@@ -1,0 +1,212 @@
+"""Requests that are added and cancelled between steps, prompts read in chunks, and drafts of texts that are alone."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from lmtool.errors import UsageError
+from lmtool.generation.drafts import ModelDraft, NGramDraft
+from lmtool.generation.engine import Engine
+from lmtool.generation.generate import generate
+from lmtool.generation.params import SamplingParams
+from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.request import Request, Token
+from lmtool.model.language_model import LanguageModel
+from lmtool.tokenization.prompt_format import Prompt
+from tests.generation.models import HistoryModel
+from tests.generation.test_batches import model_of, prompts_of
+from tests.generation.test_drafts import Repeating, transformer
+
+CHUNK = 4
+GREEDY = SamplingParams("greedy", max_new_tokens=3)
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    return model_of("decoder", torch.float32)
+
+
+def requests_of(lengths: list[int], params: SamplingParams = GREEDY) -> list[Request]:
+    prompts = [Prompt(tuple(5 + (i + j) % 10 for j in range(n))) for i, n in enumerate(lengths)]
+    return [Request(prompt=prompt, params=params) for prompt in prompts]
+
+
+def finish(engine: Engine) -> list[Token]:
+    tokens: list[Token] = []
+    while not engine.idle:
+        tokens += engine.step()
+    return tokens
+
+
+def test_an_engine_is_idle_until_a_request_is_added_and_after_its_last_token(model: LanguageModel) -> None:
+    engine = Engine(model)
+    assert engine.idle
+    assert engine.step() == []
+    ids = [engine.add(request) for request in requests_of([3, 5])]
+    assert len(set(ids)) == len(engine) == 2
+    tokens = finish(engine)
+    assert [token.request for token in tokens if token.completion] == ids
+    for token in tokens:
+        if token.completion is not None:
+            own = [one for one in tokens if one.request == token.request]
+            assert token.completion.tokens == tuple(one.id for one in own)
+            assert token.completion.logprobs == tuple(one.logprob for one in own)
+    assert engine.step() == []
+
+
+def test_no_value_that_goes_in_or_comes_out_can_change(model: LanguageModel) -> None:
+    engine = Engine(model)
+    (request,) = requests_of([3])
+    engine.add(request)
+    token = finish(engine)[-1]
+    for value in (request, request.params, request.prompt, token, token.completion):
+        name = dataclasses.fields(value)[0].name  # type: ignore[arg-type]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, name, None)
+        hash(value)
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "beam"])
+@pytest.mark.parametrize("when", ["before", "within the prompt", "later"])
+def test_a_cancelled_request_gives_no_more_tokens_and_its_rows_are_free(
+    model: LanguageModel, strategy: str, when: str
+) -> None:
+    params = SamplingParams(strategy, max_new_tokens=12)  # type: ignore[arg-type]
+    first, second = requests_of([11, 9], params)
+    engine = Engine(model, chunk=CHUNK)
+    ids = [engine.add(first), engine.add(second)]
+    for _ in range({"before": 0, "within the prompt": 1, "later": 8}[when]):
+        engine.step()
+    engine.cancel(ids[0])
+    engine.cancel(ids[0])  # again, which changes nothing
+    assert len(engine) == 1
+    tokens = finish(engine)
+    assert {token.request for token in tokens} == {ids[1]}
+    assert tokens[-1].completion is not None
+    alone = list(generate(model, [second.prompt], params))
+    assert tokens[-1].completion.tokens == tuple(token.id for token in alone)
+    engine.add(first)
+    engine.cancel(next(iter(engine._states)))
+    assert engine.idle
+    assert not engine._caches
+
+
+def test_a_request_that_contradicts_itself_is_refused_when_it_is_added(model: LanguageModel) -> None:
+    engine = Engine(model)
+    (request,) = requests_of([3])
+    with pytest.raises(UsageError, match="empty"):
+        engine.add(dataclasses.replace(request, stop=("a", "")))
+    assert engine.idle
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(model: LanguageModel) -> None:
+    engine = Engine(model, chunk=CHUNK)
+    long, *short = requests_of([20, 2, 2])
+    engine.add(long)
+    assert engine.step() == []
+    for request in short:
+        engine.add(request)
+    begun = [{token.request for token in engine.step()} for _ in range(10)]
+    assert begun[1] == {1, 2}
+    assert next(step for step, ids in enumerate(begun) if 0 in ids) > 3
+
+
+def test_a_long_prompt_is_read_although_short_ones_keep_coming(model: LanguageModel) -> None:
+    engine = Engine(model, chunk=CHUNK)
+    long, *short = requests_of([20, *[3] * 40])
+    engine.add(long)
+    begun = []
+    for step in range(40):
+        engine.add(short[step])
+        begun += [token.request for token in engine.step()]
+        if 0 in begun:
+            break
+    assert step <= 20 // (CHUNK // 2)
+
+
+DRAFTS = {
+    "ngram": lambda model: NGramDraft(3),
+    "itself": lambda model: ModelDraft(model, 3),
+    "small": lambda model: ModelDraft(
+        transformer(seed=9, n_layers=1, d_model=8, context=10, shape=SHAPES[model.reads])
+    ),
+}
+SHAPES = {"past": "decoder", "source": "prefix"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("shape", ["decoder", "prefix", "encoder-decoder"])
+def test_texts_are_the_same_with_a_draft_while_others_join_and_leave(shape: str, draft: str) -> None:
+    """Greedy ones with every draft, and sampled ones as well, which only look-up drafts for. They also slide."""
+    model, rng = transformer(shape=shape), random.Random(draft)
+    prefixes = PrefixCache(1 << 20 if shape == "decoder" else 0, n_block=3)
+    engine = Engine(model, chunk=CHUNK, prefixes=prefixes, draft=DRAFTS[draft](model), keeps_texts=True)
+    choices = [
+        SamplingParams("greedy", max_new_tokens=25),
+        SamplingParams(max_new_tokens=30, temperature=1.1, top_k=5, seed=2),
+    ]
+    waiting = [(prompt, rng.choice(choices), rng.random() < 0.2) for prompt in prompts_of(model, 14)]
+    asked, answers = [], []
+    while waiting or not engine.idle:
+        if waiting and rng.random() < (0.5 if engine.idle else 0.04):
+            prompt, params, is_short = waiting.pop()
+            state = engine.prepare(Request(prompt=prompt, params=params))
+            assert engine.add(state) == len(asked)
+            asked.append((prompt, params, is_short, state))
+            answers.append(([], []))
+        for token in engine.step():
+            answers[token.request][0].append(token.id)
+            answers[token.request][1].append(token.logprob)
+            if asked[token.request][2] and len(answers[token.request][0]) == 4:
+                engine.cancel(token.request)
+    n_proposed = {"greedy": 0, "sample": 0}
+    for (prompt, params, is_short, state), (tokens, logprobs) in zip(asked, answers, strict=True):
+        alone = list(generate(model, [prompt], params))
+        n = len(tokens)
+        assert n == len(alone) or is_short
+        assert tokens == [token.id for token in alone][:n]
+        assert logprobs == pytest.approx([token.logprob for token in alone][:n], abs=1e-5)
+        assert 0 <= state.accepted <= state.proposed
+        n_proposed[params.strategy] += state.proposed
+    assert n_proposed["greedy"] > 0
+    assert (n_proposed["sample"] > 0) is (draft == "ngram")
+    assert sum(n_proposed.values()) == engine.n_proposed >= engine.n_accepted
+
+
+def test_a_text_that_is_alone_takes_fewer_passes_and_one_beside_others_has_no_draft() -> None:
+    model = Repeating()
+    prefixes = PrefixCache(1 << 20, n_block=4)
+    engine = Engine(model, chunk=64, prefixes=prefixes, draft=NGramDraft(4), keeps_texts=True)
+    params = SamplingParams("greedy", max_new_tokens=50)
+    first, second = (
+        engine.prepare(Request(prompt=Prompt(ids), params=params)) for ids in ((0, 1, 2, 0, 1), (1, 2, 0, 1))
+    )
+    engine.add(first)
+    assert [len(engine.step()) for _ in range(4)] == [1, 5, 5, 5]
+    assert model.read == 5 + 15  # each position once
+    engine.add(second)
+    assert [len(engine.step()) for _ in range(4)] == [2] * 4
+    assert (first.proposed, first.accepted, second.proposed) == (12, 12, 0)
+    engine.cancel(second.id)
+    assert [len(engine.step()) for _ in range(6)] == [5] * 6
+    assert engine.idle
+    assert engine.step() == []
+    # what was accepted is kept like all that is read
+    follows = [0, 1, 2] * 18
+    assert prefixes.n_known([follows]) == 52
+
+
+def test_a_proposal_that_fails_ends_its_own_text_alone() -> None:
+    draft = NGramDraft(3)
+    draft.propose = lambda *given: 1 // 0  # type: ignore[method-assign,return-value]
+    engine = Engine(HistoryModel(), chunk=64, draft=draft, keeps_texts=True, isolates=True)
+    first, second = requests_of([3, 4])
+    id = engine.add(first)
+    engine.step()
+    assert engine.step() == []
+    assert [(failed, type(error)) for failed, error in engine.failures] == [(id, ZeroDivisionError)]
+    engine.add(second)
+    assert [token.request for token in engine.step()] == [1]

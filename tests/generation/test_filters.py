@@ -1,0 +1,260 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from lmtool.generation import filters, params
+from lmtool.generation.params import FILTERS, SamplingParams, filter_logits
+from tests.reference import decoding as reference
+
+SETTINGS = [
+    SamplingParams(temperature=t, top_k=k, top_p=p)
+    for t in (0.1, 0.7, 1.0, 3.0)
+    for k in (None, 1, 5, 1000)
+    for p in (None, 0.01, 0.5, 0.9, 1.0)
+]
+
+
+def random_logits(n_rows=20, vocab_size=200, seed=1):
+    return torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_filters_equal_transformers(settings):
+    logits_BV = random_logits()
+    expected = TemperatureLogitsWarper(settings.temperature)(None, logits_BV)
+    if settings.top_k is not None:
+        expected = TopKLogitsWarper(settings.top_k)(None, expected)
+    if settings.top_p is not None:
+        expected = TopPLogitsWarper(settings.top_p)(None, expected)
+    result = filter_logits(logits_BV, settings)
+    if settings.top_p != 1:  # Transformers drops tokens whose probability is lost in rounding
+        assert torch.equal(result.isinf(), expected.isinf())
+    torch.testing.assert_close(result.softmax(-1), expected.softmax(-1))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.01, 2, 5])
+def test_top_p_of_a_large_vocabulary_equals_transformers(p, scale):
+    logits_BV = random_logits(3, 10_000).double() * scale
+    assert torch.equal(params.top_p(logits_BV, p), TopPLogitsWarper(p)(None, logits_BV))
+
+
+@given(
+    # Few different values, so that ties are common.
+    scores=st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=12),
+    t=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    k=st.none() | st.integers(1, 14),
+    p=st.none() | st.floats(0.01, 1),
+)
+def test_filters_equal_the_plain_reference(scores, t, k, p):
+    expected = reference.temperature(scores, t)
+    expected = reference.top_k(expected, k) if k is not None else expected
+    # The sets differ where rounding moves a sum across p; so exclude a p that is a sum.
+    sums = torch.tensor(reference.softmax(expected)).sort(descending=True).values.cumsum(0)
+    if p is not None and (sums - p).abs().min() < 1e-6:
+        p = None
+    expected = reference.top_p(expected, p) if p is not None else expected
+    result = filter_logits(torch.tensor([scores]), SamplingParams(temperature=t, top_k=k, top_p=p))
+    torch.testing.assert_close(result.softmax(-1)[0], torch.tensor(reference.softmax(expected)))
+
+
+def test_equal_logits_stay_in_order_of_their_ids():
+    logits_BV = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0]])
+    assert params.temperature(logits_BV, 0.0).isfinite().tolist() == [[False, True, False, False, False]]
+    assert params.top_k(logits_BV, 1).isfinite().tolist() == [[False, True, False, False, False]]
+    assert params.top_k(logits_BV, 2).isfinite().tolist() == [[False, True, True, False, False]]
+    assert params.top_p(logits_BV, 0.4).isfinite().tolist() == [[False, True, True, False, False]]
+
+
+def test_equal_logits_in_a_large_vocabulary_give_the_lowest_id():
+    logits_BV = torch.zeros(2, 50_000)
+    for result in (params.temperature(logits_BV, 0), params.top_k(logits_BV, 1), params.top_p(logits_BV, 1e-9)):
+        assert result.isfinite().nonzero().tolist() == [[0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("t", [1e-6, 1e-20, 1e-45, 5e-324])
+def test_temperature_goes_to_greedy(t):
+    logits_BV = random_logits()
+    expected = torch.nn.functional.one_hot(logits_BV.argmax(-1), 200).float()
+    torch.testing.assert_close(params.temperature(logits_BV, t).softmax(-1), expected)
+
+
+def test_top_p_1_changes_nothing():
+    logits_BV = random_logits()
+    logits_BV[:, 0] = -200.0
+    assert torch.equal(params.top_p(logits_BV, 1.0), logits_BV)
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS))
+def test_every_setting_of_sampling_is_a_filter(name):
+    logits_BV = random_logits()
+    value = 3 if name == "top_k" else 0.5
+    unfiltered = filter_logits(logits_BV, SamplingParams(temperature=1.0))
+    expected = FILTERS[name](logits_BV if name == "temperature" else unfiltered, value)
+    assert not torch.equal(expected, unfiltered)
+    assert torch.equal(filter_logits(logits_BV, SamplingParams(**{"temperature": 1.0, name: value})), expected)
+
+
+def test_filters_leave_their_argument_alone():
+    logits_BV = random_logits()
+    before = logits_BV.clone()
+    filter_logits(logits_BV, SamplingParams(temperature=0.5, top_k=3, top_p=0.5))
+    filter_logits(logits_BV, SamplingParams(temperature=0))
+    assert torch.equal(logits_BV, before)
+
+
+def test_draw_inverts_the_distribution_function():
+    p = [0.1, 0.0, 0.4, 0.5, 0.0]
+    logits_BV = torch.tensor([p], dtype=torch.float64).log()
+    numbers = [0.0, 0.05, 0.0999999, 0.1000001, 0.3, 0.4999999, 0.5000001, 0.99, 1 - 2**-53]
+    drawn = filters.draw(logits_BV.expand(len(numbers), -1), torch.tensor(numbers, dtype=torch.float64))
+    assert drawn.tolist() == [0, 0, 0, 2, 2, 2, 3, 3, 3]
+    assert drawn.tolist() == [reference.inverse_cdf(p, u) for u in numbers]
+
+
+def test_draw_at_a_boundary_takes_the_next_token():
+    logits_BV = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]).log()
+    assert filters.draw(logits_BV, torch.zeros(2, dtype=torch.float64)).tolist() == [1, 0]
+    assert filters.draw(logits_BV, torch.full((2,), 0.5, dtype=torch.float64)).tolist() == [2, 2]
+
+
+def test_draw_never_takes_a_removed_token():
+    logits_BV = params.top_k(random_logits(50, 1000), 3)
+    for u in (0.0, 1e-300, 0.5, 1 - 2**-53):
+        drawn = filters.draw(logits_BV, torch.full((50,), u, dtype=torch.float64))
+        assert all(math.isfinite(x) for x in logits_BV.gather(-1, drawn[:, None])[:, 0].tolist())
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 1.0])
+def test_min_p_equals_transformers(p):
+    logits_BV = random_logits()
+    assert torch.equal(params.min_p(logits_BV, p), MinPLogitsWarper(p)(None, logits_BV))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("k", [None, 7])
+def test_typical_p_equals_transformers(p, k):
+    logits_BV = random_logits()
+    logits_BV = logits_BV if k is None else params.top_k(logits_BV, k)
+    assert torch.equal(params.typical_p(logits_BV, p), TypicalLogitsWarper(p)(None, logits_BV))
+
+
+def texts(n_rows=20, length=30, vocab_size=200, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size // 20, (n_rows, length), generator=generator)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
+def test_repetition_penalty_equals_transformers(penalty):
+    logits_BV, texts_BT = random_logits(), texts()
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(texts_BT, logits_BV)
+    assert torch.equal(filters.repetition_penalty(logits_BV, penalty, texts_BT.tolist()), expected)
+
+
+def test_penalties_count_the_new_text_alone():
+    settings = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
+    logits_BV = filters.steer(torch.zeros(2, 4), settings, [[1, 1, 2, 3, 2], [1, 2]], [3, 0], ())
+    assert logits_BV.tolist() == [[0, 0, -1.25, -0.75], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 40])
+def test_no_repeat_ngram_equals_transformers(n):
+    logits_BV, texts_BT = random_logits(), texts()
+    expected = NoRepeatNGramLogitsProcessor(n)(texts_BT, logits_BV)
+    assert torch.equal(filters.no_repeat_ngram(logits_BV, n, texts_BT.tolist()), expected)
+    assert expected.isinf().any() == (n < 40)
+
+
+def test_logit_bias_equals_transformers():
+    logits_BV, texts_BT = random_logits(), texts()
+    last = texts_BT[3].tolist()
+    biases = (((5,), -3.0), ((last[-1], 8), 2.0), ((last[-2], last[-1], 8), 1.0), ((6,), -torch.inf))
+    expected = SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in biases])(texts_BT, logits_BV)
+    torch.testing.assert_close(filters.logit_bias(logits_BV, biases, texts_BT.tolist()), expected)
+    assert filters.logit_bias(logits_BV, biases, texts_BT.tolist())[3, 8] == logits_BV[3, 8] + 3
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations on tensors."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(length):
+    def counted(n_biases, n_rows):
+        logits_BV = torch.zeros(n_rows, 2000)
+        biases = tuple(((7,) * (length - 1) + (i,), 1.0) for i in range(n_biases))
+        filters.logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
+        with Operations() as operations:
+            biased_BV = filters.logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
+        assert biased_BV.sum() == (n_biases * n_rows if length == 1 else 0)
+        return operations.n
+
+    assert counted(1024, 64) <= 2 * counted(2, 1)
+
+
+def test_equal_biases_add_up():
+    biases = (((1,), 1.0), ((0, 2), 1.0), ((1,), 2.0), ((0, 2), 0.5))
+    assert filters.logit_bias(torch.zeros(2, 3), biases, [[5, 0], [0, 5]]).tolist() == [[0, 3, 1.5], [0, 3, 0]]
+    assert filters.logit_bias(torch.zeros(1, 3), biases).tolist() == [[0, 3, 0]]
+
+
+@given(
+    scores=st.lists(st.floats(-9, 9), min_size=2, max_size=8),
+    text=st.lists(st.integers(0, 1), max_size=8),
+    p=st.floats(0.01, 0.99),
+    n=st.integers(1, 4),
+)
+def test_further_filters_equal_the_plain_reference(scores, text, p, n):
+    logits_BV = torch.tensor([scores], dtype=torch.float64)
+    biases = (((0,), 1.5), ((1, 0), -2.0), ((0, 0, 1), -torch.inf))
+    pairs = [
+        (params.min_p(logits_BV, p), reference.min_p(scores, p)),
+        (filters.repetition_penalty(logits_BV, 1.7, [text]), reference.repetition_penalty(scores, 1.7, text)),
+        (filters.count_penalties(logits_BV, p, -n, [text]), reference.count_penalties(scores, p, -n, text)),
+        (filters.no_repeat_ngram(logits_BV, n, [text]), reference.no_repeat_ngram(scores, n, text)),
+        (filters.logit_bias(logits_BV, biases, [text]), reference.logit_bias(scores, biases, text)),
+    ]
+    for result, expected in pairs:
+        torch.testing.assert_close(result[0], torch.tensor(expected, dtype=torch.float64))
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=8, unique=True), st.floats(0.01, 0.99))
+def test_typical_p_equals_the_plain_reference(weights, p):
+    scores = [math.log(weight) for weight in weights]
+    result = params.typical_p(torch.tensor([scores], dtype=torch.float64), p)
+    expected = torch.tensor(reference.typical_p(scores, p), dtype=torch.float64)
+    if not torch.equal(result[0].isinf(), expected.isinf()):  # unless rounding decides on the first or the last token
+        entropy = -sum(q * math.log(q) for q in reference.softmax(scores))
+        near = sorted((abs(-math.log(q) - entropy), q) for q in reference.softmax(scores))
+        masses = itertools.accumulate(q for _, q in near)
+        assert (
+            min(b - a for (a, _), (b, _) in itertools.pairwise(near)) < 1e-9 or min(abs(m - p) for m in masses) < 1e-9
+        )
+
+
+def test_the_end_token_does_not_come_before_its_time():
+    logits_BV = random_logits(3, 9)
+    settings = SamplingParams(min_new_tokens=2)
+    result = filters.steer(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})
+    assert result.isinf().nonzero().tolist() == [[0, 4], [0, 5], [1, 4], [1, 5]]

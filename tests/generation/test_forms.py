@@ -1,0 +1,473 @@
+"""Texts of a form: what may follow is what an independent reader allows, with every strategy and tokenizer."""
+
+import itertools
+import json
+import math
+import random
+import re
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Inner
+
+from lmtool.errors import UsageError
+from lmtool.generation import constrained, engine
+from lmtool.generation.constrained import begin_form
+from lmtool.generation.drafts import ModelDraft, NGramDraft
+from lmtool.generation.forms import TextForm
+from lmtool.generation.generate import complete
+from lmtool.generation.params import SamplingParams, to_record
+from lmtool.generation.replay import from_record
+from lmtool.interop.tokenization.reading import read_tokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer, WordTokenizer
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
+from tests.generation.models import AnswerModel, HistoryModel
+from tests.interop.tokenization import hub
+
+TEXTS = [
+    'The answer is "yes" or "no", {"name": "Ann", "age": 12, "tags": ["a", "b"]} and true, false, null.',
+    "very good, not bad; 1 2 3 4 5 6 7 8 9 0 - + . : [ ] ( ) ab ba abc cab aa bb cc é 日本 the cat sat on the mat",
+]
+KINDS = {
+    "bpe": BpeTokenizer(kind="bpe", vocab_size=330),
+    "char": CharTokenizer(kind="char"),
+    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
+    "word": WordTokenizer(kind="word", vocab_size=90),
+}
+PUBLISHED = {"sentencepiece": ("llama", hub.sentencepiece_json("llama", True)), "unigram": ("t5", hub.t5(True))}
+"""The second without bytes."""
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+@cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    if kind in PUBLISHED:
+        model_type, write_files = PUBLISHED[kind]
+        with tempfile.TemporaryDirectory() as folder:
+            write_files(Path(folder))
+            read = read_tokenizer(Path(folder), model_type)
+            return Tokenizer(Inner.from_str(read.json), read.config)
+    return Tokenizer.train(KINDS[kind], TEXTS * 4)
+
+
+@cache
+def format_of(kind: str) -> PromptFormat:
+    return PromptFormat(tokenizer_of(kind), reads="past", documents=True)
+
+
+def written(form, kind="bpe", prompts=("the",), strategy="greedy", model=None, draft=None, n=1, **changes):
+    """The completions of a model with random logits."""
+    model = model or HistoryModel(tokenizer_of(kind).vocab_size)
+    chosen = SamplingParams(strategy, form=form, **({"max_new_tokens": 60} | changes))
+    return list(complete(model, prompts, chosen, format_of(kind), n=n, draft=draft))
+
+
+def has_form(form: TextForm, text: str) -> bool:
+    match form.kind:
+        case "choices":
+            return text in json.loads(form.source)
+        case "regex":
+            return re.fullmatch(form.source, text) is not None
+    value = json.loads(text)
+    jsonschema.validate(value, json.loads(form.source))
+    return True
+
+
+CHOICES = TextForm("choices", '["yes", "no", "very good"]')
+FORMS = [CHOICES, TextForm("regex", "(a|b)+ [0-9]{2}"), TextForm("json-schema", json.dumps(PERSON))]
+STRATEGIES = {
+    "greedy": {},
+    "sample": {"strategy": "sample", "n": 3, "temperature": 1.5},
+    "beam": {"strategy": "beam", "num_beams": 3},
+    "diverse": {"strategy": "beam", "num_beams": 4, "groups": 2, "diversity": 0.7},
+    "n-gram draft": {"draft": NGramDraft()},
+    "sampled draft": {"strategy": "sample", "draft": ModelDraft(HistoryModel(330))},
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
+@pytest.mark.parametrize("how", STRATEGIES.values(), ids=STRATEGIES)
+def test_each_strategy_keeps_the_form(form, how):
+    for one in written(form, **how, prompts=("the", "a cat", "")):
+        assert one.finish_reason == "stop"
+        assert has_form(form, one.text)
+        assert one.constrained is not None
+        assert len(one.constrained) == len(one.tokens)
+        assert all(among >= alone - 1e-5 for among, alone in zip(one.constrained, one.logprobs, strict=True))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
+def test_tokenizers_of_each_kind_write_choices_and_json(kind):
+    """Words and WordPieces are spelled with or without spaces, as the form needs."""
+    words = TextForm("regex", "(the|cat|very|good)( (the|cat|sat|good)){2}")
+    for form in (CHOICES, words, TextForm("json-schema", json.dumps(PERSON))):
+        for one in written(form, kind, prompts=("the cat", ""), strategy="sample", n=4, temperature=1.0):
+            if one.finish_reason == "stop":
+                assert has_form(form, one.text), one.text
+            else:
+                assert one.finish_reason == "length"
+                assert form.kind == "json-schema"
+
+
+def matches(pattern: str, n: int) -> set[str]:
+    return {
+        "".join(text)
+        for i in range(n + 1)
+        for text in itertools.product("abc", repeat=i)
+        if re.fullmatch(pattern, "".join(text))
+    }
+
+
+PATTERNS = st.recursive(
+    st.sampled_from(["a", "b", "c", "[ab]", "[^a]", "."]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}"])).map(lambda pair: f"({pair[0]}){pair[1]}"),
+    ),
+    max_leaves=6,
+)
+
+
+@given(PATTERNS)
+@settings(max_examples=60, deadline=None)
+def test_what_may_follow_is_what_some_match_goes_on_with(pattern):
+    """Against all strings over three letters, by Python's own matcher."""
+    _check_pattern(pattern)
+
+
+@pytest.mark.slow
+@given(PATTERNS)
+@settings(max_examples=1000, deadline=None)
+def test_what_may_follow_of_a_thousand_patterns(pattern):
+    _check_pattern(pattern)
+
+
+def _check_pattern(pattern: str) -> None:
+    tokenizer, longest, most = tokenizer_of("char"), 3, 6
+    letters = {letter: tokenizer.encode(letter)[0] for letter in "abc"}
+    every = matches(pattern, most)
+    state = begin_form(TextForm("regex", pattern), tokenizer)
+    for n in range(longest + 1):
+        for text in map("".join, itertools.product("abc", repeat=n)):
+            here, alive = state, True
+            for letter in text:
+                alive = alive and bool(here.allowed_V[letters[letter]])
+                here = here.plus(letters[letter]) if alive else here
+            # a match of six letters or fewer exists for all that these patterns can be led to in three
+            begun = {one for one in every if one.startswith(text)}
+            assert alive or not begun
+            if alive:
+                assert here.may_end == (text in every)
+                following = {one[n] for one in begun if len(one) > n}
+                assert following <= {letter for letter, token in letters.items() if here.allowed_V[token]}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_among_choices_is_that_of_all_prefixes(seed):
+    """The most probable token of those that some choice goes on with, one letter at a time."""
+    tokenizer, model = tokenizer_of("char"), HistoryModel(tokenizer_of("char").vocab_size)
+    chance = random.Random(seed)
+    choices = sorted({"".join(chance.choices("abc", k=chance.randint(1, 4))) for _ in range(6)})
+    form = TextForm("choices", json.dumps(choices))
+    (end,) = format_of("char").end_ids
+    prompt = ["the", "cat", "mat"][seed]
+    text, ids = "", list(format_of("char").prompt(prompt).tokens)
+    while True:
+        logits = model.logits_after(ids)
+        following = {
+            tokenizer.encode(one[len(text)])[0]: one[len(text)]
+            for one in choices
+            if one.startswith(text) and one != text
+        }
+        if not following:
+            break
+        allowed = [*following, *([end] if text in choices else [])]
+        token = max(allowed, key=lambda one: (float(logits[one]), -one)) if len(allowed) > 1 else allowed[0]
+        if token == end:
+            break
+        text, ids = text + following[token], [*ids, token]
+    (one,) = written(form, "char", (prompt,), model=model)
+    assert one.text == text
+
+
+class Counting(HistoryModel):
+    passes = 0
+
+    def advance(self, tokens_BT, state):
+        self.passes += 1
+        return super().advance(tokens_BT, state)
+
+
+def test_what_is_certain_is_read_at_once(monkeypatch):
+    """In fewer passes, with the same tokens and probabilities."""
+    form, results = TextForm("json-schema", json.dumps(PERSON)), []
+    for jumps in (True, False):
+        if not jumps:
+            monkeypatch.setattr(engine.Engine, "_forced_tokens", lambda *given, **named: ())
+        model = Counting(tokenizer_of("bpe").vocab_size)
+        results.append((written(form, model=model, strategy="sample", seed=4), model.passes))
+    (jumped, n_jumped), (stepped, n_stepped) = results
+    assert [(one.text, one.tokens, one.finish_reason) for one in jumped] == [
+        (one.text, one.tokens, one.finish_reason) for one in stepped
+    ]
+    assert jumped[0].logprobs == pytest.approx(stepped[0].logprobs, abs=1e-5)
+    assert jumped[0].constrained == pytest.approx(stepped[0].constrained, abs=1e-5)
+    assert n_stepped == len(stepped[0].tokens)
+    assert n_jumped <= 0.7 * n_stepped
+
+
+def test_many_texts_at_once_are_those_of_each_alone():
+    for form in FORMS:
+        together = written(form, prompts=("the", "a", "cat sat", "no"), strategy="sample", n=2)
+        for i, prompt in enumerate(("the", "a", "cat sat", "no")):
+            alone = written(form, prompts=(prompt,), strategy="sample", n=2)
+            assert [one.tokens for one in alone] == [one.tokens for one in together[2 * i : 2 * i + 2]]
+
+
+def test_targets_of_sources_have_forms_too():
+    model = AnswerModel(tokenizer_of("bpe").vocab_size)
+    prompt_format = replace(format_of("bpe"), reads="source")
+    for one in complete(model, ["the cat"], SamplingParams("greedy", form=CHOICES), prompt_format):
+        assert one.text in ("yes", "no", "very good")
+
+
+def test_the_chance_of_a_choice_is_that_among_the_choices():
+    """`constrained` of whole texts sums to 1 over all that may be sampled, by letters: each text has one spelling."""
+    model, form = HistoryModel(tokenizer_of("char").vocab_size), TextForm("choices", '["aa", "ab", "b", "ca"]')
+    found = {}
+    for seed in range(60):
+        (one,) = written(form, "char", model=model, strategy="sample", seed=seed, temperature=4.0)
+        found[one.text] = sum(one.constrained)
+    assert len(found) == 4
+    assert sum(map(math.exp, found.values())) == pytest.approx(1, abs=1e-5)
+
+
+SCHEMAS = st.recursive(
+    st.sampled_from(
+        [
+            {"type": "integer"},
+            {"type": "integer", "minimum": -3, "maximum": 12},
+            {"type": "number"},
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "string"},
+            {"type": "string", "minLength": 2, "maxLength": 4},
+            {"type": "string", "pattern": "^[a-c]{1,3}$"},
+            {"type": "string", "format": "date"},
+            {"enum": ["x", 1, None, "é"]},
+            {"const": {"a": [1, 2]}},
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.builds(
+            lambda items, n: {"type": "array", "items": items, "minItems": n, "maxItems": n + 2},
+            inner,
+            st.integers(0, 2),
+        ),
+        st.builds(
+            lambda values, required, more: {
+                "type": "object",
+                "properties": values,
+                "required": sorted(values)[:required],
+                "additionalProperties": more,
+            },
+            st.dictionaries(st.sampled_from(["name", "b", "c d", 'e"f']), inner, max_size=3),
+            st.integers(0, 3),
+            st.booleans() | inner,
+        ),
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(
+            lambda first, rest: {"type": "array", "prefixItems": [first], "items": rest, "minItems": 1, "maxItems": 3},
+            inner,
+            inner,
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+def _check_schema(schema: dict, seed: int) -> None:
+    form = TextForm("json-schema", json.dumps(schema), complete=True)
+    n = len(begin_form(form, tokenizer_of("bpe")).closing) + seed % 40
+    (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0)
+    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
+
+
+@given(SCHEMAS, st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_whatever_length_is_left_the_answer_validates(schema, seed):
+    _check_schema(schema, seed)
+
+
+@pytest.mark.slow
+@given(SCHEMAS, st.integers(0, 10**6))
+@settings(max_examples=1000, deadline=None)
+def test_a_thousand_schemas(schema, seed):
+    _check_schema(schema, seed)
+
+
+def test_a_form_that_cannot_be_complete_is_refused_early():
+    form = TextForm("regex", "a{30}", complete=True)
+    with pytest.raises(UsageError, match=r"shortest text found .* more than 5"):
+        written(form, max_new_tokens=5)
+    assert written(replace(form, complete=False), max_new_tokens=5)[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_may_go_on_ends_in_time(ends):
+    """Also where no token ends a text."""
+    form = TextForm("regex", "(a|bb|cab)( (a|bb|cab))*", complete=True)
+    prompt_format = replace(format_of("char"), documents=ends)
+    model = HistoryModel(tokenizer_of("char").vocab_size)
+    for seed, n in itertools.product(range(6), range(1, 12)):
+        chosen = SamplingParams(form=form, seed=seed, max_new_tokens=n)
+        (one,) = complete(model, ["the"], chosen, prompt_format)
+        assert has_form(form, one.text), one.text
+        assert len(one.tokens) <= n
+
+
+def test_drafts_close_in_time_too():
+    form = TextForm("json-schema", json.dumps(PERSON), complete=True)
+    n = len(begin_form(form, tokenizer_of("bpe")).closing) + 3
+    for draft in (NGramDraft(), ModelDraft(HistoryModel(330))):
+        for seed in range(4):
+            (one,) = written(form, strategy="sample", seed=seed, draft=draft, max_new_tokens=n)
+            assert has_form(form, one.text)
+
+
+REFUSED = {
+    "unclosed group": ("regex", "(a"),
+    "not JSON": ("json-schema", "{"),
+    "not a JSON object": ("json-schema", "[]"),
+    "uniqueItems": ("json-schema", '{"type": "array", "uniqueItems": true}'),
+    "properties.a has 'maxlength'": ("json-schema", '{"properties": {"a": {"maxlength": 3}}}'),
+    "anyOf.1 has 'not'": ("json-schema", '{"anyOf": [{}, {"not": {}}]}'),
+    "x-guidance": ("json-schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}'),
+    "Unknown format": ("json-schema", '{"type": "string", "format": "colour"}'),
+    "more than 200 deep": ("json-schema", '{"items": ' * 300 + "{}" + "}" * 300),
+    "unknown name": ("grammar", "start: word"),
+    "one text or more": ("choices", "[]"),
+    "none of them empty": ("choices", '["a", ""]'),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_enforced_is_named(what):
+    with pytest.raises(UsageError, match=what) as refused:
+        TextForm(*REFUSED[what])
+    assert len(refused.value.lines()) <= 3
+    assert all(len(line) < 300 for line in refused.value.lines())
+
+
+def test_words_of_a_schema_that_restrict_nothing_are_no_mistakes():
+    TextForm(
+        "json-schema", '{"title": "T", "x-order": 1, "properties": {"uniqueItems": {"description": "d", "default": 1}}}'
+    )
+    assert TextForm.of() is None
+    assert TextForm.of(json_schema={"type": "null"}) == TextForm("json-schema", '{"type": "null"}')
+    with pytest.raises(UsageError, match="only one form"):
+        TextForm.of(regex="a", choices=["a"])
+    with pytest.raises(UsageError, match="no form to complete"):
+        TextForm.of(complete=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"no_repeat_ngram": 2}, {"strategy": "beam", "form": replace(CHOICES, complete=True)}],
+    ids=["ngram", "beam"],
+)
+def test_settings_that_contradict_a_form_are_refused(changes):
+    kind = changes.pop("strategy", "greedy")
+    with pytest.raises(UsageError, match="form"):
+        SamplingParams(kind, **{"form": CHOICES, **changes})
+
+
+def test_settings_with_a_form_are_kept_as_records():
+    chosen = SamplingParams(form=replace(CHOICES, complete=True), seed=3)
+    assert from_record(json.loads(json.dumps(to_record(chosen)))) == chosen
+
+
+UNSPELLED = {
+    "at the beginning": ("choices", '["ᚠᚢ", "ᛗ"]'),
+    "after a text": ("choices", '["the ᚠ"]'),
+    "in the middle": ("regex", "the cat ᚠ[ab]"),
+    "by one of several": ("regex", "the cat (ᚠ|ᛗ)"),
+    "in a key": ("json-schema", '{"type": "object", "properties": {"ᚠ": {"type": "null"}}, "required": ["ᚠ"]}'),
+    "in a value": ("json-schema", '{"enum": ["ᚠ"]}'),
+    "in a grammar": ("grammar", 'start: ("a" | "b")~2 "ᚠ"'),
+}
+HOW = {"greedy": {}, "beam": {"strategy": "beam", "num_beams": 2}, "complete": {}}
+
+
+@pytest.mark.sampled(21)
+@pytest.mark.parametrize("kind", ["char", "word", "wordpiece", "unigram"])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("where", UNSPELLED)
+def test_a_vocabulary_that_cannot_spell_a_form_says_so(kind, how, where):
+    """Its filters exclude nothing, and an end would be found with other tokens."""
+    form = TextForm(*UNSPELLED[where], complete=how == "complete")
+    with pytest.raises(UsageError, match="no token of this model goes on with it"):
+        written(form, kind, **HOW[how])
+
+
+def test_filters_that_exclude_every_token_are_named_as_before():
+    bias = tuple(((token,), -math.inf) for token in tokenizer_of("char").encode("ab"))
+    with pytest.raises(UsageError, match="filters exclude every token"):
+        written(TextForm("regex", "[ab]"), "char", logit_bias=bias)
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "wordpiece"])
+@pytest.mark.parametrize(
+    ("pattern", "text"), [("é|è", "é"), ("日(本|木)", "日本"), ("(the|a) cat( ᚠ)?", "(the|a) cat")]
+)
+def test_of_what_may_follow_the_model_writes_what_it_can_spell(kind, pattern, text):
+    """Also where characters begin with the same bytes."""
+    for seed in range(3):
+        (one,) = written(TextForm("regex", pattern, complete=True), kind, strategy="sample", seed=seed)
+        assert re.fullmatch(text, one.text)
+
+
+def test_a_form_that_no_text_has_is_told_apart():
+    with pytest.raises(UsageError, match="no text goes on with it"):
+        written(TextForm("regex", r"a[^\s\S]b"))
+
+
+def test_errors_name_the_file_of_a_form():
+    for kind, source in (("json-schema", '{"not": {}}'), ("grammar", "start: word")):
+        with pytest.raises(UsageError, match=r"^a\\x1b.lark: the "):
+            TextForm(kind, source, file="a\x1b.lark")
+    assert TextForm.of(regex="a", file="b") == TextForm("regex", "a")
+
+
+def test_samples_of_one_place_share_what_may_follow(monkeypatch):
+    """The mask of a state is computed once, however many samples are there."""
+    asked, allowed = [], constrained.SpelledVocabulary.allowed
+    monkeypatch.setattr(
+        constrained.SpelledVocabulary,
+        "allowed",
+        lambda self, mask, begins: asked.append(1) or allowed(self, mask, begins),
+    )
+    form = TextForm("regex", "a[bc]a[bc]a")
+    texts = {one.text for one in written(form, "char", strategy="sample", n=16)}
+    assert len(texts) > 1
+    assert len(asked) <= 1 + 2 + 4  # a place for each beginning

@@ -1,0 +1,288 @@
+import random
+from collections import Counter, defaultdict
+
+import pytest
+import torch
+
+from lmtool.errors import NumericalError, UsageError
+from lmtool.generation.generate import generate
+from lmtool.generation.params import SamplingParams
+from lmtool.model import build
+from lmtool.recipe.spec.words import SkipGram
+from tests.generation.models import HistoryModel, TableModel
+from tests.reference import decoding as reference
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
+
+
+def collect(tokens, n=1):
+    """Tokens and log-probabilities of each (prompt, sample), of n texts of each prompt."""
+    results = defaultdict(lambda: ([], []))
+    finished = {}
+    for token in tokens:
+        text = divmod(token.request, n)
+        assert text not in finished
+        results[text][0].append(token.id)
+        results[text][1].append(token.logprob)
+        if token.completion:
+            finished[text] = token.finish_reason
+            assert token.completion.tokens == tuple(results[text][0])
+    assert finished.keys() == results.keys()
+    return dict(results)
+
+
+def plain(model, prompt, settings, *, end_ids=(), sample=0):
+    strategy = (
+        {"greedy": True}
+        if (settings.strategy == "greedy")
+        else {"t": settings.temperature, "k": settings.top_k, "p": settings.top_p}
+    )
+    return reference.continuation(
+        lambda ids: model.logits_after(ids).tolist(),
+        prompt,
+        max_new_tokens=settings.max_new_tokens,
+        context=model.context,
+        end_ids=end_ids,
+        seed=settings.seed,
+        sample=sample,
+        **strategy,
+    )
+
+
+STRATEGIES = [
+    SamplingParams("greedy", max_new_tokens=20),
+    SamplingParams(max_new_tokens=20, temperature=1.0),
+    SamplingParams(max_new_tokens=20, temperature=0.6, seed=5),
+    SamplingParams(max_new_tokens=20, temperature=1.5, top_k=3),
+    SamplingParams(max_new_tokens=20, temperature=1.5, top_p=0.7, seed=2**70),
+    SamplingParams(max_new_tokens=20, temperature=2.0, top_k=6, top_p=0.8),
+]
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("settings", STRATEGIES, ids=str)
+@pytest.mark.parametrize("context", [None, 7, 8, 24], ids="context={}".format)
+@pytest.mark.parametrize("max_rows", [1, 3, 100], ids="rows={}".format)
+def test_each_strategy_equals_the_plain_reference(settings, context, max_rows):
+    model = HistoryModel(context=context)
+    n = 1 if (settings.strategy == "greedy") else 3
+    results = collect(generate(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=max_rows), n)
+    assert len(results) == len(PROMPTS) * n
+    for (prompt, sample), (tokens, logprobs) in results.items():
+        expected, expected_logprobs = plain(model, PROMPTS[prompt], settings, end_ids={0}, sample=sample)
+        assert tokens == expected
+        assert logprobs == pytest.approx(expected_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_the_smallest_contexts_slide_too(context):
+    model = HistoryModel(context=context)
+    settings = SamplingParams("greedy", max_new_tokens=10)
+    results = collect(generate(model, [[3], [4]], settings))
+    for (prompt, _), (tokens, _) in results.items():
+        assert tokens == plain(model, [[3], [4]][prompt], settings)[0]
+
+
+def test_temperature_0_and_top_k_1_are_greedy():
+    model = HistoryModel(context=10)
+    greedy = collect(generate(model, PROMPTS, SamplingParams("greedy", max_new_tokens=30)))
+    for settings in (
+        SamplingParams(max_new_tokens=30, temperature=0),
+        SamplingParams(max_new_tokens=30, temperature=0, top_k=5, top_p=0.5),
+        SamplingParams(max_new_tokens=30, temperature=1.7, top_k=1),
+        SamplingParams(max_new_tokens=30, temperature=1e-30),
+        SamplingParams(max_new_tokens=30, top_p=1e-9),
+    ):
+        assert collect(generate(model, PROMPTS, settings)) == greedy
+
+
+def test_top_p_1_and_top_k_of_the_vocabulary_are_plain_sampling():
+    model = HistoryModel()
+    plainly = collect(generate(model, PROMPTS, SamplingParams(max_new_tokens=30, temperature=1.0)))
+    settings = SamplingParams(max_new_tokens=30, temperature=1.0, top_k=11, top_p=1.0)
+    assert collect(generate(model, PROMPTS, settings)) == plainly
+
+
+def test_a_request_gives_the_same_alone_in_any_batch_and_in_any_order():
+    model = HistoryModel(context=9)
+    settings = SamplingParams(max_new_tokens=25, temperature=1.0, seed=3)
+    alone = {
+        tuple(prompt): [collect(generate(model, [prompt], settings, n=4), 4)[0, sample] for sample in range(4)]
+        for prompt in PROMPTS
+    }
+    for seed in range(5):
+        order = random.Random(seed).sample(PROMPTS, len(PROMPTS))
+        results = collect(
+            generate(model, order, settings, n=seed + 1 if seed < 4 else 1, max_rows=1 + 2 * seed),
+            seed + 1 if seed < 4 else 1,
+        )
+        for (prompt, sample), result in results.items():
+            assert result == alone[tuple(order[prompt])][sample]
+
+
+def test_a_repeated_prompt_goes_on_with_further_samples():
+    model = HistoryModel()
+    settings = SamplingParams(max_new_tokens=10)
+    samples = collect(generate(model, [[1, 2]], settings, n=4), 4)
+    repeated = collect(generate(model, [[1, 2], [3], [1, 2]], settings, n=2), 2)
+    assert [repeated[0, 0], repeated[0, 1], repeated[2, 0], repeated[2, 1]] == [samples[0, i] for i in range(4)]
+
+
+def test_seeds_prompts_and_samples_draw_different_numbers():
+    model = TableModel([[0.5, 0.5], [0.5, 0.5]])
+    texts = set()
+    for seed in range(3):
+        results = collect(generate(model, [[0], [1], [0, 1]], SamplingParams(max_new_tokens=64, seed=seed), n=3), 3)
+        texts |= {tuple(tokens) for tokens, _ in results.values()}
+    assert len(texts) == 27
+
+
+@pytest.mark.slow
+def test_sampled_frequencies_fit_the_distribution():
+    p = [0.4, 0.25, 0.2, 0.1, 0.05]
+    model = TableModel([p] * 5)
+    count = 2_000
+    cases = [
+        (SamplingParams(max_new_tokens=100, temperature=1.0), p),
+        (SamplingParams(max_new_tokens=100, temperature=2.0), [x**0.5 for x in p]),
+        (SamplingParams(max_new_tokens=100, temperature=0.5), [x**2 for x in p]),
+        (SamplingParams(max_new_tokens=100, temperature=1.0, top_k=3), p[:3]),
+        (SamplingParams(max_new_tokens=100, temperature=1.0, top_p=0.7), p[:3]),
+        (SamplingParams(max_new_tokens=100, temperature=1.0, min_p=0.45), p[:3]),
+        (SamplingParams(max_new_tokens=100, temperature=1.0, typical_p=0.8), p[:3]),
+        (SamplingParams(max_new_tokens=100, temperature=1.0, top_k=4, top_p=0.4), p[:1]),
+    ]
+    critical = {5: 18.47, 3: 13.82, 1: 1e-9}  # the 99.9th percentile for one degree of freedom less
+    for settings, weights in cases:
+        counts = Counter(event.id for event in generate(model, [[0]], settings, n=count // 100))
+        expected = [count * w / sum(weights) for w in weights]
+        assert sum(counts[i] for i in range(len(weights))) == count
+        assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < critical[len(weights)]
+
+
+def test_consecutive_tokens_are_independent():
+    model = TableModel([[0.5, 0.5], [0.5, 0.5]])
+    texts = collect(generate(model, [[0]], SamplingParams(max_new_tokens=1000, temperature=1.0), n=4), 4).values()
+    pairs = Counter(pair for tokens, _ in texts for pair in zip(tokens[::2], tokens[1::2], strict=True))
+    assert sum((pairs[a, b] - 500) ** 2 / 500 for a in (0, 1) for b in (0, 1)) < 16.27
+
+
+def test_the_cache_is_used_and_shared():
+    model = HistoryModel()
+    prompt = [1] * 50
+    collect(generate(model, [prompt], SamplingParams(max_new_tokens=10), n=8), 8)
+    assert model.read == 50 + 8 * 9
+
+
+def test_rows_that_end_are_not_stepped_any_more():
+    model = HistoryModel()
+    settings = SamplingParams(max_new_tokens=200, temperature=1.0)
+    results = collect(generate(model, PROMPTS, settings, n=3, end_ids={0}, max_rows=18), 3)
+    written = sum(len(tokens) for tokens, _ in results.values())
+    assert model.read == sum(map(len, PROMPTS)) + written - len(results)
+    assert all(0 not in tokens[:-1] for tokens, _ in results.values())
+
+
+def test_at_most_max_rows_are_in_work():
+    class Counting(HistoryModel):
+        most = 0
+
+        def advance(self, tokens_BT, state):
+            self.most = max(self.most, len(tokens_BT))
+            return super().advance(tokens_BT, state)
+
+    model = Counting()
+    collect(
+        generate(model, [[i % 11] for i in range(50)], SamplingParams(max_new_tokens=5), end_ids={1, 2}, max_rows=4)
+    )
+    assert model.most == 4
+
+
+def test_the_state_keeps_no_positions_that_nobody_needs():
+    class Watching(HistoryModel):
+        longest = 0
+
+        def advance(self, tokens_BT, state):
+            self.longest = max(self.longest, state.length)
+            return super().advance(tokens_BT, state)
+
+    model = Watching(context=12)
+    prompts = [[i] * (1 + i) for i in range(11)]
+    collect(generate(model, prompts, SamplingParams(max_new_tokens=200), max_rows=5))
+    assert model.longest < model.context
+
+
+def test_finish_reasons():
+    model = TableModel([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    events = list(generate(model, [[0]], SamplingParams("greedy", max_new_tokens=5), end_ids={2}))
+    assert [(e.id, e.finish_reason) for e in events] == [(1, None), (2, "end")]
+    events = list(generate(model, [[0]], SamplingParams("greedy", max_new_tokens=5)))
+    assert [(e.id, e.finish_reason) for e in events] == [(1, None), (2, None), (0, None), (1, None), (2, "length")]
+    events = list(generate(model, [[0]], SamplingParams("greedy", max_new_tokens=2), end_ids={2}))
+    assert [(e.id, e.finish_reason) for e in events] == [(1, None), (2, "end")]
+
+
+def test_banned_tokens_are_never_chosen_but_keep_their_probability():
+    table = [[0.7, 0.2, 0.1]] * 3
+    model = TableModel(table)
+    for settings in (SamplingParams("greedy", max_new_tokens=50), SamplingParams(max_new_tokens=50)):
+        events = list(generate(model, [[1]], settings, banned_ids={0}))
+        assert 0 not in {event.id for event in events}
+        assert all(event.logprob == pytest.approx(model.logits_VV[0, event.id].item()) for event in events)
+
+
+def test_prompts_that_the_model_cannot_read_are_refused_before_any_work():
+    model = HistoryModel(context=5)
+    with pytest.raises(UsageError, match="7 tokens, but the model's context is 5"):
+        generate(model, PROMPTS, SamplingParams("greedy"))
+    with pytest.raises(UsageError, match="no tokens"):
+        generate(model, [[1], []], SamplingParams("greedy"))
+    with pytest.raises(UsageError) as error:
+        generate(model, [[1] * 6], SamplingParams("greedy"))
+    assert error.value.where == ""
+    for ids in ([1, 11], [-1]):
+        with pytest.raises(UsageError, match=r"outside 0\.\.10"):
+            generate(model, [ids], SamplingParams("greedy"))
+    assert model.read == 0
+
+
+def test_truncate_keeps_the_end_of_the_prompt():
+    model = HistoryModel(context=5)
+    settings = SamplingParams(max_new_tokens=9)
+    cut = collect(generate(model, PROMPTS, settings, overflow="cut"))
+    assert cut[2, 0] == collect(generate(model, [PROMPTS[2][-5:]], settings))[0, 0]
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    "settings", [SamplingParams("greedy"), SamplingParams(), SamplingParams(top_k=1, top_p=0.5)], ids=str
+)
+def test_logits_that_are_not_finite_are_an_error(settings, wrong):
+    model = TableModel([[0.5, 0.5], [0.5, 0.5]])
+    model.logits_VV[1, 0] = wrong
+    with pytest.raises(NumericalError):
+        list(generate(model, [[0, 0], [1]], settings))
+
+
+def test_the_model_is_in_evaluation_mode_meanwhile():
+    class Watching(HistoryModel):
+        def advance(self, tokens_BT, state):
+            assert not self.training
+            assert torch.is_inference_mode_enabled()
+            return super().advance(tokens_BT, state)
+
+    model = Watching().train()
+    for _ in generate(model, [[1]], SamplingParams("greedy", max_new_tokens=3)):
+        assert not torch.is_inference_mode_enabled()
+    assert model.training
+
+
+def test_no_prompts_give_no_events():
+    assert list(generate(HistoryModel(), [], SamplingParams("greedy"))) == []
+
+
+@pytest.mark.parametrize("settings", [SamplingParams("greedy"), SamplingParams("beam")])
+def test_vectors_of_words_write_no_text(settings):
+    with pytest.raises(UsageError, match="a skip-gram model has no next token") as error:
+        next(generate(build(SkipGram(kind="skipgram"), 11), [[1, 2]], settings))
+    assert "lmtool neighbors" in error.value.fix

@@ -1,0 +1,189 @@
+"""Mask-predict over a model whose every conditional distribution is known."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from lmtool.errors import NumericalError, UsageError
+from lmtool.generation.generate import complete, generate
+from lmtool.generation.maskpredict import fill
+from lmtool.generation.params import MaskPredict, SamplingParams
+from lmtool.generation.strategy import random_key
+from lmtool.tokenization.prompt_format import PromptFormat
+from tests.generation.models import HistoryModel, SidesModel
+from tests.generation.test_text import SPECIAL, ByteTokenizer
+from tests.reference import decoding as reference
+
+MASK = 3
+TEXTS = [[1, MASK, 2, MASK, MASK], [MASK], [5, 5, MASK, 6], [MASK, MASK, MASK, MASK, 4], [0, MASK, 1, MASK, 2]]
+
+
+def filled(text, result):
+    coming = iter(result.tokens)
+    return [next(coming) if token == MASK else token for token in text]
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 10])
+@pytest.mark.parametrize("max_rows", [1, 3, 64])
+def test_unmasking_by_confidence_equals_the_plain_reference(rounds, max_rows):
+    model = SidesModel()
+    results = list(fill(model, TEXTS, MASK, MaskPredict(rounds=rounds), banned_ids={9}, max_rows=max_rows))
+    assert len(results) == len(TEXTS)
+    for result in results:
+        text = TEXTS[result.request]
+        expected = reference.mask_predict(model.logits_of, text, MASK, rounds, banned={9, MASK})
+        assert filled(text, result) == expected
+        assert result.steps <= rounds
+
+
+def test_rounds_change_what_is_filled():
+    model = SidesModel()
+    texts = [[MASK] * 8]
+    once, often = (next(fill(model, texts, MASK, MaskPredict(rounds=rounds))) for rounds in (1, 8))
+    assert (once.tokens, once.logprobs) != (often.tokens, often.logprobs)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 7, 64])
+def test_gibbs_sampling_equals_the_plain_reference(max_rows):
+    model = SidesModel()
+    settings = MaskPredict(by="gibbs", rounds=3, seed=5)
+    for result in fill(model, [*TEXTS, TEXTS[0]], MASK, settings, n=2, banned_ids={9}, max_rows=max_rows):
+        text = [*TEXTS, TEXTS[0]][result.request // 2]
+        assert result.draw == result.sample + (2 if result.request // 2 == len(TEXTS) else 0)
+        key = random_key(5, result.draw, text)
+        assert filled(text, result) == reference.gibbs(model.logits_of, text, MASK, 3, key, banned={9, MASK})
+        assert result.steps == 3 * text.count(MASK)
+
+
+def test_gibbs_sampling_has_the_joint_distribution():
+    """The conditionals of a joint distribution of two tokens, far from independent."""
+    joint = torch.tensor([[0.3, 0.05, 0.05], [0.05, 0.2, 0.05], [0.05, 0.05, 0.2]])
+
+    class Pairs(SidesModel):
+        def logits_of(self, ids):
+            others = [ids[1], ids[0]]
+            tables = [joint.T, joint]
+            rows = []
+            for table, other in zip(tables, others, strict=True):
+                mass = table.sum(0) if other == MASK else table[other]
+                rows.append([*mass.log().tolist(), -20.0])
+            return rows
+
+    count = 1000
+    results = fill(Pairs(4), [[MASK, MASK]], MASK, MaskPredict(by="gibbs", rounds=3), n=count, max_rows=500)
+    counts = Counter(result.tokens for result in results)
+    expected = {(a, b): count * float(joint[a, b]) for a in range(3) for b in range(3)}
+    assert sum(counts.values()) == count
+    assert sum((counts[pair] - e) ** 2 / e for pair, e in expected.items()) < 26.12  # 99.9th percentile, 8 degrees
+
+
+def test_gibbs_sampling_at_temperature_0_takes_the_most_probable():
+    model = SidesModel()
+    for settings in (MaskPredict(by="gibbs", rounds=1, temperature=0), MaskPredict(by="gibbs", rounds=1, top_k=1)):
+        (result,) = fill(model, [[1, MASK, 2]], MASK, settings, details=True)
+        (best,) = fill(model, [[1, MASK, 2]], MASK, MaskPredict(rounds=1))
+        assert result.tokens[0] == best.tokens[0]
+        assert result.ranks[0] == 1 or best.tokens[0] == result.tokens[0]
+        assert result.removed[0] == pytest.approx(1 - math.exp(result.logprobs[0]), abs=1e-5)
+
+
+def test_a_bias_moves_the_choice():
+    (result,) = fill(SidesModel(), [[MASK] * 5], MASK, MaskPredict(logit_bias=(((7,), 1000.0),)))
+    assert set(result.tokens) == {7}
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"), [([[1, 2]], "no mask"), ([[MASK], [MASK] * 6], "6 tokens with its masks.*context is 5")]
+)
+def test_texts_that_cannot_be_filled_are_refused(texts, words):
+    with pytest.raises(UsageError, match=words):
+        fill(SidesModel(context=5), texts, MASK, MaskPredict())
+
+
+def test_models_and_strategies_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="bidirectional"):
+        fill(HistoryModel(), [[MASK]], MASK, MaskPredict())
+    with pytest.raises(UsageError, match="does not predict the next token"):
+        generate(SidesModel(), [[1]], SamplingParams("greedy"))
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    class Broken(SidesModel):
+        def logits_of(self, ids):
+            return [[math.nan] * 11 for _ in ids]
+
+    with pytest.raises(NumericalError):
+        list(fill(Broken(), [[MASK]], MASK, MaskPredict()))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "documents", "options", "expected"),
+    [
+        ("a__b", False, {"placeholder": "__", "length": 0}, [6, "a", 4, "b", 5]),
+        ("a __ b", False, {"placeholder": "__", "length": 0}, [6, "a", 4, " ", "b", 5]),
+        ("____", True, {"placeholder": "__", "length": 0}, [6, 1, 4, 4, 2, 5]),
+        ("a", False, {"placeholder": None, "length": 2}, [6, "a", 4, 4, 5]),
+        ("[MASK]", False, {"placeholder": None, "length": 1}, [6, *"[MASK]", 4, 5]),
+    ],
+)
+def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, expected):
+    ids = PromptFormat(ByteTokenizer(), "both", (6,), after=(5,), documents=documents).masks(prompt, **options)
+    assert list(ids) == [token if isinstance(token, int) else SPECIAL + ord(token) for token in expected]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "words"),
+    [
+        ("a", {}, "no mask to fill"),
+        ("a", {"mask": "__"}, "no '__' to fill"),
+        ("a", {"mask": ""}, "placeholder of a mask is empty"),
+        ("a__", {"mask": "__", "stop": ("x",)}, "no stop string"),
+        ("a__", {"mask": "__", "prefix": "x"}, "no prefix"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(prompt, options, words):
+    with pytest.raises(UsageError, match=words):
+        generate(
+            SidesModel(ByteTokenizer.vocab_size),
+            [prompt],
+            MaskPredict(),
+            PromptFormat(ByteTokenizer(), "both", (6,), after=(5,)),
+            **options,
+        )
+
+
+def test_masks_are_not_for_other_strategies():
+    with pytest.raises(UsageError, match="masks are not for greedy"):
+        generate(HistoryModel(300), ["a"], SamplingParams("greedy"), PromptFormat(ByteTokenizer(), "past"), length=3)
+
+
+def test_a_completion_is_the_whole_text():
+    model = SidesModel(ByteTokenizer.vocab_size + 9)
+    (completion,) = complete(
+        model,
+        ["ab__c"],
+        MaskPredict(),
+        PromptFormat(ByteTokenizer(), "both", (6,), after=(5,), documents=True),
+        mask="__",
+        details=True,
+    )
+    assert completion.text.startswith("ab")
+    assert completion.text.endswith("c")
+    assert len(completion.tokens) == len(completion.ranks) == len(completion.removed) == len(completion.logprobs) == 1
+    assert completion.finish_reason == "filled"
+    assert SPECIAL <= completion.tokens[0] < ByteTokenizer.vocab_size
+
+
+def test_what_is_too_long_fills_less_when_it_may():
+    model = SidesModel(ByteTokenizer.vocab_size, context=10)
+    (completion,) = complete(
+        model,
+        ["abc"],
+        MaskPredict(),
+        PromptFormat(ByteTokenizer(), "both", (6,), after=(5,)),
+        length=50,
+        overflow="cut",
+    )
+    assert len(completion.tokens) == 5

@@ -1,0 +1,103 @@
+import dataclasses
+
+import pytest
+
+from lmtool.errors import UsageError
+from lmtool.generation.params import (
+    STRATEGIES,
+    MaskPredict,
+    SamplingParams,
+    choose_params,
+    default_of,
+    options_of,
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"max_new_tokens": 0},
+        {"seed": -1},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused_by_name(values):
+    (name,) = values
+    with pytest.raises(UsageError, match=name):
+        SamplingParams(**values)
+    with pytest.raises(UsageError, match=name):
+        choose_params(**values)
+
+
+@pytest.mark.parametrize("num_beams", [0, 10**20])
+def test_widths_of_a_beam_are_bounded(num_beams):
+    with pytest.raises(UsageError, match="num_beams"):
+        SamplingParams("beam", num_beams=num_beams)
+
+
+VALUES = {
+    name: default_of(strategy, name) or 1  # which each of them may have
+    for strategy in STRATEGIES
+    for name in options_of(strategy)
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - {"seed", "diversity"}))
+def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
+    asked = {name: VALUES[name]}
+    if name in options_of(strategy):
+        assert getattr(choose_params(strategy, **asked), name) == VALUES[name]
+    else:
+        with pytest.raises(UsageError, match=f"{strategy} contradicts {name.replace('_', '-')}"):
+            choose_params(strategy, **asked)
+
+
+def test_a_setting_of_one_strategy_implies_it():
+    assert choose_params(num_return=2).strategy == "beam"
+    assert choose_params(rounds=2).strategy == "mask-predict"
+    assert choose_params(top_k=2).strategy == "sample"
+    assert choose_params(top_k=2, seed=1, reads_both=True) == MaskPredict(by="gibbs", top_k=2)
+    assert choose_params(seed=1, masked=True) == MaskPredict()
+    with pytest.raises(UsageError, match="num-beams, rounds belong to different strategies"):
+        choose_params(rounds=2, num_beams=3)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 0.5
+
+
+def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():
+    assert choose_params(seed=3) == SamplingParams(seed=3)
+    assert choose_params(temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0) == SamplingParams(
+        temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0
+    )
+    assert choose_params("greedy", temperature=0, max_new_tokens=7, seed=2) == SamplingParams(
+        "greedy", max_new_tokens=7, seed=2
+    )
+    assert choose_params(temperature=0, top_k=40, seed=1) == SamplingParams(temperature=0, top_k=40, seed=1)
+
+
+def test_without_a_seed_each_choice_has_another():
+    assert choose_params().seed != choose_params().seed
+
+
+@pytest.mark.parametrize("values", [{"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.5}], ids=str)
+def test_greedy_contradicts_sampling(values):
+    with pytest.raises(UsageError, match="greedy contradicts"):
+        choose_params("greedy", **values)
+
+
+@pytest.mark.parametrize("values", [{"strategy": "greedy"}, {"temperature": 0}, {"top_k": 1}], ids=str)
+def test_several_samples_need_chance(values):
+    with pytest.raises(UsageError, match="3 samples"):
+        choose_params(n=3, **values)
+    choose_params(n=1, **values)

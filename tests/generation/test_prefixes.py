@@ -1,0 +1,253 @@
+"""Requests that begin alike: the same tokens as without a cache of prefixes, fewer of them read, in bounded memory."""
+
+import random
+
+import pytest
+import torch
+
+from lmtool.generation.engine import Engine
+from lmtool.generation.generate import generate
+from lmtool.generation.params import SamplingParams
+from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.request import Request
+from lmtool.model.language_model import DecodeState
+from lmtool.model.packed import pack
+from lmtool.tokenization.prompt_format import Prompt
+from tests.generation.models import HistoryModel
+from tests.model import tiny
+
+KINDS = ["gpt2", "modern", "alibi", "rotary", "relative", "disentangled", "multi-query", "n-grams", "shared layers"]
+KINDS += ["window", "global window", "full layers among windows", "wide values", "plain attention", "olmo2"]
+ROOM = 1 << 20
+SETTINGS = [SamplingParams("greedy", max_new_tokens=9), SamplingParams(max_new_tokens=14, temperature=1.2, seed=3)]
+
+
+def request_for(engine, text, params, **fields):
+    return engine.prepare(Request(prompt=Prompt(tuple(text)), params=params, **fields))
+
+
+def finished(engine, *states):
+    """(tokens, log-probabilities) of requests that are added now."""
+    found = {engine.add(state): ([], []) for state in states}
+    while not engine.idle:
+        for token in engine.step():
+            found[token.request][0].append(token.id)
+            found[token.request][1].append(token.logprob)
+    return list(found.values())
+
+
+def alone(model, text, settings):
+    """The same by `generate`."""
+    events = list(generate(model, [list(text)], settings))
+    return [event.id for event in events], [event.logprob for event in events]
+
+
+def tensors_of(cache):
+    return [t for _, state in cache._blocks.values() for layer in state.layers for t in layer]
+
+
+def n_bytes(cache):
+    """Of the memory that its tensors keep."""
+    return sum(t.untyped_storage().nbytes() for t in tensors_of(cache))
+
+
+def is_whole(cache):
+    """Whether each block stands after one that is kept, which was used no earlier."""
+    order = {0: len(cache._blocks)} | {number: i for i, (number, _) in enumerate(cache._blocks.values())}
+    return all(order.get(before, -1) > i for i, (before, _) in enumerate(cache._blocks))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_that_begin_alike_are_answered_as_without(kind):
+    """They join at any time, some are given up, each turn begins with the one before; texts also slide."""
+    model = tiny.model(**tiny.TRANSFORMERS[kind])
+    cache, rng = PrefixCache(ROOM, n_block=3), random.Random(len(kind))
+    engine = Engine(model, chunk=5, prefixes=cache)
+    system = [rng.randrange(tiny.VOCAB) for _ in range(7)]
+    waiting = [(system[: rng.choice((3, 7))] + [rng.randrange(tiny.VOCAB)] * (1 + i % 3), 3) for i in range(8)]
+    asked, answers, n_reused, n_prompts = {}, {}, 0, 0
+    while waiting or not engine.idle:
+        if waiting and rng.random() < 0.4:
+            (text, turns), settings = waiting.pop(), rng.choice(SETTINGS)
+            request = request_for(engine, text, settings)
+            asked[engine.add(request)] = text, turns, settings, request, rng.random() < 0.2
+            answers[request.id] = ([], [])
+        for event in engine.step():
+            answers[event.request][0].append(event.id)
+            answers[event.request][1].append(event.logprob)
+            text, turns, _, request, is_short = asked[event.request]
+            if event.finish_reason:
+                n_reused, n_prompts = n_reused + request.n_reused, n_prompts + len(text)
+                follows = [*text, *answers[event.request][0], rng.randrange(tiny.VOCAB)]
+                if turns > 1 and len(follows) <= model.context:
+                    waiting.append((follows, turns - 1))
+            elif is_short and len(answers[event.request][0]) == 3:
+                engine.cancel(event.request)
+        assert is_whole(cache)
+    assert len(asked) > 8
+    assert 0.3 * n_prompts < n_reused < n_prompts
+    for number, (text, _, settings, _, _) in asked.items():
+        tokens, logprobs = alone(model, text, settings)
+        n = len(answers[number][0])
+        assert answers[number][0] == tokens[:n]
+        assert answers[number][1] == pytest.approx(logprobs[:n], abs=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "bfloat16"])
+def test_a_prompt_after_kept_blocks_has_the_sums_of_one_read_in_such_chunks(precision):
+    """Bit for bit, in every precision."""
+    model = tiny.model(dtype=torch.float32, **tiny.TRANSFORMERS["rotary"])
+    if precision == "int8":
+        pack(model, precision, torch.device("cpu"))
+    text = tiny.tokens(18).tolist()
+    cache = PrefixCache(ROOM, n_block=4)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        engine = Engine(model, chunk=4)
+        (plainly,) = finished(engine, request_for(engine, text, SETTINGS[1]))
+        for n_reused in (0, 16):
+            engine = Engine(model, chunk=4, prefixes=cache)
+            request = request_for(engine, text, SETTINGS[1])
+            assert finished(engine, request) == [plainly]
+            assert request.n_reused == n_reused
+    kinds = {t.dtype for t in tensors_of(cache)}
+    assert kinds == {torch.bfloat16 if precision == "bfloat16" else torch.float32}
+
+
+def test_what_is_kept_is_not_read_again():
+    model, cache = HistoryModel(), PrefixCache(ROOM, n_block=4)
+    engine = Engine(model, chunk=64, prefixes=cache)
+    text, settings = list(range(11)), SamplingParams("greedy", max_new_tokens=6)
+    ((answer, _),) = finished(engine, request_for(engine, text, settings))
+    assert model.read == 11 + 5
+    # the blocks of the text and its answer, but for its last token, which was not read
+    follows = [*text, *answer, 3, 4]
+    request, model.read = request_for(engine, follows, settings), 0
+    assert finished(engine, request) == [alone(HistoryModel(), follows, settings)]
+    assert (request.n_reused, model.read) == (16, 3 + 5)
+    # another text, of which two blocks are known; its last token is always read
+    for same, n_reused in ((8, 8), (9, 8), (7, 4), (3, 0)):
+        other = [*text[:same], 10]
+        request = request_for(engine, other, settings)
+        assert finished(engine, request) == [alone(HistoryModel(), other, settings)]
+        assert request.n_reused == n_reused
+    request = request_for(engine, text[:8], settings)
+    assert finished(engine, request) == [alone(HistoryModel(), text[:8], settings)]
+    assert request.n_reused == 4
+
+
+def test_a_prompt_that_waits_begins_after_what_another_has_read_meanwhile():
+    model, cache = HistoryModel(), PrefixCache(ROOM, n_block=4)
+    engine, settings = Engine(model, chunk=8, prefixes=cache), SamplingParams("greedy", max_new_tokens=2)
+    texts = [[*range(10), *range(10), *ending] for ending in ([1], [2, 3], [3, 4, 5], [4, 5, 6, 7])]
+    requests = [request_for(engine, text, settings) for text in texts]
+    assert finished(engine, *requests) == [alone(HistoryModel(), text, settings) for text in texts]
+    assert sorted(request.n_reused for request in requests)[2:] == [20, 20]
+
+
+def test_probabilities_of_a_prompt_are_those_of_all_its_tokens():
+    model = tiny.model(**tiny.TRANSFORMERS["rotary"])
+    engine = Engine(model, chunk=4, prefixes=PrefixCache(ROOM, n_block=4))
+    text = tiny.tokens(14).tolist()
+    read = []
+    for wants in (True, False, True):
+        request = request_for(engine, text, SETTINGS[0], wants_prompt=wants)
+        finished(engine, request)
+        assert request.n_reused == (0 if wants else 12)
+        read.append([(choice.id, choice.logprob) for choice in request.prompt])
+    assert read[0] == read[2]
+    assert len(read[0]) == len(text) - 1
+
+
+def test_memory_is_bounded_whatever_is_asked():
+    model = tiny.model(**tiny.TRANSFORMERS["n-grams"])
+    block = PrefixCache(ROOM, n_block=2)
+    engine = Engine(model, chunk=4, prefixes=block)
+    finished(engine, request_for(engine, [1, 2], SamplingParams("greedy", max_new_tokens=1)))
+    size = n_bytes(block)
+    assert size > 0
+    for n_blocks in (0, 1, 7, 20):
+        cache = PrefixCache(n_blocks * size + size // 2, n_block=2)
+        engine, rng = Engine(model, chunk=4, prefixes=cache), random.Random(n_blocks)
+        for i in range(12):
+            text = [rng.randrange(tiny.VOCAB) for _ in range(rng.randrange(1, 20))]
+            engine.add(request_for(engine, text, SamplingParams("greedy", max_new_tokens=1 + i)))
+            for _ in range(rng.randrange(6)):
+                engine.step()
+                assert n_bytes(cache) <= n_blocks * size
+                assert is_whole(cache)
+        while not engine.idle:
+            engine.step()
+        assert n_bytes(cache) == n_blocks * size
+
+
+def test_what_was_used_least_recently_gives_way_leaves_first():
+    model, settings = HistoryModel(), SamplingParams("greedy", max_new_tokens=1)
+    cache = PrefixCache(5 * 2 * 4 * 2, n_block=2)  # five blocks of keys and values of two positions
+    engine = Engine(model, chunk=64, prefixes=cache)
+
+    def known(*text):
+        return cache.n_known([text])
+
+    finished(engine, request_for(engine, [1, 1, 2, 2], settings))
+    finished(engine, request_for(engine, [1, 1, 3, 3], settings))
+    finished(engine, request_for(engine, [4, 4, 5, 5], settings))
+    assert known(1, 1, 2, 2) == known(1, 1, 3, 3) == known(4, 4, 5, 5) == 4
+    finished(engine, request_for(engine, [1, 1, 2, 2, 0], settings))  # uses the first again
+    finished(engine, request_for(engine, [6, 6], settings))
+    assert (known(1, 1, 2, 2), known(1, 1, 3, 3), known(4, 4, 5, 5), known(6, 6)) == (4, 2, 4, 2)
+    finished(engine, request_for(engine, [7, 7], settings))
+    assert (known(1, 1, 2, 2), known(4, 4, 5, 5), known(6, 6), known(7, 7)) == (4, 2, 2, 2)
+    finished(engine, request_for(engine, [8] * 20, settings))  # of a text that is too long, the beginning
+    assert (known(*[8] * 20), known(1, 1)) == (10, 0)
+
+
+def test_who_leaves_while_a_prompt_is_read_leaves_what_was_read():
+    model, cache = HistoryModel(), PrefixCache(ROOM, n_block=2)
+    engine, settings = Engine(model, chunk=4, prefixes=cache), SamplingParams("greedy", max_new_tokens=4)
+    text = list(range(11))
+    gone = request_for(engine, text, settings)
+    engine.add(gone)
+    assert engine.step() == engine.step() == []
+    engine.cancel(gone.id)
+    request = request_for(engine, text, settings)
+    assert finished(engine, request) == [alone(HistoryModel(), text, settings)]
+    assert request.n_reused == 8
+
+
+@pytest.mark.parametrize("fault", ["reading", "keeping"])
+def test_an_error_ends_one_request_and_spoils_nothing_that_is_kept(fault, monkeypatch):
+    """What begins with [1, 2, 3, 4] fails after that, or while blocks of it are kept."""
+    model = tiny.model(**tiny.TRANSFORMERS["rotary"])
+    cache = PrefixCache(ROOM, n_block=2)
+    engine = Engine(model, chunk=6, prefixes=cache, isolates=True)
+    runner = engine.runner
+    advance, part, n_parts = runner.advance, DecodeState.part, 0
+
+    def advancing(tokens, state):
+        if any(9 in ids for ids in tokens):
+            raise ZeroDivisionError
+        return advance(tokens, state)
+
+    def cutting(*given):
+        nonlocal n_parts
+        n_parts += 1
+        if n_parts == 3:
+            raise ZeroDivisionError
+        return part(*given)
+
+    with monkeypatch.context() as patch:
+        if fault == "reading":
+            patch.setattr(runner, "advance", advancing)
+        else:
+            patch.setattr(DecodeState, "part", cutting)
+        finished(engine, request_for(engine, [1, 2, 3, 4, 5, 6, 9, 5], SETTINGS[0]))
+    assert is_whole(cache)
+    assert cache.n_known([[1, 2, 3, 4, 5, 6]]) == (6 if fault == "reading" else 4)
+    texts = [[1, 2, 3, 4, i, 5, i] for i in (5, 7, 9)]
+    requests = [request_for(engine, text, SETTINGS[0]) for text in texts]
+    for text, (tokens, logprobs) in zip(texts, finished(engine, *requests), strict=True):
+        expected = alone(model, text, SETTINGS[0])
+        assert tokens == expected[0]
+        assert logprobs == pytest.approx(expected[1], abs=1e-5)
+    assert [request.n_reused for request in requests] == [4, 4, 4]

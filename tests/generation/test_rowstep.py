@@ -1,0 +1,209 @@
+"""The step of one text by kernels in C gives what the model itself gives, for every kind of part that it serves."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.compute import native
+from lmtool.generation import steps as module
+from lmtool.generation.generate import generate
+from lmtool.generation.model_runner import ModelRunner
+from lmtool.generation.params import SamplingParams
+from lmtool.generation.rowstep import NativeLayers
+from lmtool.model import LanguageModel, fixed
+from lmtool.model.packed import pack
+from lmtool.tokenization.prompt_format import Prompt
+from tests.model import tiny
+from tests.model.tiny import CACHED, FAMILIES, TRANSFORMERS
+
+CPU = torch.device("cpu")
+OTHERS = {
+    *("disentangled", "global window", "n-grams", "bilinear", "reduced-rank", "additive", "wide additive"),
+    *("encoder-decoder, additive", "encoder-decoder, plain attention", "disentangled encoder-decoder"),
+    *(name for name in TRANSFORMERS if name.startswith("plain attention")),
+    "prefix with windows",
+}
+"""Transformers with parts that the kernels do not have."""
+SERVED = [name for name in CACHED if name in TRANSFORMERS and name not in OTHERS]
+WIDE = {"d_model": 64, "n_heads": 4, "d_ff": 96}
+"""Whole groups of quantised weights."""
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
+
+
+def packed(family: str, precision: str = "float32", **changes: Any) -> LanguageModel:
+    model = tiny.model(dtype=torch.float32, **{**FAMILIES[family], **changes})
+    pack(model, precision, CPU)
+    return model
+
+
+def prompt_of(model: LanguageModel, n: int = 3) -> Prompt:
+    source = tuple(tiny.tokens(5, seed=5).tolist()) if model.reads == "source" else None
+    return Prompt(tuple(tiny.tokens(n, seed=n).tolist()), source)
+
+
+def states(model: LanguageModel, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states of n tokens after a few others: by steps, and by the model."""
+    source = tiny.tokens(1, 5, seed=5) if model.reads == "source" else None
+    tokens = tiny.tokens(1, n + 3)
+    runner = ModelRunner(model)
+    with torch.inference_mode():
+        state = model.start(Batch(tokens[:, :3], source_BS=source))
+        _, state = model.advance(tokens[:, :3], state)
+        wanted, _ = model.advance(tokens[:, 3:], state)
+        found = []
+        for token in tokens[0, 3:].tolist():
+            assert runner._steps.of(state) is not None
+            hidden, state = runner.step([token], state)
+            found.append(hidden)
+    return torch.cat(found), wanted[0]
+
+
+def away(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("family", SERVED)
+def test_the_states_of_every_kind_of_part(family: str) -> None:
+    assert away(*states(packed(family), 12)) < 1e-4
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("family", ["gpt2", "modern", "neox", "2017"])
+def test_the_states_in_every_precision(family: str, precision: str) -> None:
+    """Rounded inputs of products differ between the kernels and the model, by as much as the type rounds."""
+    model = packed(family, precision, **WIDE)
+    if precision == "bfloat16":
+        with torch.autocast("cpu", torch.bfloat16):
+            assert away(*states(model, 12)) < 0.1
+    else:
+        assert away(*states(model, 12)) < {"float32": 1e-4, "int8": 0.05, "int4": 0.05}[precision]
+
+
+@pytest.mark.parametrize("family", sorted(OTHERS))
+def test_other_parts_are_computed_as_before(family: str) -> None:
+    assert NativeLayers.of(packed(family)) is None
+
+
+def test_neither_are_weights_that_may_change() -> None:
+    model = tiny.model(dtype=torch.float32, **FAMILIES["gpt2"])
+    assert NativeLayers.of(model) is None
+    assert NativeLayers.of(tiny.model(**FAMILIES["lstm"])) is None
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingParams("greedy", max_new_tokens=40),
+        SamplingParams(max_new_tokens=40, top_k=5),
+        SamplingParams("beam", num_beams=3),
+    ],
+)
+@pytest.mark.parametrize("family", ["rotary", "modern", "alibi", "window", "t5", "prefix"])
+def test_the_same_text(monkeypatch: pytest.MonkeyPatch, family: str, settings: Any) -> None:
+    """Through several sizes of the cache, sliding windows, texts that join and leave, and hypotheses that share one."""
+    monkeypatch.setattr(fixed, "LEAST_SLOTS", 8)
+    monkeypatch.setattr(fixed, "SOURCE_STEP", 4)
+
+    def written(rows: int) -> list[Any]:
+        model = packed(family, context=20)
+        prompts = [prompt_of(model, n) for n in (3, 6, 2)]
+        texts = generate(model, prompts, settings, max_rows=rows, end_ids={4}, n=1)
+        return sorted((event.request, event.id) for event in texts)
+
+    found = [written(1), written(2)]
+    monkeypatch.setattr(module.NativeLayers, "of", lambda model: None)
+    assert found == [written(1), written(2)]
+
+
+def test_a_padded_source() -> None:
+    model = packed("t5")
+    tokens, keep = tiny.padded([[3, 4, 5], [6]])
+    runner = ModelRunner(model)
+    with torch.inference_mode():
+        state = model.start(Batch(tiny.tokens(2, 3), source_BS=tokens, source_keep_BS=keep))
+        _, state = model.advance(tiny.tokens(2, 3), state)
+        for row in range(2):
+            wanted, _ = model.advance(torch.tensor([[8]]), state.pick([row]))
+            assert away(runner.step([8], state.pick([row]))[0], wanted[0]) < 1e-4
+
+
+def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name, value, told in (("LMTOOL_NATIVE", "0", ""), ("PATH", "", "no C compiler")):
+        native.library.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            patch.delenv("CC", raising=False)
+            assert native.library() is None
+            assert NativeLayers.of(packed("gpt2")) is None
+            assert told in caplog.text
+    native.library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'error: no such instruction' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    assert native.library() is None
+    assert "no such instruction" in caplog.text
+    native.library.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
+    calls: list[Any] = []
+    compiled = native._compile
+    monkeypatch.setattr(native, "_compile", lambda *of: calls.append(of) or compiled(*of))
+    for _ in range(2):
+        native.library.cache_clear()
+        assert native.library() is not None
+    assert len(calls) == 1
+    (stored,) = tmp_path.rglob("*.so")
+    content = stored.read_bytes()
+    stored.unlink()  # it is loaded here
+    stored.write_bytes(content[:-1])
+    native.library.cache_clear()
+    assert native.library() is not None
+    assert len(calls) == 2
+    assert len(list(tmp_path.rglob("*.so"))) == 1
+    monkeypatch.setattr(native, "_processor", lambda: "another")
+    native.library.cache_clear()
+    assert native.library() is not None
+    assert len(calls) == 3
+    native.library.cache_clear()
+
+
+def test_a_state_grows_in_the_type_of_the_model() -> None:
+    """So that in a batch keys and values are not converted at each step."""
+    model = packed("modern", "bfloat16", **WIDE)
+    runner = ModelRunner(model)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        _, state = model.advance(tiny.tokens(1, 3), model.start(Batch(tiny.tokens(1, 3))))
+        before = state.dtype
+        for token in (3, 4):
+            _, state = runner.step([token], state)
+        assert (before, state.dtype, state.growing().dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+
+
+def test_a_step_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = [
+        event.id for event in generate(packed("alibi"), [Prompt((3, 4))], SamplingParams("greedy", max_new_tokens=9))
+    ]
+    assert not caplog.text
+    call = module.RowStep.__call__
+    monkeypatch.setattr(module.RowStep, "__call__", lambda self, tokens: 1.2 * call(self, tokens))
+    model = packed("alibi")
+    for _ in range(2):
+        assert [
+            event.id for event in generate(model, [Prompt((3, 4))], SamplingParams("greedy", max_new_tokens=9))
+        ] == wanted
+    assert "differs from the model's by 20 %" in caplog.text

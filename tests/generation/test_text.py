@@ -1,0 +1,363 @@
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtool.errors import UsageError
+from lmtool.generation.generate import complete, generate, in_order
+from lmtool.generation.params import SamplingParams
+from lmtool.generation.text import StopStrings
+from lmtool.recipe.spec.text import BpeTokenizer
+from lmtool.tokenization.decoder import ByteDecoder, WordDecoder
+from lmtool.tokenization.inner import Roles
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
+from tests.generation.models import HistoryModel, TableModel
+
+SPECIAL = 7
+
+
+class ByteTokenizer:
+    """Seven special tokens, then one for each byte."""
+
+    kind = "bpe"
+    bos_id, eos_id, mask_id, sep_id, cls_id = 1, 2, 4, 5, 6
+    special_ids = frozenset(range(SPECIAL))
+    roles = Roles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
+    vocab_size = SPECIAL + 256
+
+    def encode(self, text):
+        return [SPECIAL + byte for byte in text.encode()]
+
+    def unknown_parts(self, text):
+        return []
+
+    def piece(self, token):
+        return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
+
+    def stream(self, names=None):
+        return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
+
+
+class WordTokenizer(ByteTokenizer):
+    words = ("once", "upon", "a", "time", ",", ".", "'")
+    vocab_size = SPECIAL + len(words)
+
+    def encode(self, text):
+        return [SPECIAL + self.words.index(word) for word in text.split()]
+
+    def stream(self, names=None):
+        return WordDecoder([""] * SPECIAL + list(self.words))
+
+
+class ScriptModel(HistoryModel):
+    """Continues with a text of bytes, whatever the prompt, which begins with its number of tokens."""
+
+    def __init__(self, script, vocab_size=ByteTokenizer.vocab_size, n_prompt=1, context=None):
+        super().__init__(vocab_size, context)
+        self.script = script
+        self.n_prompt = n_prompt
+
+    def logits_after(self, ids):
+        logits = super().logits_after(ids)
+        logits[self.script[len(ids) - self.n_prompt]] = 100.0
+        return logits
+
+
+def scripted(text, end=False, **options):
+    """The pieces and the completion of a model that writes `text`."""
+    tokenizer = ByteTokenizer()
+    script = tokenizer.encode(text) if isinstance(text, str) else [SPECIAL + byte for byte in text]
+    if end:
+        script = [*script, tokenizer.eos_id, *tokenizer.encode("not this")]
+    model = ScriptModel(script, n_prompt=2 if end else 1)
+    settings = SamplingParams("greedy", max_new_tokens=len(script) if not end else 1000, seed=4)
+    pieces = list(
+        generate(model, [">"], settings, PromptFormat(tokenizer, "past", opening=(1,) * end, documents=end), **options)
+    )
+    assert all(piece.completion is None for piece in pieces[:-1])
+    return [piece.text for piece in pieces], pieces[-1].completion
+
+
+def test_a_completion_holds_what_was_written():
+    pieces, completion = scripted("ciao")
+    assert pieces == ["c", "i", "a", "o"]
+    assert (completion.prompt, completion.text, completion.sample, completion.seed) == (">", "ciao", 0, 4)
+    assert completion.tokens == tuple(ByteTokenizer().encode("ciao"))
+    assert completion.logprobs == pytest.approx([0.0] * 4)
+    assert completion.finish_reason == "length"
+
+
+def test_the_end_token_ends_a_document_and_is_no_text():
+    pieces, completion = scripted("ciao", end=True)
+    assert pieces == ["c", "i", "a", "o", ""]
+    assert completion.text == "ciao"
+    assert completion.tokens == (*ByteTokenizer().encode("ciao"), ByteTokenizer.eos_id)
+    assert completion.finish_reason == "end"
+
+
+@pytest.mark.parametrize("text", ["naïve “ü”…", "日本語", "👩‍👩‍👧 family", "a\u0301e"])
+def test_characters_never_come_in_parts(text):
+    pieces, completion = scripted(text)
+    assert completion.text == text
+    assert "\ufffd" not in "".join(pieces)
+    assert [piece for piece in pieces if piece] == list(text)
+
+
+def test_bytes_that_are_no_utf8_become_replacement_characters():
+    pieces, completion = scripted(b"a\xff\xe2\x82b\xe2\x82")
+    assert "".join(pieces) == completion.text == "a\ufffd\ufffdb\ufffd"
+
+
+def test_a_character_cut_by_the_length_is_replaced_at_the_end_only():
+    pieces, _ = scripted("né".encode()[:-1])
+    assert pieces == ["n", "\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected", "finish"),
+    [
+        ("one. two. three", ["."], "one", "stop"),
+        ("one two END three", ["END", "three"], "one two ", "stop"),
+        ("one two END three", ["th", "END"], "one two ", "stop"),
+        ("aaab", ["aab"], "a", "stop"),
+        ("ENENEND", ["END"], "ENEN", "stop"),
+        ("one EN", ["END"], "one EN", "length"),
+        ("xaby", ["abc", "b"], "xa", "stop"),
+        ("xab", ["ab", "b"], "x", "stop"),
+        ("日本語", ["語"], "日本", "stop"),
+        ("one", ["one"], "", "stop"),
+        ("two", ["one"], "two", "length"),
+    ],
+)
+def test_stop_strings_are_cut_off_and_never_shown_in_part(text, stop, expected, finish):
+    pieces, completion = scripted(text, stop=tuple(stop))
+    assert "".join(pieces) == completion.text == expected
+    assert completion.finish_reason == finish
+    shown = ""
+    for piece in pieces:
+        shown += piece
+        assert expected.startswith(shown)
+
+
+def test_writing_goes_no_further_than_the_stop_string():
+    _, completion = scripted("one. two", stop=(".",))
+    assert completion.tokens == tuple(ByteTokenizer().encode("one."))
+
+
+def test_a_stop_string_may_be_held_back_until_the_end_token():
+    pieces, completion = scripted("so EN", end=True, stop=("END",))
+    assert completion.text == "so EN"
+    assert completion.finish_reason == "end"
+    assert pieces == ["s", "o", " ", "", "", "EN"]
+
+
+@given(
+    text=st.text("abc", max_size=30), stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), cuts=st.data()
+)
+def test_stop_strings_do_not_depend_on_how_the_text_comes(text, stop, cuts):
+    ends = [(i, i - len(s)) for i in range(len(text) + 1) for s in stop if text[:i].endswith(s)]
+    expected = text[: min(ends)[1]] if ends else text
+    cutter = StopStrings(stop)
+    shown, i = "", 0
+    while i < len(text) and not cutter.stopped:
+        length = cuts.draw(st.integers(1, len(text)))
+        shown += cutter.push(text[i : i + length])
+        assert expected.startswith(shown)
+        i += length
+    assert shown + cutter.flush() == expected
+    assert cutter.stopped == bool(ends)
+
+
+def test_of_several_stop_strings_in_one_piece_the_first_to_be_complete_counts():
+    cutter = StopStrings(["abc", "b"])
+    assert cutter.push("xabcd") == "xa"
+    assert cutter.stopped
+
+
+def test_the_work_for_a_character_does_not_grow_with_the_stop_string():
+    stops = ["a" * 999 + "b", *("a" * n + "c" + "a" * 999 for n in range(100, 500, 100))]
+
+    def counted(n):
+        cutter, steps = StopStrings(stops), 0
+
+        def count(frame, event, argument):
+            nonlocal steps
+            steps += 1
+            return count
+
+        traced = sys.gettrace()
+        sys.settrace(count)
+        try:
+            for _ in range(n):
+                cutter.push("a")
+        finally:
+            sys.settrace(traced)
+        return steps
+
+    counted(1)
+    assert counted(900) < 40 * len(stops) * 900
+
+
+def test_empty_stop_strings_are_refused():
+    with pytest.raises(UsageError, match="empty"):
+        scripted("one", stop=("a", ""))
+
+
+def test_completions_come_in_order_and_equal_those_alone():
+    model = HistoryModel(ByteTokenizer.vocab_size, context=40)
+    tokenizer = ByteTokenizer()
+    prompts = ["one", "", "zwei", "o", "zwei"]
+    settings = SamplingParams(max_new_tokens=60, temperature=1.2, seed=9)
+    options = {"n": 3, "stop": ("q", "xy")}
+    together = list(
+        complete(model, prompts, settings, PromptFormat(tokenizer, "past", opening=(1,), documents=True), **options)
+    )
+    assert [(c.prompt, c.sample) for c in together] == [(prompt, i) for prompt in prompts for i in range(3)]
+    assert len({len(c.tokens) for c in together}) > 1
+    for completion in together[:12]:
+        alone = complete(
+            model,
+            [completion.prompt],
+            settings,
+            PromptFormat(tokenizer, "past", opening=(1,), documents=True),
+            **options,
+        )
+        assert completion in [replace(one, request=completion.request) for one in alone]
+    order = random.Random(1).sample(prompts, len(prompts))
+    again = list(
+        complete(model, order, settings, PromptFormat(tokenizer, "past", opening=(1,), documents=True), **options)
+    )
+    assert {(c.prompt, c.text) for c in again} == {(c.prompt, c.text) for c in together}
+
+
+def test_completions_do_not_wait_for_later_ones():
+    model = TableModel([[1 / 263] * 263] * 263)
+    pieces = generate(model, ["a", "b"] * 100, SamplingParams(max_new_tokens=2), PromptFormat(ByteTokenizer(), "past"))
+    completions = in_order(pieces)
+    assert next(completions).prompt == "a"
+    assert next(pieces).request < 20
+
+
+def test_a_completion_comes_as_soon_as_all_before_it_are_done():
+    model = TableModel([[1 / 263] * 263] * 263)
+    written = generate(
+        model, ["a", "b", "c"], SamplingParams("greedy", max_new_tokens=1), PromptFormat(ByteTokenizer(), "past")
+    )
+    first, second, third = (piece for piece in written if piece.completion is not None)
+    read = []
+
+    def pieces():
+        for piece in (second, first, third):
+            read.append(piece.request)
+            yield piece
+
+    completions = in_order(pieces())
+    told = [(completion.prompt, len(read)) for completion in completions]
+    assert told == [("a", 2), ("b", 2), ("c", 3)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "documents", "expected"),
+    [("hi", False, [111, 112]), ("hi", True, [1, 111, 112]), ("", False, [1]), ("", True, [1])],
+)
+def test_prompts_begin_as_in_training(prompt, documents, expected):
+    seen = []
+
+    class Watching(HistoryModel):
+        def start(self, batch):
+            seen.extend(batch.tokens_BT.tolist())
+            return super().start(batch)
+
+    model = Watching(ByteTokenizer.vocab_size)
+    list(
+        generate(
+            model,
+            [prompt],
+            SamplingParams("greedy", max_new_tokens=1),
+            PromptFormat(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
+        )
+    )
+    assert seen == [expected]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("documents", [False, True])
+def test_tokens_without_text_are_never_chosen(documents):
+    size = ByteTokenizer.vocab_size + 30
+    model = TableModel([[1 / size] * size] * size)
+    settings = SamplingParams(max_new_tokens=500, temperature=1.0)
+    completions = list(
+        complete(
+            model,
+            ["a"],
+            settings,
+            PromptFormat(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
+            **dict(n=20),
+        )
+    )
+    chosen = {token for completion in completions for token in completion.tokens}
+    allowed = set(range(SPECIAL, ByteTokenizer.vocab_size)) | ({ByteTokenizer.eos_id} if documents else set())
+    assert chosen == allowed
+
+
+def test_the_text_of_words_goes_on_where_the_prompt_ended():
+    tokenizer = WordTokenizer()
+    model = ScriptModel(tokenizer.encode("a time ."), tokenizer.vocab_size, n_prompt=2)
+    (completion,) = complete(
+        model, ["once upon"], SamplingParams("greedy", max_new_tokens=3), PromptFormat(tokenizer, "past")
+    )
+    assert completion.text == " a time."
+
+
+def test_nothing_of_the_prompt_comes_again_in_the_text():
+    tokenizer = WordTokenizer()
+    model = ScriptModel(tokenizer.encode("a time"), tokenizer.vocab_size, n_prompt=2)
+    (completion,) = complete(
+        model, ["once '"], SamplingParams("greedy", max_new_tokens=2), PromptFormat(tokenizer, "past")
+    )
+    assert completion.text == "a time"
+
+
+def test_a_trained_tokenizer_gives_whole_text():
+    texts = ["Ünïcödé 日本語 👩‍👩‍👧 and plain words, plain words. "] * 3
+    tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=3), texts)
+    model = HistoryModel(tokenizer.vocab_size + 5, context=30)
+    settings = SamplingParams(max_new_tokens=100, temperature=5.0)
+    pieces = list(
+        generate(
+            model,
+            ["日本", "plain"],
+            settings,
+            PromptFormat(tokenizer, "past", opening=(1,), documents=True),
+            **dict(n=5),
+        )
+    )
+    for completion in in_order(pieces):
+        assert completion.text == tokenizer.decode(completion.tokens)
+    for request in range(10):
+        assert "".join(p.text for p in pieces if p.request == request) == list(in_order(pieces))[request].text
+
+
+def test_prompts_that_are_no_text_are_refused():
+    with pytest.raises(UsageError, match="not UTF-8"):
+        generate(HistoryModel(300), ["caf\udce9"], SamplingParams("greedy"), PromptFormat(ByteTokenizer(), "past"))
+
+
+def test_prompts_too_long_are_refused_or_cut():
+    model = HistoryModel(ByteTokenizer.vocab_size, context=4)
+    with pytest.raises(UsageError, match="9 tokens, but the model's context is 4") as error:
+        generate(model, ["ok", "123456789"], SamplingParams("greedy"), PromptFormat(ByteTokenizer(), "past"))
+    assert error.value.where == "prompt 2 of 2"
+    settings = SamplingParams(max_new_tokens=10)
+    cut, short = (
+        [
+            c.text
+            for c in complete(model, [prompt], settings, PromptFormat(ByteTokenizer(), "past"), **dict(overflow="cut"))
+        ]
+        for prompt in ("123456789", "6789")
+    )
+    assert cut == short
