@@ -7,7 +7,7 @@ The model is that of the default recipe, with random weights. `generate` writes 
 each for some seconds: alone, beside a busy loop, and beside a process of the same setting that trains. Each setting has
 two processes of its own, as the variables are read once; in each round all settings have their turn. --sizes compares
 the fastest decoding steps with one thread and with all for models of several sizes, for `ONE_THREAD` of
-lmtool/inference/generator.py.
+lmtool/generation/generate.py.
 """
 
 import argparse
