@@ -309,11 +309,13 @@ _SCALINGS: Mapping[str, Sequence[str]] = {
 class RotaryRule(KeyRule):
     """Rotary positions, which are `rope_parameters` in Transformers 5, and were `rope_theta` and `rope_scaling`.
 
-    theta, share: keys of the base, and of the rotated share of a head, if there is one, beside the parameters.
+    theta, share: keys of the base, and of the rotated share of a head, if there is one, beside the parameters. scales:
+    whether longer contexts may be scaled.
     """
 
     theta: str = "rope_theta"
     share: str = ""
+    scales: bool = True
 
     def read(self, config: Config, key: str, values: RecipeValues) -> None:
         theta = config.take(self.theta, float, 10_000.0)
@@ -343,6 +345,9 @@ class RotaryRule(KeyRule):
 
     def write(self, values: RecipeValues, key: str, available: dict[str, str]) -> RecipeValues:
         kind = values["position.scaling.kind"]
+        if kind != "none" and not self.scales:
+            available["position.scaling.kind"], kind = "none", "none"
+            values = {name: value for name, value in values.items() if not name.startswith("position.scaling.")}
         scaling = {"rope_type": "default" if kind == "none" else kind}
         for ours, theirs in _SCALING.items():
             if (value := values.get(f"position.scaling.{ours}")) is not None:
