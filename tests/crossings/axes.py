@@ -131,6 +131,7 @@ AXES: Mapping[str, Mapping[str, Sequence[str]]] = {
         "rms": ("model.norm={kind: rms}",),
         "output": ("model.norm={place: output}",),
         "none": ("model.norm={kind: none}",),
+        "biased": ("model.norm={bias: true}", "model.bias=false"),
     },
     "part": {
         "none": (),

@@ -108,6 +108,7 @@ def test_their_weights_count_where_they_first_occur() -> None:
         ({"norm": {"kind": "none", "embedding": True}}, "norm.embedding"),
         ({"norm": {"kind": "none", "first": False}}, "norm.first"),
         ({"norm": {"kind": "none", "unit_offset": True}}, "unit_offset"),
+        ({"norm": {"kind": "none", "bias": True}}, "norm.bias"),
         ({"d_ff": 0, "ffn_dropout": 0.1}, "ffn_dropout"),
         ({"d_ff": 0, "parallel": True}, "parallel"),
         ({"residual": False, "parallel": True}, "parallel"),

@@ -106,6 +106,13 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "bias": False,
         "qkv_bias": True,
     },
+    "stablelm": {
+        "position": {"kind": "rotary", "share": 0.5},
+        "norm": {"bias": True},
+        "activation": "swiglu",
+        "bias": False,
+        "tie_embeddings": False,
+    },
     "olmo2": {
         "position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.5}},
         "norm": {"kind": "rms", "place": "output"},

@@ -327,6 +327,7 @@ ROTARY = "model.position={kind: rotary}"
         ),
         (["model.qk_norm=head", "model.score=bilinear"], "qk_norm: head is for scores dot and scaled-dot"),
         (["model.norm={kind: layer, unit_offset: true}"], "norm.unit_offset: is for norm.kind rms"),
+        (["model.norm={kind: rms, bias: true}"], "norm.bias: is for norm.kind layer"),
         (["model.norm={place: post, first: false}"], "norm.first: is for norm.place pre"),
         (["model.norm={place: post}", "model.parallel=true"], "parallel: sublayers have no residual sum each"),
         (

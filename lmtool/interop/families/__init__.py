@@ -8,7 +8,7 @@ EVERY = tuple(
         (
             *("gpt2", "llama", "gpt_neox", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "bloom", "mpt"),
             *("phi3", "starcoder2", "roberta", "distilbert", "bert", "electra", "modernbert", "eurobert"),
-            *("xlm-roberta", "t5", "bart", "marian", "pegasus"),
+            *("xlm-roberta", "t5", "bart", "marian", "pegasus", "stablelm"),
         ),
     )
 )
@@ -18,6 +18,6 @@ FAMILIES = {family.model_type: family for family in EVERY}
 """Each by its `model_type`."""
 
 GGUF_FAMILIES = tuple(
-    map(load_gguf_family, ("gpt2", "llama", "gpt_neox", "qwen2", "qwen3", "gemma", "olmo2", "starcoder2"))
+    map(load_gguf_family, ("gpt2", "llama", "gpt_neox", "qwen2", "qwen3", "gemma", "olmo2", "starcoder2", "stablelm"))
 )
 """The same of GGUF files."""

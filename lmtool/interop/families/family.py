@@ -195,7 +195,7 @@ class Family:
         for key, has in available.items():
             obstacles.setdefault(key, f"{_format_value(wanted[key])}, where {self.model_type} has {has}")
         # what could not be described again had a reason, and values that follow from others differ with these
-        follow = {"model", *(key for key, value in model if value is None)}
+        follow = {"model", *(key for key, value in _flatten(model) if value is None)}
         obstacles = {key: why for key, why in obstacles.items() if key not in follow} or obstacles
         if obstacles:
             dotted = {key: key if key.startswith(("objective.", "model")) else f"model.{key}" for key in obstacles}
@@ -343,7 +343,7 @@ def _head_parameters(model: Transformer, objective: AnyObjective) -> Iterator[st
     """Those of a head on the model."""
     if isinstance(objective, HeadSpec):
         yield from ("head.weight", "dense.weight", "dense_norm.weight")
-        yield from ["dense.bias"] * model.bias + ["dense_norm.bias"] * (model.bias and model.norm.kind == "layer")
+        yield from ["dense.bias"] * model.bias + ["dense_norm.bias"] * bool(_norm_bias(model))
         yield from ["head.bias"] * getattr(objective, "bias", True)
 
 
@@ -377,6 +377,7 @@ def recipe_values(model: Transformer, objective: AnyObjective) -> RecipeValues:
     values |= {"head_width": width, "value_width": model.value_width or width, "d_ff": model.inner_width}
     values["n_kv_heads"] = model.n_kv_heads or model.n_heads
     values["qkv_bias"] = model.bias if model.qkv_bias is None else model.qkv_bias
+    values["norm.bias"] = _norm_bias(model)
     if isinstance(model.position, LearnedPosition):
         values["position.size"] = model.position.size or model.context + model.position.offset
     if "pattern.full_layers" in values:
@@ -390,6 +391,13 @@ def recipe_values(model: Transformer, objective: AnyObjective) -> RecipeValues:
     if isinstance(objective, Classification):
         values["objective.pool"] = pooling(objective, model)
     return values
+
+
+def _norm_bias(model: Transformer) -> bool | None:
+    """Whether norms have a bias; None where they are of a kind that has none."""
+    if model.norm.kind != "layer":
+        return None
+    return model.bias if model.norm.bias is None else model.norm.bias
 
 
 def _objective_kind(objective: AnyObjective) -> str:

@@ -46,7 +46,7 @@ class KeyRule:
 
 _KINDS: Mapping[str, type] = {
     **dict.fromkeys(("norm.eps", "dropout", "ffn_dropout"), float),
-    **dict.fromkeys(("tie_embeddings", "parallel", "scale_embedding", "bias", "head_bias"), bool),
+    **dict.fromkeys(("tie_embeddings", "parallel", "scale_embedding", "bias", "qkv_bias", "head_bias"), bool),
 }
 """Types of values that are no sizes."""
 

@@ -12,10 +12,13 @@ from lmtool.recipe.spec.transformer import Norm
 
 
 def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
-    """LayerNorm with gamma and beta (Ba et al. 2016), RMSNorm with gamma (Zhang and Sennrich 2019), or neither."""
+    """LayerNorm with gamma and beta (Ba et al. 2016), RMSNorm with gamma (Zhang and Sennrich 2019), or neither.
+
+    bias: of LayerNorm, where the spec does not say.
+    """
     match spec.kind:
         case "layer":
-            return nn.LayerNorm(width, eps=spec.eps, bias=bias)
+            return nn.LayerNorm(width, eps=spec.eps, bias=bias if spec.bias is None else spec.bias)
         case "rms":
             return OffsetRMSNorm(width, eps=spec.eps) if spec.unit_offset else RMSNorm(width, eps=spec.eps)
         case "none":

@@ -48,6 +48,8 @@ class Norm(Spec):
     the residual connection (OLMo 2)."""
     eps: PositiveFloat = 1e-5
     """Epsilon added to the variance."""
+    bias: bool | None = None
+    """Biases of LayerNorms (StableLM has no others); as the bias of the model by default."""
     unit_offset: bool = False
     """The gain of RMSNorm is 1 + w, so that weight decay draws it to 1 (Gemma)."""
     embedding: bool = False
@@ -285,6 +287,8 @@ class Transformer(VectorsSpec):
         norm = self.norm
         if norm.unit_offset and norm.kind != "rms":
             yield f"norm.unit_offset is for norm.kind rms, not for {norm.kind}"
+        if norm.bias is not None and norm.kind != "layer":
+            yield f"norm.bias is for norm.kind layer, not for {norm.kind}"
         if not norm.first and norm.place != "pre":
             yield f"norm.first is for norm.place pre; in place {norm.place} no norm comes first"
         if norm.kind == "none" and norm.embedding:

@@ -38,6 +38,7 @@ NOT_IN_GGUF = {
     "gemma untied": "model.tie_embeddings",
     "neox, yarn": "model.activation",
     "starcoder2 with windows": "model.pattern.kind",
+    "stablelm, tied": "model.tie_embeddings",
 }
 """Models of families that GGUF has, and a key that stands in the way."""
 GGUF = {*(family.model_type for family in GGUF_FAMILIES), "mistral"}
