@@ -111,10 +111,10 @@ def test_patience_that_runs_out_in_a_validation_that_is_done_again(
 def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.pretrain(name="whole")
 
-    def write(*_: Any) -> Any:
+    def complete(*_: Any, **options: Any) -> Any:
         raise Broken("no words\nat all")
 
-    monkeypatch.setattr(train, "write", write)
+    monkeypatch.setattr(train, "complete", complete)
     told = work.pretrain(*SAMPLES)
     assert warnings_in(told) == [f"no samples at step {step}: no words" for step in (4, 8, 12)]
     assert ended(told).reason == "finished"
