@@ -2,6 +2,7 @@
 
     python benchmarks/defaults.py fetch FOLDER
     python benchmarks/tables.py FOLDER [--rows 200 --draws 5] [--options "--from RUN" ...] [--from RUN]
+    python benchmarks/tables.py FOLDER --of-class 16 --options "--from RUN" --from RUN
 
 Tables are FOLDER/tables/*.{train,test}.csv, whose last column is the label. Each, or each draw of some rows of it, is
 given to `lmtool finetune` with no option but the seed, and with each of --options; `lmtool predict` writes what is
@@ -23,7 +24,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,9 @@ PENALTIES = (0.1, 1.0, 10.0, 100.0)
 
 MOST_SEARCHED = 3_000
 """Rows that a penalty of a peer is chosen on."""
+
+MOST_CLASSES, MOST_TESTED = 4, 300
+"""Of draws of some rows of each class: classes, and rows for testing."""
 
 BINS = 15
 """Of the expected calibration error (Guo et al. 2017)."""
@@ -79,6 +83,19 @@ class Rows(NamedTuple):
         drawn = random.Random(seed).sample(self.cells, n_rows)
         counts = Counter(row[-1] for row in drawn)
         return Rows(self.header, [row for row in drawn if counts[row[-1]] > 1 or kind_of(self.labels) != "class"])
+
+    def draw_of_classes(self, n_rows: int, seed: int) -> "Rows":
+        """So many rows of each of the first MOST_CLASSES classes that have as many."""
+        cells = random.Random(seed).sample(self.cells, len(self.cells))
+        counts = Counter(self.labels)
+        classes = sorted(name for name, count in counts.items() if count >= n_rows)[:MOST_CLASSES]
+        drawn = [row for name in classes for row in [row for row in cells if row[-1] == name][:n_rows]]
+        return Rows(self.header, random.Random(seed).sample(drawn, len(drawn)))
+
+    def of(self, classes: Collection[str]) -> "Rows":
+        """Those of some classes, MOST_TESTED of them."""
+        cells = [row for row in self.cells if row[-1] in classes]
+        return Rows(self.header, random.Random(0).sample(cells, min(MOST_TESTED, len(cells))))
 
 
 @dataclass(frozen=True)
@@ -239,7 +256,11 @@ def compare(folder: Path, given: argparse.Namespace) -> None:
             continue
         whole, test = Rows.read(path), Rows.read(path.with_name(f"{name}.test.csv"))
         kind = kind_of(whole.labels)
-        draws = [whole.draw(given.rows, seed) for seed in range(1, given.draws + 1)] if given.rows else [whole]
+        seeds = range(1, given.draws + 1)
+        draws = [whole.draw(given.rows, seed) for seed in seeds] if given.rows else [whole]
+        if given.of_class:
+            draws = [whole.draw_of_classes(given.of_class, seed) for seed in seeds]
+            test = test.of(set(draws[0].labels))
         cells: list[list[Scores]] = [[] for _ in [*peers, *contenders]]
         for seed, train in enumerate(draws, 1):
             cells[0].append(of_words(train, test, kind))
@@ -258,6 +279,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these tables")
     parser.add_argument("--rows", type=int, metavar="N", help="draws of N rows instead of whole tables")
+    parser.add_argument("--of-class", type=int, metavar="N", help="draws of N rows of each of a few classes")
     parser.add_argument("--draws", type=int, default=5, metavar="K")
     parser.add_argument("--options", nargs="+", default=(), metavar="OPTIONS", help="more ways of fine-tuning")
     parser.add_argument("--from", dest="base", metavar="RUN", help="whose vectors are a peer")
