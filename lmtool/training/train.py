@@ -560,7 +560,7 @@ class _TrainingSession:
             return []
         part, how = QUARTER, f"a quarter is scored by a model that does the same {step:,} steps on the others"
         if is_cross_validated(self.job.recipe, data):
-            part, how = CROSS_VALIDATION, f"each of {FOLDS} parts is scored by a model that is fitted to the others"
+            part, how = CROSS_VALIDATION, f"each of {FOLDS} parts is scored by a model of the others"
         yield Info(f"scoring: no rows are held out, so {how}")
         results: list[Results] = []
         self.lm.cpu()
