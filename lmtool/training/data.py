@@ -83,9 +83,9 @@ class TextData:
         is_measured: bool = False,
         is_foreign: bool = False,
     ) -> None:
-        """context: tokens that the model reads. batch_size: rows of a step. seed: of
-        the order. carries_state: a row goes on where that of the step before ended. most_validated: tokens that a
-        validation computes at most. is_foreign: the tokenizer was not trained on this text."""
+        """context: tokens that the model reads. batch_size: rows of a step. seed: of the order. carries_state: a row
+        goes on where that of the step before ended. most_validated: tokens that a validation computes at most.
+        is_foreign: the tokenizer was not trained on this text."""
         self._blocks: Sequence[BlockStores] = ()
         self._marks: Sequence[StreamMark] = ()
         self._prepared, self.prompt_format, self.objective = prepared, prompt_format, objective

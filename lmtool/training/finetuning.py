@@ -26,7 +26,7 @@ from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.labels import LabelKind
 from lmtool.tables.language import published_encoder
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
-from lmtool.training.folds import Candidate, choose_features
+from lmtool.training.folds import RecipeWithData, choose_features
 from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_adapters_alone
 
 
@@ -274,7 +274,7 @@ def _choose_candidate(
     candidates: Sequence[Recipe], tables: tuple[TaskTables, ...], report: Report
 ) -> tuple[int | None, str]:
     """The index of the recipe whose features are the best, or None for very many rows and classes; and the figures."""
-    every = [Candidate(*read_tables(recipe, tables, None)) for recipe in candidates]
+    every = [RecipeWithData(*read_tables(recipe, tables, None)) for recipe in candidates]
     head, n_rows = cast(Classification, every[0].recipe.objective), len(every[0].data.tasks[0].train)
     if n_rows * len(head.labels or "1") > MOST_WEIGHED:
         return None, ""
@@ -282,7 +282,7 @@ def _choose_candidate(
     some = []
     for recipe, data in every:
         (task,) = data.tasks
-        some.append(Candidate(recipe, replace(data, tasks=[replace(task, train=[task.train[i] for i in sample])])))
+        some.append(RecipeWithData(recipe, replace(data, tasks=[replace(task, train=[task.train[i] for i in sample])])))
     best, reached = choose_features(some, report)
     figures = [f"{FEATURES[i]} {value:.4f}" for i, value in enumerate(reached)]
     figures = [figures.pop(best).removeprefix(f"{FEATURES[best]} "), *figures]

@@ -2,11 +2,12 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, cast
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -151,13 +152,17 @@ def fit(
             yield stepper.take(step, stop)
 
 
-class Stepper(Protocol):
+class Stepper(ABC):
     """Something that takes the steps of a training, as a context in which it does."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        """Free what was held for the steps."""
+        return
 
+    @abstractmethod
     def take(self, step: int, stop: Callable[[], bool]) -> Step:
         """Take the step after the first `step` ones, and ask whether to stop."""
 
@@ -182,7 +187,7 @@ def _stepper(
 
 
 @dataclass(frozen=True)
-class FittedHead:
+class FittedHead(Stepper):
     """A step fits a head to all rows, by L-BFGS; each process does so."""
 
     trainable: Trainable
@@ -190,11 +195,6 @@ class FittedHead:
     recipe: Recipe
     compute: Compute
     l2: float | None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
     def take(self, step: int, stop: Callable[[], bool]) -> Step:
         started = time.perf_counter()
@@ -233,7 +233,7 @@ def validates(recipe: Recipe, step: int) -> bool:
 
 
 @dataclass(frozen=True)
-class CountingSteps:
+class CountingSteps(Stepper):
     """A step counts the next part of the text; all steps together are one pass over it, in order.
 
     Every process counts everything, since each needs all the counts. rows: of `context` tokens, read at once.
@@ -244,11 +244,6 @@ class CountingSteps:
     recipe: Recipe
     compute: Compute
     rows: int
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
     def take(self, step: int, stop: Callable[[], bool]) -> Step:
         """Its loss is the mean of -log p of the part's targets under the counts before it.
@@ -297,7 +292,7 @@ def _nats(model: CountingModel, batch: Batch) -> float:
     return -float(model.log_p(model(batch).hidden_BTD[scored_BT], targets_BT[scored_BT]).sum())
 
 
-class GradientSteps:
+class GradientSteps(Stepper):
     """A step is one of the optimizer. What it has between two steps, besides weights and moments."""
 
     def __init__(

@@ -47,8 +47,8 @@ class ScoringStopped(Exception):
     """A stop was requested while a model was trained for its score."""
 
 
-class Candidate(NamedTuple):
-    """A recipe, and the rows as its model reads them."""
+class RecipeWithData(NamedTuple):
+    """A recipe of a table, and the rows as its model reads them."""
 
     recipe: Recipe
     data: TableData
@@ -68,8 +68,8 @@ def n_scoring_models(recipe: Recipe, data: TableData) -> int:
 
 
 def train_folds(
-    whole: Candidate,
-    candidates: Sequence[Candidate],
+    whole: RecipeWithData,
+    candidates: Sequence[RecipeWithData],
     initialization: Initialization,
     compute: Compute,
     steps: int,
@@ -91,9 +91,11 @@ def train_folds(
         return
     folds_of_candidates = [one.data.folds(n_parts) for one in candidates]  # the same rows in each
     for number, fold in enumerate(folds):
-        chosen = Candidate(recipe, fold)
+        chosen = RecipeWithData(recipe, fold)
         if candidates:
-            every = [Candidate(c.recipe, of[number]) for c, of in zip(candidates, folds_of_candidates, strict=True)]
+            every = [
+                RecipeWithData(c.recipe, of[number]) for c, of in zip(candidates, folds_of_candidates, strict=True)
+            ]
             chosen = every[choose_features(every)[0]]
         lm, objective = _build(chosen, initialization, compute)
         for parameter in objective.idle(lm):
@@ -112,7 +114,7 @@ def train_folds(
 
 
 def _fit_heads(
-    whole: Candidate,
+    whole: RecipeWithData,
     optimizer: Lbfgs,
     folds: Sequence[TableData],
     initialization: Initialization,
@@ -133,7 +135,7 @@ def _fit_heads(
         yield fold, AnsweringModel(lm.eval(), objective, compute)
 
 
-def choose_features(candidates: Sequence[Candidate], report: Report = not_reported) -> tuple[int, list[float]]:
+def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_reported) -> tuple[int, list[float]]:
     """The index of the best features of texts for a linear model, by cross-validation, and how good each are.
 
     candidates: the same rows with each of the features. Of equally good ones the first is chosen.
@@ -149,7 +151,7 @@ def choose_features(candidates: Sequence[Candidate], report: Report = not_report
     return int(np.argmin(reached) if is_error else np.argmax(reached)), reached
 
 
-def reopened(run: Run, whole: Candidate, initialization: Initialization) -> Initialization:
+def reopened(run: Run, whole: RecipeWithData, initialization: Initialization) -> Initialization:
     """What the model of a run began with, also where the run is resumed. Raises LmtoolError for what is missing."""
     base, vectors = initialization.base, initialization.vectors
     if run.info.base is not None and base is None:
@@ -159,7 +161,7 @@ def reopened(run: Run, whole: Candidate, initialization: Initialization) -> Init
     return replace(initialization, base=base, vectors=vectors)
 
 
-def _build(of: Candidate, initialization: Initialization, compute: Compute) -> tuple[LanguageModel, Objective]:
+def _build(of: RecipeWithData, initialization: Initialization, compute: Compute) -> tuple[LanguageModel, Objective]:
     recipe, tokenizer = of.recipe, of.data.prompt_format.tokenizer
     lm, _ = build_for_training(recipe, tokenizer, compute, of.data.set_statistics, initialization)
     return lm, build_objective(recipe, tokenizer, lm.counts_V)

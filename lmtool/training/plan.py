@@ -27,7 +27,7 @@ from lmtool.tables.prepare import TaskTables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher
-from lmtool.training.folds import Candidate
+from lmtool.training.folds import RecipeWithData
 from lmtool.training.length import with_length
 
 
@@ -48,7 +48,7 @@ class TrainingJob:
     data: TrainingData
     compute: Compute
     initialization: Initialization = field(default_factory=Initialization)
-    candidates: Sequence[Candidate] = ()
+    candidates: Sequence[RecipeWithData] = ()
     checkpoint: Checkpoint | None = None
     state: TrainingState = field(default_factory=TrainingState)
     lines: tuple[str, ...] = ()
@@ -124,7 +124,9 @@ class Plan:
             initialization = replace(initialization, vectors=matched)
             inferred.append(matched.line)
         # for the score each part of the rows chooses anew
-        candidates = () if data.holds_out else [Candidate(*read_tables(c, self.tables, None)) for c in self.candidates]
+        candidates = (
+            () if data.holds_out else [RecipeWithData(*read_tables(c, self.tables, None)) for c in self.candidates]
+        )
         models = [self.base, initialization.teacher, None if features is None else features.base]
         warnings = [warning for one in models if one is not None for warning in one.warnings]
         return TrainingJob(

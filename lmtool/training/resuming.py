@@ -29,7 +29,7 @@ from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Started, Warn
-from lmtool.training.folds import Candidate
+from lmtool.training.folds import RecipeWithData
 from lmtool.training.plan import TrainingJob, agree, checked_compute, is_for_tables
 from lmtool.training.start import Invocation, baselines
 from lmtool.training.train import train
@@ -115,7 +115,7 @@ def _job_of(
     tokenizer = read_tokenizer(run)
     base = base_of(run) if recipe.tuning.lora is not None else None
     teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
-    candidates: list[Candidate] = []
+    candidates: list[RecipeWithData] = []
     data: TrainingData
     if is_for_tables(recipe):
         tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
@@ -123,7 +123,7 @@ def _job_of(
         if run.info.data is not None and run.info.data.features and not data.holds_out:
             whole = recipe.model_dump(mode="json")
             others = [Recipe.model_validate({**whole, **values}) for values in run.info.data.features]
-            candidates = [Candidate(*read_tables(other, tables, None)) for other in others]
+            candidates = [RecipeWithData(*read_tables(other, tables, None)) for other in others]
     else:
         read, data = read_text(recipe, tokenizer, compute.world, report)
     if data.fingerprint != run.info.fingerprints.data:

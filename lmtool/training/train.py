@@ -45,7 +45,7 @@ from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Step, Trainable, fit, never, validates
-from lmtool.training.folds import Candidate, ScoringStopped, is_cross_validated, reopened, train_folds
+from lmtool.training.folds import RecipeWithData, ScoringStopped, is_cross_validated, reopened, train_folds
 from lmtool.training.length import (
     LEAST_SHARE,
     FirstSteps,
@@ -566,7 +566,7 @@ class _TrainingSession:
         self.lm.cpu()
         del self.trainable  # whose moments take memory
         try:
-            whole = Candidate(self.job.recipe, data)
+            whole = RecipeWithData(self.job.recipe, data)
             initialization = reopened(run, whole, self.job.initialization)
             folds = train_folds(whole, self.job.candidates, initialization, self.compute, step, self.stop)
             results = data.measure_folds(folds, part, step)
