@@ -19,6 +19,7 @@ from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, open_base
 from lmtool.interop.reference import find
 from lmtool.model import LanguageModel, lora
+from lmtool.model.averaging import AveragingModel
 from lmtool.model.features import find_features
 from lmtool.model.heads import Classifier, HeadedModel
 from lmtool.model.language_model import CountingModel, WithoutLikelihood
@@ -131,6 +132,9 @@ def build_model(
         with shards:
             return model.with_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
+    if isinstance(built, AveragingModel) and built.in_word_V is not None:
+        in_word = [tokenizer.is_in_word(token) for token in range(tokenizer.vocab_size)]
+        built.in_word_V[: len(in_word)] = torch.tensor(in_word)
     reading = find_features(built)
     if reading is not None and features is not None:
         reading.attach(features.model)

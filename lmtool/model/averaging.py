@@ -3,9 +3,9 @@
 Shapes: B texts, T positions, F features of a text, U of a batch, K buckets, D model width, C classes or labels.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,12 @@ LEFT = 8
 
 MERSENNE = 2**31 - 1
 """A prime modulus for hashes, so that their products do not overflow 64 bits."""
+
+MULTIPLIER = 1_000_003
+"""Prime too: it makes a polynomial hash depend on the order of tokens."""
+
+Hashes = Iterator[tuple[Tensor, Tensor]]
+"""Hashes of features that begin at each position of texts, and False where there are none; both (B, T)."""
 
 
 class RatioHead(nn.Linear):
@@ -80,6 +86,14 @@ def _members(batch: Batch, n_classes: int) -> NDArray[np.float64]:
     return np.asarray(batch.values_BC, dtype=np.float64)
 
 
+class Hashed(NamedTuple):
+    """Features that are hashed into `size` rows from `start` on, and their hashes in a batch."""
+
+    start: int
+    size: int
+    hashes: Callable[[Batch], Hashes]
+
+
 class AveragingModel(WithoutNextToken):
     """The deep averaging network below its head (Iyyer et al. 2015, Deep Unordered Composition).
 
@@ -94,13 +108,18 @@ class AveragingModel(WithoutNextToken):
     that their squares sum to 1 (Salton and Buckley 1988).
     `count` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most training texts have. All
     other n-grams are ignored then, so that those of new texts do not take the weights of known ones.
+    With `word_buckets`, the tokens being characters, words and pairs of words are features too, and n-grams have only
+    characters of one word between their first and last. The squared weights of words sum to 1/2, and those of the
+    tokens and n-grams too.
 
     width: input width of a head.
+    in_word_V: whether a token is a character of words.
     """
 
     reads: Reads = "words"
     idf_F: Tensor | None
     owner_K: Tensor | None
+    in_word_V: Tensor | None
 
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
         n_features = vocab_size + spec.n_hashed
@@ -112,8 +131,15 @@ class AveragingModel(WithoutNextToken):
         self.spec, self.width = spec, width
         self.register_buffer("idf_F", torch.ones(n_features) if spec.tf_idf else None)
         # no n-gram has the hash -1: until they are counted, a bucket stands for all
-        owner_K = torch.full((spec.n_hashed,), -1, dtype=torch.int32) if spec.tf_idf and spec.ngrams > 1 else None
+        owner_K = torch.full((spec.n_hashed,), -1, dtype=torch.int32) if spec.tf_idf and spec.n_hashed else None
         self.register_buffer("owner_K", owner_K)
+        self.register_buffer("in_word_V", torch.zeros(vocab_size, dtype=torch.bool) if spec.word_buckets else None)
+        n_buckets = spec.n_hashed - spec.word_buckets
+        hashed = (
+            Hashed(vocab_size, n_buckets, self._ngrams),
+            Hashed(vocab_size + n_buckets, spec.word_buckets, self._words),
+        )
+        self.hashed = [kind for kind in hashed if kind.size]
         self.features_of_tokens = None if spec.features is None else FrozenFeatures(spec.features)
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
         widths = (mean_width, *(spec.d_model,) * spec.n_layers)
@@ -139,22 +165,23 @@ class AveragingModel(WithoutNextToken):
         self.idf_F.copy_(torch.where(counts_F > 0, 1 + torch.log((1 + n_texts) / (1 + counts_F)), 0.0))
 
     def _owners(self, batches: Sequence[Batch]) -> Tensor:
-        """The hash of the n-gram in most texts, for each bucket; -1 where no text has any. Ties: the larger hash."""
-        hashes = counts = torch.zeros(0, dtype=torch.int64)
-        n_merged = 0
-        for batch in batches:
-            for hash_BT, keep_BT in self._hashes(batch):
-                hash_BT, times_BT = _distinct(hash_BT, keep_BT)
-                new_hashes, n_texts = torch.unique(hash_BT[times_BT > 0], return_counts=True)
-                hashes, counts = torch.cat((hashes, new_hashes)), torch.cat((counts, n_texts))
-            if len(hashes) > 2 * n_merged:
-                hashes, counts = _merged(hashes, counts)
-                n_merged = len(hashes)
-        hashes, counts = _merged(hashes, counts)
-        hashes = hashes[counts.argsort(stable=True)]
-        owner_K = np.full(self.spec.buckets, -1, dtype=np.int32)
-        # of several with one bucket the last is kept
-        owner_K[(hashes % self.spec.buckets).numpy()] = hashes.numpy()
+        """The hash of the feature in most texts, for each bucket; -1 where no text has any. Ties: the larger hash."""
+        owner_K = np.full(self.spec.n_hashed, -1, dtype=np.int32)
+        for kind in self.hashed:
+            hashes = counts = torch.zeros(0, dtype=torch.int64)
+            n_merged = 0
+            for batch in batches:
+                for hash_BT, keep_BT in kind.hashes(batch):
+                    hash_BT, times_BT = _distinct(hash_BT, keep_BT)
+                    new_hashes, n_texts = torch.unique(hash_BT[times_BT > 0], return_counts=True)
+                    hashes, counts = torch.cat((hashes, new_hashes)), torch.cat((counts, n_texts))
+                if len(hashes) > 2 * n_merged:
+                    hashes, counts = _merged(hashes, counts)
+                    n_merged = len(hashes)
+            hashes, counts = _merged(hashes, counts)
+            hashes = hashes[counts.argsort(stable=True)]
+            # of several with one bucket the last is kept
+            owner_K[(kind.start - self.vocab_size + hashes % kind.size).numpy()] = hashes.numpy()
         return torch.from_numpy(owner_K)
 
     def scores(self, batch: Batch, head: nn.Linear, dropout: float) -> Tensor:
@@ -210,30 +237,57 @@ class AveragingModel(WithoutNextToken):
         if self.idf_F is not None:
             features_BF, times_BF = _distinct(features_BF, keep_BF)
             weight_BF = torch.where(times_BF > 0, 1 + times_BF.clamp(min=1).to(dtype).log(), 0.0)
-            return features_BF, F.normalize(weight_BF * self.idf_F[features_BF].to(dtype), dim=1)
+            weight_BF = weight_BF * self.idf_F[features_BF].to(dtype)
+            if not self.spec.word_buckets:
+                return features_BF, F.normalize(weight_BF, dim=1)
+            is_word_BF = features_BF >= self.hashed[-1].start
+            halves = [F.normalize(weight_BF * part_BF, dim=1) for part_BF in (is_word_BF, ~is_word_BF)]
+            return features_BF, (halves[0] + halves[1]) / 2**0.5
         return features_BF, keep_BF.to(dtype) / keep_BF.sum(1, keepdim=True).clamp(min=1)
 
     def _all_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The features of each text, repeated ones too, and False for padding; both (B, F)."""
         features, keeps = [batch.tokens_BT], [_kept(batch)]
-        for hash_BT, known_BT in self._hashes(batch):
-            bucket_BT = hash_BT % self.spec.buckets
-            if self.owner_K is not None:
-                owner_BT = self.owner_K[bucket_BT]
-                known_BT = known_BT & ((owner_BT == hash_BT) | (owner_BT < 0))
-            features.append(self.vocab_size + bucket_BT)
-            keeps.append(known_BT)
+        for kind in self.hashed:
+            for hash_BT, known_BT in kind.hashes(batch):
+                bucket_BT = hash_BT % kind.size
+                if self.owner_K is not None:
+                    owner_BT = self.owner_K[kind.start - self.vocab_size + bucket_BT]
+                    known_BT = known_BT & ((owner_BT == hash_BT) | (owner_BT < 0))
+                features.append(kind.start + bucket_BT)
+                keeps.append(known_BT)
         return torch.cat(features, 1), torch.cat(keeps, 1)
 
-    def _hashes(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """The hashes of the n-grams that begin at each position, and False where they do not fit; by order from 2."""
+    def _ngrams(self, batch: Batch) -> Hashes:
+        """N-grams of tokens, by order from 2; beside words those within a word and its neighbours."""
         hash_BT = tokens_BT = batch.tokens_BT
         keep_BT = kept_BT = _kept(batch)
-        for n in range(2, self.spec.ngrams + 1):
-            # polynomial hash: a prime multiplier makes it depend on all tokens
-            hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
+        for n in range(2, min(self.spec.ngrams, tokens_BT.shape[1]) + 1):
+            hash_BT = (hash_BT[:, :-1] * MULTIPLIER ^ tokens_BT[:, n - 1 :]) % MERSENNE
             kept_BT = kept_BT[:, :-1] & keep_BT[:, n - 1 :]
+            if self.in_word_V is not None and n > 2:
+                kept_BT = kept_BT & self.in_word_V[tokens_BT[:, n - 2 : -1]]
             yield hash_BT, kept_BT
+
+    def _words(self, batch: Batch) -> Hashes:
+        """Words, the longest runs of characters that are in words; and pairs of words that follow each other."""
+        assert self.in_word_V is not None
+        tokens_BT = batch.tokens_BT
+        n_tokens = tokens_BT.shape[1]
+        inside_BT = F.pad(self.in_word_V[tokens_BT] & _kept(batch), (1, 1))
+        begins_BT, ends_BT = inside_BT[:, 1:-1] & ~inside_BT[:, :-2], inside_BT[:, 1:-1] & ~inside_BT[:, 2:]
+        # a word's characters from s to e have the hash sum_t (token_t + 1) m^(t - s), from sums up to each t
+        power_T, inverse_T = (
+            _powers(base, n_tokens).to(tokens_BT.device) for base in (MULTIPLIER, pow(MULTIPLIER, -1, MERSENNE))
+        )
+        sum_BT = F.pad(((tokens_BT + 1) * power_T % MERSENNE).cumsum(1), (1, 0))
+        end_BT = _next(ends_BT)
+        hash_BT = (sum_BT.gather(1, end_BT.clamp(max=n_tokens - 1) + 1) - sum_BT[:, :-1]) % MERSENNE
+        hash_BT = hash_BT * inverse_T % MERSENNE
+        yield hash_BT, begins_BT
+        second_BT = F.pad(_next(begins_BT)[:, 1:], (0, 1), value=n_tokens)
+        other_BT = hash_BT.gather(1, second_BT.clamp(max=n_tokens - 1))
+        yield (hash_BT * MULTIPLIER ^ other_BT) % MERSENNE, begins_BT & (second_BT < n_tokens)
 
     def forward(self, batch: Batch) -> Output:
         """Context-independent embeddings of the tokens (B, T, D). Raises UsageError with one_hot."""
@@ -246,7 +300,7 @@ class AveragingModel(WithoutNextToken):
                 fix="name a run of another model, such as an encoder or one of the recipe dan",
             )
         # without hashed n-grams the parameter itself
-        return self.embedding.weight[: self.vocab_size] if self.spec.ngrams > 1 else self.embedding.weight
+        return self.embedding.weight[: self.vocab_size] if self.spec.n_hashed else self.embedding.weight
 
     def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], None]:
         """The token embeddings; the layers above them are of whole texts."""
@@ -265,6 +319,18 @@ class AveragingModel(WithoutNextToken):
 def _kept(batch: Batch) -> Tensor:
     """False at padding (B, T)."""
     return torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
+
+
+def _powers(base: int, n: int) -> Tensor:
+    """The powers of a number from 0 to n - 1, modulo MERSENNE (n,)."""
+    return torch.tensor(list(accumulate(range(1, n), lambda power, _: power * base % MERSENNE, initial=1)))
+
+
+def _next(is_BT: Tensor) -> Tensor:
+    """The first position from each one on that is marked; T where none is (B, T)."""
+    n_tokens = is_BT.shape[1]
+    position_BT = torch.arange(n_tokens, device=is_BT.device).where(is_BT, n_tokens)
+    return position_BT.flip(1).cummin(1).values.flip(1)
 
 
 def _merged(numbers: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ ordinary text by every kind.
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -250,6 +251,13 @@ class Tokenizer:
         if token in self.special_ids or self.kind not in ("bpe", "sentencepiece"):
             return plain(self._names[token])
         return plain(self._bytes[token].decode("utf-8", errors="backslashreplace"))
+
+    def is_in_word(self, token: int) -> bool:
+        """Whether token `token` is letters, their marks, digits and underscores alone. Raises IndexError as `name`."""
+        if token in self.special_ids:
+            return False
+        piece = self.piece(token)
+        return piece != "" and all(char == "_" or unicodedata.category(char)[0] in "LMN" for char in piece)
 
     def spellings(self) -> list[tuple[bytes, ...]]:
         """The bytes that each token may be in a text, the usual ones first; none of special tokens.

@@ -171,17 +171,17 @@ def _last_body() -> str:
     return f"{base.run.name}, a {recipe.model.title}"
 
 
-FEATURES = ("words and word pairs", "character n-grams")
-"""Those that a linear model has. The second alone where words do not recur."""
+FEATURES = ("words and word pairs", "words, word pairs and character n-grams")
+"""Those that a linear model has where words recur. N-grams of few characters tell less than words do."""
 
 MOST_WEIGHED = 100_000
 """Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
 
 FEATURE_SETTINGS = (
     tuple(settings_of(["tokenizer.kind=word"])),
-    tuple(settings_of([*CHARACTERS, "model.ngrams=6", "model.buckets=1048576"])),
+    tuple(settings_of([*CHARACTERS, "model.ngrams=6", "model.buckets=1048576", "model.word_buckets=262144"])),
 )
-"""The settings of FEATURES where words recur. Fewer characters tell less than words do."""
+"""The settings of FEATURES."""
 
 
 def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
@@ -203,12 +203,9 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
     shape = TableShape(tables[0].n_rows, has_words=has_words(texts))
     features: tuple[Setting, ...] = ()
     candidates: tuple[Recipe, ...] = ()
-    by = f"of {FEATURES[0 if shape.has_words else 1]}"
+    by = f"of {FEATURES[0] if shape.has_words else 'character n-grams'}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
-    if shape.has_words and not are_named and shape.n_rows < FEW:
-        features, by = FEATURE_SETTINGS[1], f"of {FEATURES[1]}"
-        settings = [*features, *settings]
-    elif shape.has_words and not are_named and shape.n_rows <= MOST_WEIGHED:
+    if shape.has_words and not are_named and shape.n_rows <= MOST_WEIGHED:
         candidates = tuple(resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS)
         best, figures = _choose_candidate(candidates, tables, report)
         features = FEATURE_SETTINGS[best or 0]

@@ -17,6 +17,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective, build_objective
 from lmtool.objective.heads import ClassificationObjective
+from lmtool.recipe.finetuning import FEW
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
@@ -138,7 +139,8 @@ def _fit_heads(
 def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_reported) -> tuple[int, list[float]]:
     """The index of the best features of texts for a linear model, by cross-validation, and how good each are.
 
-    candidates: the same rows with each of the features. Of equally good ones the first is chosen.
+    candidates: the same rows with each of the features, the most telling ones last. Of equally good ones the first is
+    chosen; but of less than FEW rows the last, unless another is better by a standard error.
     """
     reached: list[float] = []
     for one in candidates:
@@ -148,7 +150,11 @@ def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_r
         with_labels = cast(ClassificationObjective, objective)
         reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, one.recipe.seed) or 0.0)
     is_error = cast(Classification, candidates[0].recipe.objective).task == "number"
-    return int(np.argmin(reached) if is_error else np.argmax(reached)), reached
+    best = int(np.argmin(reached) if is_error else np.argmax(reached))
+    n_rows = len(candidates[0].data.tasks[0].train)
+    margin = 0.5 / n_rows**0.5  # the largest standard error of a share of the rows
+    is_close = reached[-1] <= reached[best] * (1 + margin) if is_error else reached[-1] >= reached[best] - margin
+    return len(candidates) - 1 if n_rows < FEW and is_close else best, reached
 
 
 def reopened(run: Run, whole: RecipeWithData, initialization: Initialization) -> Initialization:

@@ -65,7 +65,7 @@ def test_the_linear_model_of_a_table_is_a_run_like_any_other(folder: Path) -> No
     found = run("finetune", folder / "train.csv", "--test", folder / "test.csv", *SHORT)
     path = Path(found.stdout.splitlines()[-1])
     said = found.stderr.splitlines()
-    assert said[0].startswith("a linear model of character n-grams ")
+    assert said[0].startswith("a linear model of words, word pairs and character n-grams ")
     assert "; --from hf:" in said[0]
     baseline = next(line for line in said if line.startswith("baseline: majority "))
     assert baseline.endswith("words and pairs 100.0 %")
@@ -231,7 +231,7 @@ def test_a_classifier_is_not_trained_on_unless_it_is_named(folder: Path) -> None
     run("finetune", folder / "train.csv", "--epochs", "0.1", "--from", path, "-o", folder / "runs/mood")
     found = run("finetune", folder / "train.csv", *SHORT)
     said = found.stderr.splitlines()[0]
-    assert said.startswith("a linear model of character n-grams ")
+    assert said.startswith("a linear model of words, word pairs and character n-grams ")
     assert "--from last" not in said
     loaded = load_run(found.stdout.splitlines()[-1])
     assert loaded.recipe.model.kind == "averaging"

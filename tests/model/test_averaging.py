@@ -117,6 +117,14 @@ def test_what_has_no_use_is_refused() -> None:
         Averaging(kind="averaging", log_ratios=True, word_dropout=0.0)
     with pytest.raises(ValidationError, match=r"word_dropout 0.3 is for means, which log_ratios do not compute"):
         Averaging(kind="averaging", one_hot=True, n_layers=0, log_ratios=True)
+    with pytest.raises(ValidationError, match="word_buckets are of words that are weighted by tf_idf"):
+        Averaging(kind="averaging", one_hot=True, n_layers=0, word_buckets=9)
+    with pytest.raises(ValidationError, match=r"model.word_buckets are for tokens that are characters, not .* bpe"):
+        Recipe(
+            model=Averaging(kind="averaging", tf_idf=True, word_buckets=9),
+            objective=Classification(kind="classification"),
+            training=Training(steps=1, batch_size=1),
+        )
     one_hot = Averaging(kind="averaging", one_hot=True, n_layers=0)
     for changes, said in (
         ({"pool": "max", "dropout": 0.0}, "objective.pool max has no effect"),
@@ -217,6 +225,35 @@ def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
     for pair, number in hashes.items():
         weight = vectors(built, Batch(torch.tensor([pair])))[0, VOCAB:]
         assert bool(weight.any()) == (number in known)
+
+
+def test_words_and_ngrams_within_them_have_half_the_weight_each() -> None:
+    """The products of texts are those of the plain features, whatever their hashes are."""
+    alphabet = "_ .abcdefg"  # a token 0 first would not change a hash
+    counted = ["abc de. abc de", "de  abcdefg a", "g.g.g", "... .", "fed fed fed", "abc"]
+    texts = [*counted, "abc de abc", "de abc gfe", "", ". a"]
+    built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0, ngrams=4, buckets=2**20, word_buckets=2**18)
+    assert built.in_word_V is not None
+    built.in_word_V[3 : len(alphabet)] = True
+
+    def batch(of: list[str]) -> Batch:
+        longest = max(map(len, of))
+        tokens = [[alphabet.index(char) for char in text.ljust(longest, "g")] for text in of]
+        return Batch(torch.tensor(tokens), keep_BT=torch.tensor([[i < len(t) for i in range(longest)] for t in of]))
+
+    built.count([batch(counted[:3]), batch(counted[3:5]), batch(counted[5:])])  # the last is shorter than n-grams are
+    plain = []
+    for part in (0, 1):
+        of_counted, of_texts = ([reference.words_and_ngrams(t, 4)[part] for t in some] for some in (counted, texts))
+        names = sorted({name for counts in of_texts for name in counts})
+        ids = [[[names.index(name) for name in counts.elements()] for counts in of] for of in (of_texts, of_counted)]
+        plain.append(reference.tf_idf(*ids, len(names)))
+    expected_BB = sum(x_BF @ x_BF.T for x_BF in plain) / 2
+    x_BF = built.matrix([batch(texts)])
+    np.testing.assert_allclose((x_BF @ x_BF.T).toarray(), expected_BB, rtol=1e-6, atol=1e-7)
+    alone_BF = built.matrix([batch([text]) for text in texts if text])
+    kept = [i for i, text in enumerate(texts) if text]
+    np.testing.assert_allclose((alone_BF @ alone_BF.T).toarray(), expected_BB[np.ix_(kept, kept)], rtol=1e-6, atol=1e-7)
 
 
 def test_a_feature_counts_its_ratio_times_its_trained_weight() -> None:

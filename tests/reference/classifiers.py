@@ -1,6 +1,9 @@
 """Classifiers of the lectures with loops: averaging, softmax and sigmoid outputs, gradients in closed form."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,14 @@ def features(text: Sequence[int], vocab_size: int, longest: int, buckets: int) -
                 number = ((number * 1_000_003) ^ token) % 2_147_483_647
             found.append(vocab_size + number % buckets)
     return found
+
+
+def words_and_ngrams(text: str, longest: int) -> tuple[Counter[str], Counter[str]]:
+    """How often a text has each word and pair of words, and each n-gram with only letters between its ends."""
+    found = re.findall(r"\w+", text)
+    words = Counter(found) + Counter(map(" ".join, pairwise(found)))
+    ngrams = [text[i : i + n] for n in range(1, longest + 1) for i in range(len(text) - n + 1)]
+    return words, Counter(one for one in ngrams if re.fullmatch(r"\w*", one[1:-1]))
 
 
 def log_count_ratios(texts: Sequence[set[int]], is_in: Sequence[bool], n_features: int) -> list[float]:

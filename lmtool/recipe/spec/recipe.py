@@ -23,7 +23,7 @@ from lmtool.recipe.spec.objective import (
     predicts_tokens,
 )
 from lmtool.recipe.spec.recurrent import FeaturesSpec, Recurrent
-from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, Data, TokenizerFile, WordTokenizer
+from lmtool.recipe.spec.text import AnyTokenizer, BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordTokenizer
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
@@ -118,6 +118,9 @@ def _objective_mistakes(recipe: Recipe) -> Iterator[str]:
                 yield "model.tie_embeddings needs model.head_transform, from d_model to embedding_width"
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.dropout and objective.kind != "seq2seq":
         yield f"tokenizer.dropout is for objective seq2seq, not for objective {objective.kind}"
+    of_characters = isinstance(tokenizer, CharTokenizer | TokenizerFile)
+    if isinstance(model, Averaging) and model.word_buckets and not of_characters:
+        yield f"model.word_buckets are for tokens that are characters, not for tokenizer.kind {tokenizer.kind}"
     if isinstance(objective, Masked) and objective.whole_words and isinstance(tokenizer, WordTokenizer):
         yield "objective.whole_words has no effect: the tokens of tokenizer.kind word are whole words; take false"
     if isinstance(objective, SpanCorruption) and not isinstance(tokenizer, TokenizerFile) and not tokenizer.sentinels:

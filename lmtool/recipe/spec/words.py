@@ -93,6 +93,9 @@ class Averaging(FeaturesSpec, WordsSpec):
     """Maximum order of the token n-grams that are features; 1 for single tokens only."""
     buckets: PositiveInt = 262_144
     """Hash buckets of n-grams of two and more tokens (Joulin et al. 2017)."""
+    word_buckets: NonNegativeInt = 0
+    """With tf_idf, for tokens that are characters: hash buckets of words and pairs of words, which are features too,
+    with as much weight in all as the tokens and their n-grams; 0 for none."""
     n_layers: NonNegativeInt = 2
     """Feed-forward layers above the mean."""
     activation: Literal["relu", "tanh"] = "relu"
@@ -106,8 +109,8 @@ class Averaging(FeaturesSpec, WordsSpec):
 
     @property
     def n_hashed(self) -> int:
-        """Rows of hashed n-grams, after those of tokens."""
-        return self.buckets if self.ngrams > 1 else 0
+        """Rows of hashed n-grams and words, after those of tokens."""
+        return (self.buckets if self.ngrams > 1 else 0) + self.word_buckets
 
     @property
     def longest_row(self) -> int:
@@ -126,6 +129,8 @@ class Averaging(FeaturesSpec, WordsSpec):
             yield f"features are states of tokens, of which the mean is taken; {of_counts[0]} is for counts"
         if self.one_hot and self.n_layers:
             yield f"n_layers {self.n_layers} has no effect with one_hot words; take 0"
+        if self.word_buckets and not self.tf_idf:
+            yield "word_buckets are of words that are weighted by tf_idf; set it"
         if self.log_ratios and not self.one_hot:
             yield "log_ratios are weights of single words, not of vectors; set one_hot"
         if self.log_ratios and self.word_dropout:
