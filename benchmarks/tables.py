@@ -42,6 +42,9 @@ from sklearn.preprocessing import MultiLabelBinarizer
 
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
 
+MANY, OF_MANY = 50_000, PENALTIES[1:3]
+"""Rows times classes from which a peer has these penalties alone: the others take most of its time, and were not best."""
+
 MOST_SEARCHED = 3_000
 """Rows that a penalty of a peer is chosen on."""
 
@@ -209,9 +212,10 @@ def scikit(features: Any, test_features: Any, train: Rows, test: Rows, kind: str
     if least_rows > 1:
         folds = StratifiedKFold(min(5, least_rows), shuffle=True, random_state=0)
     by = ("accuracy", "neg_log_loss")
-    search = GridSearchCV(LogisticRegression(max_iter=1000), {"C": PENALTIES}, cv=folds, scoring=by, refit=False)
+    penalties = PENALTIES if len(labels) * len(set(labels)) < MANY else OF_MANY
+    search = GridSearchCV(LogisticRegression(max_iter=1000), {"C": penalties}, cv=folds, scoring=by, refit=False)
     search.fit(few, few_labels)
-    chosen = {PENALTIES[int(np.argmin(search.cv_results_[f"rank_test_{name}"]))] for name in by}
+    chosen = {penalties[int(np.argmin(search.cv_results_[f"rank_test_{name}"]))] for name in by}
     fitted = [LogisticRegression(max_iter=1000, C=penalty).fit(features, labels) for penalty in chosen]
     seconds = time.perf_counter() - began
     of_each = [Scores.of_classes(one.predict_proba(test_features), [*one.classes_], test.labels, 0) for one in fitted]
