@@ -43,7 +43,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
 
 MANY, OF_MANY = 50_000, PENALTIES[1:3]
-"""Rows times classes from which a peer has these penalties alone: the others take most of its time, and were not best."""
+"""Rows times classes from which a peer has these penalties alone: the others take most of its time."""
 
 MOST_SEARCHED = 3_000
 """Rows that a penalty of a peer is chosen on."""

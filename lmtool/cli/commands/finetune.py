@@ -70,7 +70,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, tagged sentences, or questions, and evaluate it.
 
-    Without --from and --recipe a linear model is trained, of words alone or with characters, as cross-validation chooses.
+    Without --from and --recipe a linear model is trained, of words alone or with characters: cross-validation tells.
     Columns and the kind of labels are inferred and reported. Prints the results and the run directory at the end.
     Ctrl-C saves and stops; `lmtool resume` continues.
 
