@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL | None:
     try:
         kernels = _load(_compiled())
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning("warning: training and the decoding of one text are slower without the C kernels: %s", error)
+        _LOG.warning("training and the decoding of one text are slower without the C kernels: %s", error)
         return None
     kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
     kernels.multiply.argtypes = (POINTER(Op), c_void_p, c_void_p, c_int64, c_int32)
@@ -120,7 +120,7 @@ def _read_trusted(folder: Path, key: str) -> bytes | None:
         with suppress(OSError), durable.open_regular(path) as file:
             content = file.read()
             if system.is_written_by_others(os.fstat(file.fileno())):
-                _LOG.warning("warning: %s could be another user's code and is not loaded", path)
+                _LOG.warning("%s could be another user's code and is not loaded", path)
             elif path.stem == f"{key}-{xxh3(content)}":
                 return content
     return None
@@ -128,7 +128,7 @@ def _read_trusted(folder: Path, key: str) -> bytes | None:
 
 def _compile(compiler: str) -> bytes:
     """Raises OSError or SubprocessError."""
-    _LOG.warning("compiling the C kernels for this processor, once")
+    _LOG.info("compiling the C kernels for this processor, once")
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
         for way in WAYS:
