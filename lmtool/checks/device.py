@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from lmtool.batch import Batch
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
-from lmtool.compute.native import library
+from lmtool.compute.kernels import ops
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.steps import DEVICES, PATIENCE
 from lmtool.model import LanguageModel, build
@@ -79,7 +79,7 @@ def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
     ways: dict[str, Callable[[], FastAndPlain]] = {
         f"matrices in {name}": partial(_packed, device, name) for name in ("bfloat16", "float16", "int8", "int4")
     }
-    if device.type == "cpu" and library() is not None:
+    if device.type == "cpu" and ops.has_kernels():
         ways |= {f"one text by kernels, {name}": partial(_steps, device, name) for name in ("float32", "int8", "int4")}
         ways["training step by kernels, float32 beside float64"] = partial(_gradients, device)
     if device.type in DEVICES:

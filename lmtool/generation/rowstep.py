@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lmtool.compute.kernels.build import ACTIVATE, ACTIVATIONS, ADD, ATTEND, COPY, NORM, ROTATE, Op, library
 from lmtool.compute.machine import machine_memory
-from lmtool.compute.native import ACTIVATE, ACTIVATIONS, ADD, ATTEND, COPY, NORM, ROTATE, Op, library
 from lmtool.model.fixed import FixedState, n_source_of
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Memory
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, linears_of, mixers_of

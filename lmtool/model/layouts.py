@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.compute.native import DTYPES, LINEAR, Op, library
+from lmtool.compute.kernels.build import DTYPES, LINEAR, Op, library
 
 OUTPUTS = 16
 """Outputs of a block."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.compute.device import DTYPES, multiplies_bfloat16
-from lmtool.compute.fused import mapped
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
 from lmtool.model.layouts import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
@@ -160,17 +159,24 @@ class Rounded(Product):
         self.weights: Quantized | Grouped = rounds(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        product = mapped(x, self._forth, self._back)
+        product: Tensor = _RoundedProduct.apply(x, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return product if bias is None else product + bias
-
-    def _forth(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.dense().to(x.dtype))
-
-    def _back(self, grad: Tensor) -> Tensor:
-        return grad @ self.dense().to(grad.dtype)
 
     def dense(self) -> Tensor:
         return self.weights.dense()
+
+
+class _RoundedProduct(torch.autograd.Function):
+    """W x, where neither x nor W is kept for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Rounded) -> Tensor:
+        ctx.weight, ctx.dtype = weight, x.dtype
+        return F.linear(x, weight.dense().to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return (grads[0] @ ctx.weight.dense().to(grads[0].dtype)).to(ctx.dtype), None
 
 
 def freeze_quantized(model: nn.Module, precision: str, *, in_place: bool) -> None:

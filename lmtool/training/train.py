@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.compute.fsdp import Sharding
-from lmtool.compute.native import library
+from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.generation.generate import complete
@@ -653,7 +653,7 @@ def _setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | Non
         "micro_tokens": recipe.training.micro_tokens,
         "compile": _compiles(recipe, compute),
         "torch": torch.__version__,
-        **({"kernels": True} if compute.device.type == "cpu" and library() is not None else {}),
+        **({"kernels": True} if compute.device.type == "cpu" and ops.has_kernels() else {}),
         **({"sharded": True} if compute.world.sharded else {}),
     }
 

@@ -8,7 +8,7 @@ import torch
 from lmtool.checks import device as module
 from lmtool.checks.device import compare_ways
 from lmtool.compute.agreement import agree
-from lmtool.compute.native import library
+from lmtool.compute.kernels.build import library
 from lmtool.model import LanguageModel
 from lmtool.training.events import Stepped
 from tests.training.tiny import Work, warnings_in

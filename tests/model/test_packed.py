@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.compute.native import library
+from lmtool.compute.kernels.build import library
 from lmtool.model import LanguageModel
 from lmtool.model import packed as packing
 from lmtool.model.layouts import quantized

@@ -1,4 +1,4 @@
-"""Kernels in C, compiled once for this processor: quantised products, a step of one text, parts of a training step."""
+"""The compilation of the kernels in C, once for this processor, and the cache of what is compiled."""
 
 import ctypes
 import logging
@@ -16,7 +16,7 @@ from lmtool import durable, system
 from lmtool.checksum import xxh3
 from lmtool.errors import LmtoolError
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 FOLDER = "kernels"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math -shared -fPIC"
@@ -76,7 +76,7 @@ def library() -> ctypes.CDLL | None:
 def _load(content: bytes) -> ctypes.CDLL:
     """Loads a library from memory, so that what was checked is what runs. Raises OSError."""
     if hasattr(os, "memfd_create"):
-        with suppress(OSError), open(os.memfd_create(SOURCE.stem), "wb") as file:
+        with suppress(OSError), open(os.memfd_create("kernels"), "wb") as file:
             file.write(content)
             file.flush()  # raises where not all can be written, as under a limit on the size of files
             return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}")
@@ -97,7 +97,7 @@ def _compiled() -> bytes:
     compilers = map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))
     if (compiler := next(filter(None, compilers), None)) is None:
         raise FileNotFoundError("there is no C compiler")
-    key = xxh3(SOURCE.read_bytes() + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
+    key = xxh3(b"".join(path.read_bytes() for path in SOURCES) + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
     folder = durable.cache_folder() / FOLDER
     if (content := _read_trusted(folder, key)) is not None:
         return content
@@ -132,7 +132,8 @@ def _compile(compiler: str) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
         for way in WAYS:
-            command = [compiler, *FLAGS.split(), *way.split(), str(SOURCE), "-o", str(path), "-lm"]
+            files = [str(source) for source in SOURCES if source.suffix == ".c"]
+            command = [compiler, *FLAGS.split(), *way.split(), *files, "-o", str(path), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if not done.returncode:
                 return path.read_bytes()

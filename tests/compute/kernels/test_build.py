@@ -7,9 +7,9 @@ import pytest
 
 from lmtool import system
 from lmtool.checksum import xxh3
-from lmtool.compute import native
+from lmtool.compute.kernels import build
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="needs a C compiler")
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
         return calls[-1]
 
     monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "_compile", compile_)
+    monkeypatch.setattr(build, "_compile", compile_)
     return calls
 
 
 def test_a_library_is_read_from_the_cache(compiled: list[bytes]) -> None:
-    assert [native._compiled() for _ in range(3)] == compiled * 3
+    assert [build._compiled() for _ in range(3)] == compiled * 3
 
 
 def plant(cache: Path) -> Path:
@@ -43,49 +43,49 @@ def plant(cache: Path) -> Path:
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
 def test_a_library_that_others_can_write_is_not_loaded(compiled: list[bytes], tmp_path: Path, mode: int) -> None:
-    native._compiled()
+    build._compiled()
     plant(tmp_path).chmod(mode)
-    assert native._compiled() == compiled[1]
-    assert native._compiled() == compiled[1]  # from the cache, beside what was planted
+    assert build._compiled() == compiled[1]
+    assert build._compiled() == compiled[1]  # from the cache, beside what was planted
 
 
 def test_a_library_of_another_user_is_not_loaded(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native._compiled()
+    build._compiled()
     planted = plant(tmp_path)
     if os.geteuid() == 0:
         os.chown(planted, 12345, 12345)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert native._compiled() == compiled[1]
+    assert build._compiled() == compiled[1]
 
 
 def test_in_a_folder_of_another_user_nothing_is_kept(
     compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "deny_others_writing", lambda path: False)
-    assert native._compiled() == compiled[0]
+    assert build._compiled() == compiled[0]
     assert not list(tmp_path.rglob("*.so"))
 
 
 def test_the_folder_and_the_library_are_made_private(compiled: list[bytes], tmp_path: Path) -> None:
-    folder = tmp_path / native.FOLDER
+    folder = tmp_path / build.FOLDER
     folder.mkdir()
     folder.chmod(0o777)
-    native._compiled()
+    build._compiled()
     (library,) = tmp_path.rglob("*.so")
     assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
 
 
 def test_a_cache_that_cannot_be_written(compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / native.FOLDER).write_text("no folder")
-    assert native._compiled() == compiled[0]
+    (tmp_path / build.FOLDER).write_text("no folder")
+    assert build._compiled() == compiled[0]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
-    content = native._compiled()
+    content = build._compiled()
     if not in_memory:
         monkeypatch.delattr(os, "memfd_create", raising=False)
-    assert native._load(content).step
+    assert build._load(content).step
