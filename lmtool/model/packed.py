@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.compute.device import DTYPES, multiplies_bfloat16
+from lmtool.compute.kernels.matrices import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
-from lmtool.model.layouts import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
 
 ROWS = 16
 """Number of input rows that the layout is optimised for; any number works."""

@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 from contextlib import suppress
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,30 +26,24 @@ WAYS = ("-march=native -mprefer-vector-width=512 -fopenmp", "-march=native -fope
 OFF = "LMTOOL_NATIVE"
 """Variable of the environment; 0 leaves everything to torch."""
 
-LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY = range(7)
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu")
+SIGNATURES = {
+    "step": (c_void_p, c_int32, c_void_p, c_int64, c_int32),
+    "multiply": (*(c_void_p,) * 3, c_int64, c_int32),
+    "drop": (c_void_p, c_void_p, c_int64, c_uint64, c_uint32, c_float, c_int32, c_int32),
+    "gate": (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32),
+    "cross_entropy": (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32),
+    "normalise": (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32),
+    "normalise_slopes": (*(c_void_p,) * 6, c_int64, c_int64, c_int32),
+    "rotate_heads": (*(c_void_p,) * 5, c_float, c_int32, c_int32),
+}
+"""Types of the arguments of each kernel; all have addresses of structures and of numbers first, and threads last."""
 
 _LOG = logging.getLogger(__name__)
 
 
-class Op(ctypes.Structure):
-    """An operation; see the source for what its fields mean in each."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("kind", "dtype", "src", "dst", "n_in", "n_out", "n", "m", "k", "flag")),
-        ("eps", c_float),
-        *((name, c_void_p) for name in ("weight", "scale", "bias", "keys", "values")),
-    )
-
-
-class Rotation(ctypes.Structure):
-    """Sizes and strides of what is rotated; see the source."""
-
-    _fields_ = tuple(
-        (name, c_int64)
-        for name in ("rows", "heads", "positions", "width", "rotated", "row", "head", "position", "of_row")
-    )
+def fields(of: type, names: str) -> tuple[tuple[str, type], ...]:
+    """Fields of one type of a structure of C."""
+    return tuple((name, of) for name in names.split())
 
 
 @cache
@@ -62,14 +56,8 @@ def library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning("training and the decoding of one text are slower without the C kernels: %s", error)
         return None
-    kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
-    kernels.multiply.argtypes = (POINTER(Op), c_void_p, c_void_p, c_int64, c_int32)
-    kernels.drop.argtypes = (c_void_p, c_void_p, c_int64, c_uint64, c_uint32, c_float, c_int32, c_int32)
-    kernels.gate.argtypes = (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32)
-    kernels.cross_entropy.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32)
-    kernels.normalise.argtypes = (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32)
-    kernels.normalise_slopes.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32)
-    kernels.rotate_heads.argtypes = (POINTER(Rotation), *(c_void_p,) * 4, c_float, c_int32, c_int32)
+    for name, types in SIGNATURES.items():
+        getattr(kernels, name).argtypes = types
     return kernels
 
 

@@ -10,20 +10,16 @@
 
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 };
 
+/* weights in the layouts that products.c describes; scale: of the outputs of int8; bias: of each output, or NULL */
 typedef struct {
-    int32_t kind, dtype;      /* of the operation, and of the matrix, or which norm or activation */
-    int32_t src, dst;         /* where vectors begin in the scratch memory, in floats */
-    int32_t n_in, n_out;      /* widths; of heads: see the operations */
-    int32_t n, m, k, flag;
-    float eps;
     const void *weight;
     const float *scale, *bias;
-    float *keys, *values;
-} Op;
+    int32_t n_in, n_out, dtype;
+} Matrix;
 
-/* W x + b of rows of inputs, this thread's outputs of them; flag: added to what is there */
+/* W x + b of rows of inputs, this thread's outputs of them, which are added to what is there if `adds` */
 __attribute__((visibility("hidden")))
-void linear(const Op *op, const float *x, float *y, int64_t n_rows, int thread, int threads);
+void linear(const Matrix *m, const float *x, float *y, int64_t n_rows, int adds, int thread, int threads);
 
 /* what a thread does of n parts */
 INLINE void share(int64_t n, int thread, int threads, int64_t *from, int64_t *to) {

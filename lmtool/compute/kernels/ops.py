@@ -12,7 +12,7 @@ or 1 where all rows have the same positions.
 """
 
 from collections.abc import Callable
-from ctypes import byref
+from ctypes import Structure, byref, c_int64
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lmtool.compute.kernels.build import Rotation, library
+from lmtool.compute.kernels.build import fields, library
 
 GRAIN = 2**15
 """Numbers for which a further thread is worth its start."""
@@ -189,6 +189,12 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
     return turned if x_BNTH.shape[-1] == A else torch.cat((turned, x_BNTH[..., A:]), -1)
 
 
+class _Rotation(Structure):
+    """Sizes, strides of the input, and the distance from one row of angles to the next, 0 if all rows have the same."""
+
+    _fields_ = fields(c_int64, "rows heads positions width rotated row head position of_row")
+
+
 def _save_rotation(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[1:3])
     ctx.sign = inputs[3]
@@ -205,7 +211,7 @@ def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> 
     x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
     out = x_BNTH.new_empty(x_BNTH.shape)
     of_row = cos_P1TA[0].numel() if len(cos_P1TA) > 1 else 0
-    rotation = Rotation(*x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row)
+    rotation = _Rotation(*x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row)
     _call("rotate_heads", byref(rotation), x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_narrow(out), of=out)
     return out
 

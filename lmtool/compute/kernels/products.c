@@ -106,16 +106,16 @@ static float quantise(const float *x, int n, int8_t *whole, int32_t *sum) {
 
 #define ROWS 8 /* at most, at once; their number is known to the compiler, so that sums are in registers */
 
-INLINE void block_of_floats(const Op *op, int64_t block, const float *x, v16f *out, const int rows) {
-    const int n = op->n_in, is_float = op->dtype == FLOAT32;
-    const float *w = (const float *)op->weight + block * n * 16;
-    const uint16_t *narrow = (const uint16_t *)op->weight + block * n * 16;
+INLINE void block_of_floats(const Matrix *m, int64_t block, const float *x, v16f *out, const int rows) {
+    const int n = m->n_in, is_float = m->dtype == FLOAT32;
+    const float *w = (const float *)m->weight + block * n * 16;
+    const uint16_t *narrow = (const uint16_t *)m->weight + block * n * 16;
     v16f sums[ROWS][2] = {0};
     for (int i = 0; i < n; i += 2) {
-        const v16f even = is_float ? FLOATS(w + 16 * i) : widened(narrow + 16 * i, op->dtype);
+        const v16f even = is_float ? FLOATS(w + 16 * i) : widened(narrow + 16 * i, m->dtype);
         for (int r = 0; r < rows; r++) sums[r][0] += even * x[r * n + i];
         if (i + 1 == n) break;
-        const v16f odd = is_float ? FLOATS(w + 16 * i + 16) : widened(narrow + 16 * i + 16, op->dtype);
+        const v16f odd = is_float ? FLOATS(w + 16 * i + 16) : widened(narrow + 16 * i + 16, m->dtype);
         for (int r = 0; r < rows; r++) sums[r][1] += odd * x[r * n + i + 1];
     }
     for (int r = 0; r < rows; r++) out[r] = sums[r][0] + sums[r][1];
@@ -127,9 +127,9 @@ typedef struct {
     int32_t *sums; /* the same */
 } Inputs;
 
-INLINE void block_of_int8(const Op *op, int64_t block, const Inputs *in, v16f *out, const int rows) {
-    const int n = op->n_in, groups = n / 32;
-    const uint8_t *w = (const uint8_t *)op->weight + block * n * 16;
+INLINE void block_of_int8(const Matrix *m, int64_t block, const Inputs *in, v16f *out, const int rows) {
+    const int n = m->n_in, groups = n / 32;
+    const uint8_t *w = (const uint8_t *)m->weight + block * n * 16;
     v16f sums[ROWS] = {0};
     for (int g = 0; g < groups; g++) {
         v16i whole[ROWS][2] = {0};
@@ -146,12 +146,12 @@ INLINE void block_of_int8(const Op *op, int64_t block, const Inputs *in, v16f *o
             sums[r] += __builtin_convertvector(all, v16f) * in->scales[r * groups + g];
         }
     }
-    for (int r = 0; r < rows; r++) out[r] = sums[r] * FLOATS(op->scale + 16 * block);
+    for (int r = 0; r < rows; r++) out[r] = sums[r] * FLOATS(m->scale + 16 * block);
 }
 
-INLINE void block_of_int4(const Op *op, int64_t block, const Inputs *in, v16f *out, const int rows) {
-    const int n = op->n_in, groups = n / 32;
-    const uint8_t *w = (const uint8_t *)op->weight + block * groups * 320;
+INLINE void block_of_int4(const Matrix *m, int64_t block, const Inputs *in, v16f *out, const int rows) {
+    const int n = m->n_in, groups = n / 32;
+    const uint8_t *w = (const uint8_t *)m->weight + block * groups * 320;
     v16f sums[ROWS] = {0};
     for (int g = 0; g < groups; g++, w += 320) {
         const v16f scale = HALVES(w + 256), least = HALVES(w + 288);
@@ -172,19 +172,19 @@ INLINE void block_of_int4(const Op *op, int64_t block, const Inputs *in, v16f *o
     for (int r = 0; r < rows; r++) out[r] = sums[r];
 }
 
-INLINE void block_of(const Op *op, int64_t block, const float *x, const Inputs *in, v16f *out, const int rows) {
-    if (op->dtype == INT8) block_of_int8(op, block, in, out, rows);
-    else if (op->dtype == INT4) block_of_int4(op, block, in, out, rows);
-    else block_of_floats(op, block, x, out, rows);
+INLINE void block_of(const Matrix *m, int64_t block, const float *x, const Inputs *in, v16f *out, const int rows) {
+    if (m->dtype == INT8) block_of_int8(m, block, in, out, rows);
+    else if (m->dtype == INT4) block_of_int4(m, block, in, out, rows);
+    else block_of_floats(m, block, x, out, rows);
 }
 
-void linear(const Op *op, const float *x, float *y, int64_t n_rows, int thread, int threads) {
-    const int n = op->n_in, groups = n / 32;
+void linear(const Matrix *m, const float *x, float *y, int64_t n_rows, int adds, int thread, int threads) {
+    const int n = m->n_in, groups = n / 32;
     int64_t from, to;
-    share((op->n_out + 15) / 16, thread, threads, &from, &to);
+    share((m->n_out + 15) / 16, thread, threads, &from, &to);
     if (from == to) return;
     Inputs in = {0};
-    if (op->dtype >= INT8) {
+    if (m->dtype >= INT8) {
         char *memory = malloc(ROWS * (n + 8 * (int64_t)groups));
         in.sums = (int32_t *)memory;
         in.scales = (float *)(in.sums + ROWS * groups);
@@ -193,23 +193,23 @@ void linear(const Op *op, const float *x, float *y, int64_t n_rows, int thread, 
     for (int64_t first = 0, rows = ROWS; first < n_rows; first += rows) {
         while (rows > n_rows - first) rows /= 2;
         const float *here = x + first * n;
-        if (op->dtype >= INT8)
+        if (m->dtype >= INT8)
             for (int i = 0; i < rows * groups; i++)
                 in.scales[i] = quantise(here + 32 * (int64_t)i, 32, in.whole + 32 * (int64_t)i, in.sums + i);
         for (int64_t block = from; block < to; block++) {
             v16f out[ROWS];
             switch (rows) {
-            case 1: block_of(op, block, here, &in, out, 1); break;
-            case 2: block_of(op, block, here, &in, out, 2); break;
-            case 4: block_of(op, block, here, &in, out, 4); break;
-            default: block_of(op, block, here, &in, out, ROWS);
+            case 1: block_of(m, block, here, &in, out, 1); break;
+            case 2: block_of(m, block, here, &in, out, 2); break;
+            case 4: block_of(m, block, here, &in, out, 4); break;
+            default: block_of(m, block, here, &in, out, ROWS);
             }
-            const int count = op->n_out - 16 * block < 16 ? op->n_out - 16 * block : 16;
+            const int count = m->n_out - 16 * block < 16 ? m->n_out - 16 * block : 16;
             for (int r = 0; r < rows; r++) {
-                float *to_row = y + (first + r) * op->n_out + 16 * block;
+                float *to_row = y + (first + r) * m->n_out + 16 * block;
                 for (int i = 0; i < count; i++) {
-                    float value = out[r][i] + (op->bias ? op->bias[16 * block + i] : 0);
-                    to_row[i] = op->flag ? to_row[i] + value : value;
+                    float value = out[r][i] + (m->bias ? m->bias[16 * block + i] : 0);
+                    to_row[i] = adds ? to_row[i] + value : value;
                 }
             }
         }
@@ -218,7 +218,7 @@ void linear(const Op *op, const float *x, float *y, int64_t n_rows, int thread, 
 }
 
 /* products of rows of inputs */
-void multiply(const Op *op, const float *x, float *y, int64_t n_rows, int32_t threads) {
+void multiply(const Matrix *m, const float *x, float *y, int64_t n_rows, int32_t threads) {
 #pragma omp parallel num_threads(threads)
-    linear(op, x, y, n_rows, omp_get_thread_num(), omp_get_num_threads());
+    linear(m, x, y, n_rows, 0, omp_get_thread_num(), omp_get_num_threads());
 }

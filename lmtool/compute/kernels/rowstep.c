@@ -1,31 +1,59 @@
-/* The step of one text through the layers of a Transformer, as a list of operations. */
+/* The step of one text through the layers of a Transformer, as a list of operations on vectors in a scratch memory. */
 
 #include "kernels.h"
 
-enum { LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY };
+enum { LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY }; /* the order of the fields of `Operation` */
 enum { RELU, TANH, GELU, GELU_TANH, SILU };
 
-/* n parts of n_in numbers, each to mean square 1, and for LayerNorm (dtype 1) to mean 0 before */
-static void norm(const Op *op, const float *x, float *y) {
-    for (int part = 0; part < op->n; part++, x += op->n_in, y += op->n_in) {
+/* y = W x + b, or y += that */
+typedef struct { Matrix matrix; int32_t adds; } Linear;
+
+/* parts of `width` numbers, each to mean square 1 and, if centred as in LayerNorm, to mean 0 before; gain or bias: NULL */
+typedef struct { const float *gain, *bias; int32_t n_parts, width, is_centred; float eps; } Norm;
+
+/* heads whose first `n_rotated` numbers turn in pairs (i, i + n_rotated / 2), by the angles (positions, n_rotated) */
+typedef struct { const float *cosines, *sines; int32_t n_heads, width, n_rotated; } Rotate;
+
+/* attention of one position to keys and values (n_kv_heads, n_slots, width). The queries of all heads lie at src; behind
+them, unless a source was read, the keys and values of this position.
+    bias: (n_heads, n_slots) by the distance to the key, or NULL. window: 0 for all. n_source: positions of a source, or 0 */
+typedef struct {
+    float *keys, *values;
+    const float *bias;
+    int32_t n_heads, n_kv_heads, key_width, value_width, n_slots, window, n_source;
+    float scale;
+} Attend;
+
+/* `width` numbers, which are gates of as many that follow them if is_gated */
+typedef struct { int32_t function, width, is_gated; } Activate;
+
+/* y += x, or y = x */
+typedef struct { int32_t width; } Add, Copy;
+
+typedef struct {
+    int32_t kind;
+    int32_t src, dst; /* where x and y begin, in numbers */
+    union { Linear linear; Norm norm; Rotate rotate; Attend attend; Activate activate; Add add; Copy copy; };
+} Operation;
+
+static void norm(const Norm *op, const float *x, float *y) {
+    for (int part = 0; part < op->n_parts; part++, x += op->width, y += op->width) {
         float mean = 0, square = 0;
-        if (op->dtype) {
-            for (int i = 0; i < op->n_in; i++) mean += x[i];
-            mean /= op->n_in;
+        if (op->is_centred) {
+            for (int i = 0; i < op->width; i++) mean += x[i];
+            mean /= op->width;
         }
-        for (int i = 0; i < op->n_in; i++) square += (x[i] - mean) * (x[i] - mean);
-        const float factor = 1 / sqrtf(square / op->n_in + op->eps);
-        const float *gain = op->scale;
-        for (int i = 0; i < op->n_in; i++)
-            y[i] = (x[i] - mean) * factor * (gain ? gain[i] : 1) + (op->bias ? op->bias[i] : 0);
+        for (int i = 0; i < op->width; i++) square += (x[i] - mean) * (x[i] - mean);
+        const float factor = 1 / sqrtf(square / op->width + op->eps);
+        for (int i = 0; i < op->width; i++)
+            y[i] = (x[i] - mean) * factor * (op->gain ? op->gain[i] : 1) + (op->bias ? op->bias[i] : 0);
     }
 }
 
-/* n heads of n_in numbers; the first n_out of each turn in pairs (i, i + n_out / 2), by cosines and sines of the position */
-static void rotate(const Op *op, float *x, int64_t position) {
-    const int half = op->n_out / 2;
-    const float *cosine = op->scale + position * op->n_out, *sine = op->bias + position * op->n_out;
-    for (int head = 0; head < op->n; head++, x += op->n_in)
+static void rotate(const Rotate *op, float *x, int64_t position) {
+    const int half = op->n_rotated / 2;
+    const float *cosine = op->cosines + position * op->n_rotated, *sine = op->sines + position * op->n_rotated;
+    for (int head = 0; head < op->n_heads; head++, x += op->width)
         for (int i = 0; i < half; i++) {
             const float a = x[i], b = x[i + half];
             x[i] = a * cosine[i] + b * sine[i];
@@ -33,33 +61,41 @@ static void rotate(const Op *op, float *x, int64_t position) {
         }
 }
 
-/* n heads of queries of n_in, m of keys and values, these of n_out; k slots of each; eps: factor of the scores; flag: the
-window, 0 for all; bias: (n, k) by the distance to the key. `used`: the keys that there are */
-static void attend(const Op *op, const float *q, float *y, int64_t used, int thread, int threads) {
+/* keys and values of this position, which lie behind the queries, go where the caches have them */
+static void remember(const Attend *op, const float *x, int64_t position) {
+    const float *keys = x + op->n_heads * op->key_width, *values = keys + op->n_kv_heads * op->key_width;
+    for (int64_t head = 0; head < op->n_kv_heads; head++) {
+        const int64_t slot = head * op->n_slots + position;
+        memcpy(op->keys + slot * op->key_width, keys + head * op->key_width, op->key_width * sizeof(float));
+        memcpy(op->values + slot * op->value_width, values + head * op->value_width, op->value_width * sizeof(float));
+    }
+}
+
+/* `used`: the keys that there are */
+static void attend(const Attend *op, const float *x, float *y, int64_t used, int thread, int threads) {
     int64_t from, to;
-    share(op->n, thread, threads, &from, &to);
-    const int64_t first = op->flag && used > op->flag ? used - op->flag : 0, n_keys = used - first;
+    share(op->n_heads, thread, threads, &from, &to);
+    const int64_t first = op->window && used > op->window ? used - op->window : 0, n_keys = used - first;
     float *scores = malloc(n_keys * sizeof *scores);
     for (int64_t head = from; head < to; head++) {
-        const int64_t group = head / (op->n / op->m);
-        const float *query = q + head * op->n_in;
-        const float *key = op->keys + (group * op->k + first) * op->n_in;
-        const float *value = op->values + (group * op->k + first) * op->n_out;
+        const int64_t slot = head / (op->n_heads / op->n_kv_heads) * op->n_slots + first;
+        const float *query = x + head * op->key_width;
+        const float *key = op->keys + slot * op->key_width, *value = op->values + slot * op->value_width;
         float largest = -INFINITY, total = 0;
-        for (int64_t s = 0; s < n_keys; s++, key += op->n_in) {
+        for (int64_t s = 0; s < n_keys; s++, key += op->key_width) {
             float sum = 0;
-            for (int i = 0; i < op->n_in; i++) sum += query[i] * key[i];
-            sum *= op->eps;
-            if (op->bias) sum += op->bias[head * op->k + n_keys - 1 - s];
+            for (int i = 0; i < op->key_width; i++) sum += query[i] * key[i];
+            sum *= op->scale;
+            if (op->bias) sum += op->bias[head * op->n_slots + n_keys - 1 - s];
             scores[s] = sum;
             largest = fmaxf(largest, sum);
         }
         for (int64_t s = 0; s < n_keys; s++) total += scores[s] = power(scores[s] - largest);
-        float *out = y + head * op->n_out;
-        for (int i = 0; i < op->n_out; i++) out[i] = 0;
-        for (int64_t s = 0; s < n_keys; s++, value += op->n_out)
-            for (int i = 0; i < op->n_out; i++) out[i] += scores[s] * value[i];
-        for (int i = 0; i < op->n_out; i++) out[i] /= total;
+        float *out = y + head * op->value_width;
+        for (int i = 0; i < op->value_width; i++) out[i] = 0;
+        for (int64_t s = 0; s < n_keys; s++, value += op->value_width)
+            for (int i = 0; i < op->value_width; i++) out[i] += scores[s] * value[i];
+        for (int i = 0; i < op->value_width; i++) out[i] /= total;
     }
     free(scores);
 }
@@ -69,8 +105,8 @@ static inline float hyperbolic(float x) {
     return copysignf((1 - e) / (1 + e), x);
 }
 
-static inline float activated(float x, int how) {
-    switch (how) {
+static inline float activated(float x, int function) {
+    switch (function) {
     case RELU: return fmaxf(x, 0);
     case TANH: return hyperbolic(x);
     case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
@@ -82,51 +118,37 @@ static inline float activated(float x, int how) {
     }
 }
 
-/* flag: n_in gates, and then as many numbers that they multiply */
-static void activate(const Op *op, const float *x, float *y, int thread, int threads) {
+static void activate(const Activate *op, const float *x, float *y, int thread, int threads) {
     int64_t from, to;
-    share(op->n_in, thread, threads, &from, &to);
-    for (int64_t i = from; i < to; i++) y[i] = activated(x[i], op->dtype) * (op->flag ? x[op->n_in + i] : 1);
+    share(op->width, thread, threads, &from, &to);
+    for (int64_t i = from; i < to; i++) y[i] = activated(x[i], op->function) * (op->is_gated ? x[op->width + i] : 1);
 }
 
-/* keys and values of this position go where the caches have them, heads of n_in and n_out, m of them, from src and n */
-static void remember(const Op *op, const float *memory, int64_t position) {
-    for (int64_t head = 0; head < op->m; head++) {
-        memcpy(op->keys + (head * op->k + position) * op->n_in, memory + op->src + op->n * op->n_in + head * op->n_in,
-               op->n_in * sizeof(float));
-        memcpy(op->values + (head * op->k + position) * op->n_out,
-               memory + op->src + (op->n + op->m) * op->n_in + head * op->n_out, op->n_out * sizeof(float));
-    }
-}
-
-static void one(const Op *op, float *memory, int64_t position, int thread, int threads) {
+/* one operation by a thread; where only the first computes, the others wait */
+static void compute(const Operation *op, float *memory, int64_t position, int thread, int threads) {
     const float *x = memory + op->src;
     float *y = memory + op->dst;
+    const int is_first = thread == 0;
     switch (op->kind) {
-    case LINEAR: linear(op, x, y, 1, thread, threads); break;
-    case ATTEND: {
-        /* n_rows of a source in `dtype`, whose keys are there */
-        const int64_t used = op->dtype ? op->dtype : position + 1;
-        if (!op->dtype) {
-            if (thread == 0) remember(op, memory, position);
+    case LINEAR: linear(&op->linear.matrix, x, y, 1, op->linear.adds, thread, threads); break;
+    case NORM: if (is_first) norm(&op->norm, x, y); break;
+    case ROTATE: if (is_first) rotate(&op->rotate, y, position); break;
+    case ATTEND:
+        if (!op->attend.n_source) {
+            if (is_first) remember(&op->attend, x, position);
 #pragma omp barrier
         }
-        attend(op, x, y, used, thread, threads);
+        attend(&op->attend, x, y, op->attend.n_source ? op->attend.n_source : position + 1, thread, threads);
         break;
-    }
-    case ACTIVATE: activate(op, x, y, thread, threads); break;
-    default:
-        if (thread) break;
-        if (op->kind == NORM) norm(op, x, y);
-        if (op->kind == ROTATE) rotate(op, y, position);
-        if (op->kind == ADD) for (int i = 0; i < op->n_in; i++) y[i] += x[i];
-        if (op->kind == COPY) memcpy(y, x, op->n_in * sizeof(float));
+    case ACTIVATE: activate(&op->activate, x, y, thread, threads); break;
+    case ADD: if (is_first) for (int i = 0; i < op->add.width; i++) y[i] += x[i]; break;
+    case COPY: if (is_first) memcpy(y, x, op->copy.width * sizeof(float));
     }
 #pragma omp barrier
 }
 
 /* one token through the operations; position: its own, from 0 */
-void step(const Op *ops, int32_t n_ops, float *memory, int64_t position, int32_t threads) {
+void step(const Operation *operations, int32_t n, float *memory, int64_t position, int32_t threads) {
 #pragma omp parallel num_threads(threads)
-    for (int i = 0; i < n_ops; i++) one(ops + i, memory, position, omp_get_thread_num(), omp_get_num_threads());
+    for (int i = 0; i < n; i++) compute(operations + i, memory, position, omp_get_thread_num(), omp_get_num_threads());
 }
