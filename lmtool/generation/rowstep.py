@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from lmtool.compute.kernels.matrices import ByRows, NativeMatrix
 from lmtool.compute.kernels.program import (
     ACTIVATIONS,
-    Activate,
-    Add,
-    Attend,
-    Copy,
-    Linear,
-    Norm,
+    ActivateStep,
+    AddStep,
+    AttendStep,
+    CopyStep,
+    LinearStep,
+    NormStep,
     Program,
-    Rotate,
+    RotateStep,
 )
 from lmtool.compute.machine import machine_memory
 from lmtool.model.fixed import FixedState, n_source_of
@@ -124,7 +124,7 @@ class RowStep:
 
     def _linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
         matrix = self._layers.matrices[linear].in_c(self._program.hold(linear.bias))
-        self._program.add(Linear(matrix, adds), src, dst)
+        self._program.add(LinearStep(matrix, adds), src, dst)
 
     def _plan(self) -> None:
         """The sublayers as in `Stack` and `Sublayer`."""
@@ -132,7 +132,7 @@ class RowStep:
         sublayers = [cast(Sublayer, sublayer) for sublayer in stack.passed()]
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
             if i % stack.per_layer == 0 and (stack.parallel or stack.adds_to_layer):
-                add(Copy(width), self._x, self._input)
+                add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
             if sublayer.norm_place == "pre":
                 read = self._norm(sublayer.norm, read, self._read)
@@ -143,12 +143,12 @@ class RowStep:
                 self._norm(sublayer.norm, self._out, self._out)
             if not adds:
                 if stack.adds_to_layer:
-                    add(Copy(width), self._input, self._x)
-                add(Add(width) if sublayer.residual else Copy(width), self._out, self._x)
+                    add(CopyStep(width), self._input, self._x)
+                add(AddStep(width) if sublayer.residual else CopyStep(width), self._out, self._x)
             if sublayer.norm_place == "post":
                 self._norm(sublayer.norm, self._x, self._x)
         if self._norm(stack.norm, self._x, self._out) != self._out:
-            add(Copy(width), self._x, self._out)
+            add(CopyStep(width), self._x, self._out)
 
     def _norm(self, module: nn.Module, src: int, dst: int, n_parts: int = 1) -> int:
         """Where the normalised numbers are."""
@@ -158,7 +158,7 @@ class RowStep:
         gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
         gain_and_bias = self._program.hold(gain), self._program.hold(bias)
         is_centred = isinstance(norm, nn.LayerNorm)
-        self._program.add(Norm(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centred, norm.eps), src, dst)
+        self._program.add(NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centred, norm.eps), src, dst)
         return dst
 
     def _mix(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
@@ -167,7 +167,7 @@ class RowStep:
             case FeedForward(), _:
                 self._linear(mixer.up, read, self._inner)
                 function = ACTIVATIONS.index(GATES.get(mixer.activation, mixer.activation))
-                activate = Activate(function, mixer.out.in_features, mixer.activation in GATES)
+                activate = ActivateStep(function, mixer.out.in_features, mixer.activation in GATES)
                 self._program.add(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
                 self._linear(mixer.q, read, self._inner)
@@ -189,7 +189,7 @@ class RowStep:
         rule = stack.position if window is None else stack.window_position[0]
         if (turns := rule.rotations(self._slots_1S, mixer.head_width, torch.float32)) is not None:
             angles = (hold(t.expand(-1, 1, -1, -1)) for t in turns)
-            rotate = Rotate(*angles, mixer.n_heads + mixer.n_kv_heads, mixer.head_width, turns[0].shape[-1])
+            rotate = RotateStep(*angles, mixer.n_heads + mixer.n_kv_heads, mixer.head_width, turns[0].shape[-1])
             self._program.add(rotate, self._inner, self._inner)
         bias_PNTS = rule.bias(self._slots_1S[:, -1:], self._slots_1S)
         # by the distance from the last query to each key
@@ -204,7 +204,7 @@ class RowStep:
         window: int = 0,
         n_source: int = 0,
     ) -> None:
-        attend = Attend(
+        attend = AttendStep(
             keys=state.k_BNSH.data_ptr(),
             values=state.v_BNSH.data_ptr(),
             bias=bias,

@@ -14,19 +14,19 @@ from lmtool.compute.kernels.matrices import Matrix
 ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu")
 
 
-class Linear(Structure):
+class LinearStep(Structure):
     _fields_ = (("matrix", Matrix), ("adds", c_int32))
 
 
-class Norm(Structure):
+class NormStep(Structure):
     _fields_ = (*fields(c_void_p, "gain bias"), *fields(c_int32, "n_parts width is_centred"), ("eps", c_float))
 
 
-class Rotate(Structure):
+class RotateStep(Structure):
     _fields_ = (*fields(c_void_p, "cosines sines"), *fields(c_int32, "n_heads width n_rotated"))
 
 
-class Attend(Structure):
+class AttendStep(Structure):
     _fields_ = (
         *fields(c_void_p, "keys values bias"),
         *fields(c_int32, "n_heads n_kv_heads key_width value_width n_slots window n_source"),
@@ -34,24 +34,32 @@ class Attend(Structure):
     )
 
 
-class Activate(Structure):
+class ActivateStep(Structure):
     _fields_ = fields(c_int32, "function width is_gated")
 
 
-class Add(Structure):
+class AddStep(Structure):
     _fields_ = fields(c_int32, "width")
 
 
-class Copy(Structure):
+class CopyStep(Structure):
     _fields_ = fields(c_int32, "width")
-
-
-Step = Linear | Norm | Rotate | Attend | Activate | Add | Copy
-KINDS = (Linear, Norm, Rotate, Attend, Activate, Add, Copy)
 
 
 class _AnyStep(Union):
-    _fields_ = tuple((kind.__name__.lower(), kind) for kind in KINDS)
+    _fields_ = (
+        ("linear", LinearStep),
+        ("norm", NormStep),
+        ("rotate", RotateStep),
+        ("attend", AttendStep),
+        ("activate", ActivateStep),
+        ("add", AddStep),
+        ("copy", CopyStep),
+    )
+
+
+KINDS = {kind: (number, name) for number, (name, kind) in enumerate(_AnyStep._fields_)}
+"""The number of each kind of step in C, and its name in the union."""
 
 
 class _Operation(Structure):
@@ -79,10 +87,10 @@ class Program:
         self._held.append(t.detach().float().contiguous())
         return self._held[-1].data_ptr()
 
-    def add(self, step: Step, src: int, dst: int) -> None:
+    def add(self, step: Structure, src: int, dst: int) -> None:
         """Add an operation. src, dst: places of its input and output."""
-        any_step = _AnyStep(**{type(step).__name__.lower(): step})
-        self._operations.append(_Operation(KINDS.index(type(step)), src, dst, any_step))
+        number, name = KINDS[type(step)]
+        self._operations.append(_Operation(number, src, dst, _AnyStep(**{name: step})))
 
     def build(self) -> None:
         """Make the memory and the list; no operation is added after it."""
@@ -92,7 +100,7 @@ class Program:
     def set_source(self, n_source: int) -> None:
         """Let attention to a source read this many positions of it."""
         for operation in self._list:
-            if operation.kind == KINDS.index(Attend) and operation.step.attend.n_source:
+            if operation.kind == KINDS[AttendStep][0] and operation.step.attend.n_source:
                 operation.step.attend.n_source = n_source
 
     def run(self, position: int) -> None:
