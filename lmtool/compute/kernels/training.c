@@ -88,10 +88,16 @@ INLINE float entropy_row(const void *x, void *slope, int64_t n, int64_t target, 
     }
     highest = ordered(highest);
     memcpy(&largest, &highest, 4);
-    for (int64_t i = 0; i < n; i++) {
-        const float value = at(x, i, narrow);
-        total += power(value - largest);
-        sum += value;
+    for (int64_t i = 0; i < n;) { /* sums of few numbers each, whose rounding errors are smaller */
+        const int64_t end = i + 256 < n ? i + 256 : n;
+        float part_of_total = 0, part_of_sum = 0;
+        for (; i < end; i++) {
+            const float value = at(x, i, narrow);
+            part_of_total += power(value - largest);
+            part_of_sum += value;
+        }
+        total += part_of_total;
+        sum += part_of_sum;
     }
     const float shift = largest + logf(total), factor = weight / total;
     if (slope) {

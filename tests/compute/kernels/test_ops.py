@@ -130,7 +130,7 @@ def test_powers_are_as_exact_as_float32(size: int) -> None:
     assert exact.grad is not None
     assert single.grad is not None
     kernel_error, torch_error = ((grad.double() - exact.grad).norm() for grad in (slope, single.grad))
-    assert kernel_error < 1.05 * torch_error
+    assert kernel_error <= torch_error
     gate = -torch.linspace(0.01, 16, 4000)
     value = ops.swiglu(torch.stack((gate, torch.ones_like(gate)), -1))[:, 0]
     torch.testing.assert_close(value.double(), gate.double() * gate.double().sigmoid(), rtol=2e-6, atol=0)
