@@ -27,7 +27,7 @@ class PackedMatrix(nn.Parameter):
     product: Product
 
     def __new__(cls, weight: Tensor, product: Product) -> "PackedMatrix":
-        made = torch.Tensor._make_subclass(cls, weight, False)
+        made = super().__new__(cls, weight, False)
         made.product = product
         return made
 
@@ -37,8 +37,7 @@ class PackedMatrix(nn.Parameter):
             return args[1].product(args[0], args[2] if len(args) > 2 else None)
         if func is F.embedding and args[1].stride(0) == 0:
             return args[1].product.rows(args[0])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        return nn.Parameter.__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def pack(model: nn.Module, precision: str, device: torch.device) -> None:
@@ -122,6 +121,7 @@ class _ByOneDnn(Product):
 
     def __init__(self, weight: Tensor) -> None:
         self.dtype = weight.dtype
+        # both operators are private, as those of onednn below; read in torch 2.13
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
         # the overload by name, as resolving it takes as long as a small product
         self.multiply = torch.ops.mkldnn._linear_pointwise.default

@@ -228,7 +228,8 @@ class _TrainingSession:
 
     def compile(self) -> Iterator[str]:
         """Compile the model, unless it does not compile here, or then computes something else: a warning says so."""
-        torch._dynamo.config.suppress_errors = True  # what fails later is computed without being compiled
+        # what fails later is computed without being compiled; private names, read in torch 2.13
+        torch._dynamo.config.suppress_errors = True
         samples = rank_samples(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
         batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
         with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
