@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 from contextlib import suppress
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,14 +29,14 @@ OFF = "LMTOOL_NATIVE"
 SIGNATURES = {
     "step": (c_void_p, c_int32, c_void_p, c_int64, c_int32),
     "multiply": (*(c_void_p,) * 3, c_int64, c_int32),
-    "drop": (c_void_p, c_void_p, c_int64, c_uint64, c_uint32, c_float, c_int32, c_int32),
+    "drop": (c_void_p, c_void_p, c_int64, c_void_p, c_uint32, c_float, c_int32, c_int32),
     "gate": (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32),
     "cross_entropy": (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32),
     "normalise": (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32),
     "normalise_slopes": (*(c_void_p,) * 6, c_int64, c_int64, c_int32),
     "rotate_heads": (*(c_void_p,) * 5, c_float, c_int32, c_int32),
 }
-"""Types of the arguments of each kernel; all have addresses of structures and of numbers first, and threads last."""
+"""Types of the arguments of each kernel; addresses are those of structures or of numbers."""
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ Shapes: R rows of C numbers, B rows, T positions, N heads, H head width, A rotat
 or 1 where all rows have the same positions.
 """
 
-from collections.abc import Callable
-from ctypes import Structure, byref, c_int64
+from collections.abc import Callable, Sequence
+from ctypes import c_int64
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lmtool.compute.kernels.build import fields, library
+from lmtool.compute.kernels.build import library
 
 GRAIN = 2**15
 """Numbers for which a further thread is worth its start."""
@@ -49,10 +49,16 @@ def _are_served(*tensors: Tensor) -> bool:
 
 
 def _call(name: str, *arguments: Any, of: Tensor) -> None:
-    """Call a kernel, with pointers for tensors; `of`: the numbers that its threads share."""
-    threads = min(torch.get_num_threads(), 1 + of.numel() // GRAIN)
-    values = (a.data_ptr() if isinstance(a, Tensor) else a for a in arguments)
-    getattr(library(), name)(*values, threads)
+    """Call a kernel, with pointers for tensors and tuples; not for fake tensors. `of`: what its threads share."""
+    if type(of) in PLAIN:
+        threads = min(torch.get_num_threads(), 1 + of.numel() // GRAIN)
+        getattr(library(), name)(*map(_in_c, arguments), threads)
+
+
+def _in_c(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return (c_int64 * len(argument))(*argument)
+    return argument.data_ptr() if isinstance(argument, Tensor) else argument
 
 
 def _is_narrow(x: Tensor) -> bool:
@@ -60,36 +66,47 @@ def _is_narrow(x: Tensor) -> bool:
 
 
 def _register(
-    fake: Callable[..., Any],
-    save: Callable[..., None] | None = None,
-    backward: Callable[..., Any] | None = None,
-    tags: tuple[torch.Tag, ...] = (),
+    backward: Callable[..., tuple[Tensor, ...]] | None = None, keeps: Sequence[int] = (), tags: Sequence[torch.Tag] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function that calls a kernel an operator of torch, torch.ops.lmtool.NAME.
 
     It is that operator where torch.compile traces it. Otherwise the same functions make an autograd function, as the
-    dispatch of an operator with a gradient in Python takes 2 to 3 % of a step of a small model.
+    dispatch of an operator with a gradient in Python takes 2 to 4 % of a step of a small model.
 
-    fake: gives outputs without memory. save(context, inputs, outputs): keeps what `backward` needs, which gives the
-    gradients of the inputs; without them the operator has no gradient. tags: of torch.
+    backward: gives the gradients of the first inputs. Its arguments are the inputs with the numbers `keeps`, first the
+        tensors, the outputs but the first, which have no gradient, and the gradient of the first output.
     """
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         name = kernel.__name__.removeprefix("_")
-        torch.library.define(f"lmtool::{name}", torch.library.infer_schema(kernel, mutates_args=()), tags=tags)
+        schema = torch.library.infer_schema(kernel, mutates_args=())
+        torch.library.define(f"lmtool::{name}", schema, tags=tags)
         torch.library.impl(f"lmtool::{name}", "cpu", kernel)
-        torch.library.register_fake(f"lmtool::{name}", fake)
+        torch.library.register_fake(f"lmtool::{name}", kernel)
         operator, eager = getattr(torch.ops.lmtool, name).default, kernel
-        if save is not None and backward is not None:
-            once = once_differentiable(backward)
-            torch.library.register_autograd(f"lmtool::{name}", once, setup_context=save)
+        if backward is not None:
+
+            def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+                others = output[1:] if isinstance(output, tuple) else ()
+                kept = [inputs[i] for i in keeps]
+                ctx.save_for_backward(*(value for value in kept if isinstance(value, Tensor)), *others)
+                ctx.numbers = [value for value in kept if not isinstance(value, Tensor)]
+                ctx.n_inputs = len(inputs)
+                ctx.mark_non_differentiable(*others)
+                ctx.set_materialize_grads(False)
+
+            @once_differentiable
+            def gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+                found = backward(*ctx.saved_tensors, *ctx.numbers, grad)
+                return *found, *(None,) * (ctx.n_inputs - len(found))
 
             def forward(ctx: Any, *inputs: Any) -> Any:
-                outputs = kernel(*inputs)
-                save(ctx, inputs, outputs)
-                return outputs
+                output = kernel(*inputs)
+                save(ctx, inputs, output)
+                return output
 
-            members = {"forward": staticmethod(forward), "backward": staticmethod(once)}
+            torch.library.register_autograd(f"lmtool::{name}", gradients, setup_context=save)
+            members = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
             eager = type(name, (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
 
         def call(*arguments: Any) -> Any:
@@ -112,7 +129,7 @@ def rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, gain_C.shape, gain_C, eps)
 
 
-@_register(lambda x, gain_C, factors, grad: (x.new_empty(x.shape), torch.empty_like(gain_C)))
+@_register()
 def _rms_norm_backward(x: Tensor, gain_C: Tensor, factors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, grad = x.contiguous(), grad.contiguous()
     slope, of_threads = torch.empty_like(x), x.new_zeros(torch.get_num_threads(), len(gain_C))
@@ -120,17 +137,7 @@ def _rms_norm_backward(x: Tensor, gain_C: Tensor, factors: Tensor, grad: Tensor)
     return slope, of_threads.sum(0)
 
 
-def _save_norm(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:2], output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-@_register(
-    lambda x, gain_C, eps: (x.new_empty(x.shape), x.new_empty(x.shape[:-1])),
-    _save_norm,
-    lambda ctx, grad, _: (*_rms_norm_backward(*ctx.saved_tensors, grad), None),
-)
+@_register(_rms_norm_backward, keeps=(0, 1))
 def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """With the factor of each row."""
     x = x.contiguous()
@@ -151,25 +158,20 @@ def swiglu(inner: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-def _gate(inner: Tensor, grad: Tensor | None, out: Tensor) -> Tensor:
-    width = inner.shape[-1] // 2
-    n_rows = inner.numel() // max(1, 2 * width)
-    _call("gate", inner.contiguous(), grad, out, n_rows, width, _is_narrow(out), of=out if grad is None else grad)
-    return out
-
-
-@_register(lambda inner, grad: inner.new_empty(inner.shape))
+@_register()
 def _swiglu_backward(inner: Tensor, grad: Tensor) -> Tensor:
-    return _gate(inner, grad.contiguous(), inner.new_empty(inner.shape))
+    inner, grad = inner.contiguous(), grad.contiguous()
+    slope, width = torch.empty_like(inner), grad.shape[-1]
+    _call("gate", inner, grad, slope, grad.numel() // max(1, width), width, _is_narrow(grad), of=grad)
+    return slope
 
 
-@_register(
-    lambda inner: inner.new_empty(*inner.shape[:-1], inner.shape[-1] // 2),
-    lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    lambda ctx, grad: _swiglu_backward(*ctx.saved_tensors, grad),
-)
+@_register(lambda inner, grad: (_swiglu_backward(inner, grad),), keeps=(0,))
 def _swiglu(inner: Tensor) -> Tensor:
-    return _gate(inner, None, inner.new_empty(*inner.shape[:-1], inner.shape[-1] // 2))
+    inner, width = inner.contiguous(), inner.shape[-1] // 2
+    out = inner.new_empty(*inner.shape[:-1], width)
+    _call("gate", inner, None, out, out.numel() // max(1, width), width, _is_narrow(out), of=out)
+    return out
 
 
 # Rotary positions
@@ -189,30 +191,15 @@ def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
     return turned if x_BNTH.shape[-1] == A else torch.cat((turned, x_BNTH[..., A:]), -1)
 
 
-class _Rotation(Structure):
-    """Sizes, strides of the input, and the distance from one row of angles to the next, 0 if all rows have the same."""
-
-    _fields_ = fields(c_int64, "rows heads positions width rotated row head position of_row")
-
-
-def _save_rotation(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:3])
-    ctx.sign = inputs[3]
-
-
-@_register(
-    lambda x_BNTH, cos_P1TA, sin_P1TA, sign: x_BNTH.new_empty(x_BNTH.shape),
-    _save_rotation,
-    lambda ctx, grad: (_rotary(grad, *ctx.saved_tensors, -ctx.sign), None, None, None),
-)
+@_register(lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),), keeps=(1, 2, 3))
 def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
     """Rotated back with the sign -1, which is the gradient."""
     cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
     x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
     out = x_BNTH.new_empty(x_BNTH.shape)
-    of_row = cos_P1TA[0].numel() if len(cos_P1TA) > 1 else 0
-    rotation = _Rotation(*x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row)
-    _call("rotate_heads", byref(rotation), x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_narrow(out), of=out)
+    of_row = cos_P1TA[0].numel() if cos_P1TA.shape[0] > 1 else 0
+    sizes = *x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row
+    _call("rotate_heads", sizes, x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_narrow(out), of=out)
     return out
 
 
@@ -232,33 +219,21 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     return F.dropout(x, p)
 
 
-def _drop(x: Tensor, seed: Tensor, p: float) -> Tensor:
+@_register()
+def _dropout_backward(x: Tensor, seed: Tensor, p: float) -> Tensor:
     x, below = x.contiguous(), min(round(p * 2**32), 2**32 - 1)
     out = torch.empty_like(x)
-    _call("drop", x, out, x.numel(), int(seed), below, 2**32 / (2**32 - below), _is_narrow(x), of=x)
+    _call("drop", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_narrow(x), of=x)
     return out
 
 
-@_register(lambda grad, seed, p: grad.new_empty(grad.shape))
-def _dropout_backward(grad: Tensor, seed: Tensor, p: float) -> Tensor:
-    return _drop(grad, seed, p)
-
-
-def _save_seed(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.p = inputs[1]
-
-
 @_register(
-    lambda x, p: (x.new_empty(x.shape), torch.empty((), dtype=torch.int64)),
-    _save_seed,
-    lambda ctx, grad, _: (_dropout_backward(grad, *ctx.saved_tensors, ctx.p), None),
-    tags=(torch.Tag.nondeterministic_seeded,),
+    lambda seed, p, grad: (_dropout_backward(grad, seed, p),), keeps=(1,), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """With the seed."""
+    """With the seed. A kernel drops gradients as it drops numbers."""
     seed = torch.empty((), dtype=torch.int64).random_()
-    return _drop(x, seed, p), seed
+    return _dropout_backward(x, seed, p), seed
 
 
 # Cross-entropy
@@ -284,25 +259,12 @@ def _scale_slope(slope_RV: Tensor, grad: Tensor) -> Tensor:
     return slope_RV * grad.to(slope_RV.dtype)
 
 
-def _save_slope(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-@_register(
-    lambda logits_RV, targets_R, weights_R, of_target, of_each, with_slope: (
-        logits_RV.new_empty((), dtype=torch.float32),
-        logits_RV.new_empty(logits_RV.shape if with_slope else 0),
-    ),
-    _save_slope,
-    lambda ctx, grad, _: (_scale_slope(ctx.saved_tensors[0], grad), *(None,) * 5),
-)
+@_register(lambda slope_RV, grad: (_scale_slope(slope_RV, grad),))
 def _cross_entropy(
     logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, of_target: float, of_each: float, with_slope: bool
 ) -> tuple[Tensor, Tensor]:
     logits_RV = logits_RV.contiguous()
-    loss_R = torch.empty(len(logits_RV))
+    loss_R = torch.empty(logits_RV.shape[0])
     slope = logits_RV.new_empty(logits_RV.shape if with_slope else 0)
     _call(
         "cross_entropy",

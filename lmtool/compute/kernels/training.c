@@ -38,12 +38,12 @@ INLINE void drop_part(const void *x, void *y, int64_t from, int64_t to, uint64_t
 }
 
 /* y = factor x, but 0 with probability below / 2^32 */
-void drop(const void *x, void *y, int64_t n, uint64_t seed, uint32_t below, float factor, int32_t narrow, int32_t threads) {
+void drop(const void *x, void *y, int64_t n, const uint64_t *seed, uint32_t below, float factor, int32_t narrow, int32_t threads) {
 #pragma omp parallel num_threads(threads)
     {
         int64_t from, to;
         share(n, omp_get_thread_num(), omp_get_num_threads(), &from, &to);
-        FOR_BOTH(narrow, drop_part, x, y, from, to, seed, below, factor);
+        FOR_BOTH(narrow, drop_part, x, y, from, to, *seed, below, factor);
     }
 }
 

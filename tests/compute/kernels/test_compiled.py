@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lmtool.batch import Batch
 from lmtool.compute.kernels import ops
@@ -34,17 +35,37 @@ def results(model: LanguageModel, call: Callable[[Batch], Any]) -> list[torch.Te
 def test_the_default_model_is_one_graph(model: LanguageModel, backend: str) -> None:
     """A break would raise with `fullgraph`. Dropout draws the same numbers as without a compiler."""
     torch.compiler.reset()
-    graphs: list[torch.fx.GraphModule] = []
-
-    def compile_(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        graphs.append(graph)
-        return torch._dynamo.lookup_backend(backend)(graph, inputs)
-
-    found = results(model, torch.compile(model, fullgraph=True, backend=compile_))
+    counter = CompileCounterWithBackend(backend)
+    found = results(model, torch.compile(model, fullgraph=True, backend=counter))
     torch.testing.assert_close(found, results(model, model), rtol=1e-4, atol=1e-6)
-    (graph,) = graphs
+    (graph,) = counter.graphs
     called = [node.target for node in graph.graph.nodes if str(node.target).startswith("lmtool.")]
     # of each layer: two norms, one rotation of queries with keys, a gate and three dropouts
     names = {"rms_norm": 2 * 2 + 1, "rotary": 2, "swiglu": 2, "dropout": 2 * 3 + 1}
     assert {name: called.count(getattr(torch.ops.lmtool, name).default) for name in names} == names
+    torch.compiler.reset()
+
+
+def test_one_graph_has_texts_of_any_length() -> None:
+    """No operator turns a symbolic size into a number."""
+
+    def use_all(x_TD: torch.Tensor) -> torch.Tensor:
+        heads_1NTH = ops.rms_norm(x_TD, torch.ones(8), 1e-5).unflatten(-1, (2, 4)).transpose(0, 1)[None]
+        angles_11TA = x_TD.detach()[None, None, :, :2]
+        turned_1NTH = ops.rotary(heads_1NTH, angles_11TA.cos(), angles_11TA.sin())
+        targets_T, weights_T = torch.zeros(len(x_TD), dtype=torch.int64), torch.ones(len(x_TD))
+        loss = ops.cross_entropy(ops.dropout(x_TD, 0.5), targets_T, weights_T, (1.0, 0.0))
+        return loss + turned_1NTH.square().sum() + ops.swiglu(x_TD).sum()
+
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(use_all, dynamic=True, fullgraph=True, backend=counter)
+    for n in (5, 9, 30):
+        x_TD = torch.randn(n, 8, requires_grad=True)
+        found = []
+        for function in (compiled, use_all):
+            torch.manual_seed(n)
+            found.append(torch.autograd.grad(function(x_TD), x_TD)[0])
+        torch.testing.assert_close(*found)
+    assert counter.frame_count == 1
     torch.compiler.reset()
