@@ -51,7 +51,7 @@ class NativeLayers:
     @classmethod
     def of(cls, model: LanguageModel) -> "NativeLayers | None":
         """None for a model that the kernels do not serve, or that is not packed, so that its weights may change."""
-        if not isinstance(model, TransformerModel) or not _is_served(model):
+        if not isinstance(model, TransformerModel) or not _can_step(model):
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in linears_of(model.stacks()[-1])}
         again = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
@@ -68,7 +68,7 @@ class NativeLayers:
         return cls(model, matrices)
 
 
-def _is_served(model: TransformerModel) -> bool:
+def _can_step(model: TransformerModel) -> bool:
     """Whether the kernels have all parts of its layers, whose matrices are packed."""
     stack = model.stacks()[-1]
     mixers, mask = mixers_of(stack), stack.mask
