@@ -145,43 +145,6 @@ def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog
     build.library.cache_clear()
 
 
-def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho 'error: no such instruction' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CC", str(broken))
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    build.library.cache_clear()
-    assert build.library() is None
-    assert "no such instruction" in caplog.text
-    build.library.cache_clear()
-
-
-@pytest.mark.slow
-def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
-    calls: list[Any] = []
-    compiled = build._compile
-    monkeypatch.setattr(build, "_compile", lambda *of: calls.append(of) or compiled(*of))
-    for _ in range(2):
-        build.library.cache_clear()
-        assert build.library() is not None
-    assert len(calls) == 1
-    (stored,) = tmp_path.rglob("*.so")
-    content = stored.read_bytes()
-    stored.unlink()  # it is loaded here
-    stored.write_bytes(content[:-1])
-    build.library.cache_clear()
-    assert build.library() is not None
-    assert len(calls) == 2
-    assert len(list(tmp_path.rglob("*.so"))) == 1
-    monkeypatch.setattr(build, "_processor", lambda: "another")
-    build.library.cache_clear()
-    assert build.library() is not None
-    assert len(calls) == 3
-    build.library.cache_clear()
-
-
 def test_a_state_grows_in_the_type_of_the_model() -> None:
     """So that in a batch keys and values are not converted at each step."""
     model = packed("modern", "bfloat16", **WIDE)
