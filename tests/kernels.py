@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 from lmtool import durable
-from lmtool.compute import native
+from lmtool.compute.kernels import build
 
 
 def put_kernels(cache: Path) -> None:
     """Put the kernels of this machine into a cache that has none; nothing where there is no compiler."""
-    if native.library() is not None:
-        shutil.copytree(durable.cache_folder() / native.FOLDER, cache / native.FOLDER)
+    if build.library() is not None:
+        shutil.copytree(durable.cache_folder() / build.FOLDER, cache / build.FOLDER)

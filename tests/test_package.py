@@ -50,7 +50,9 @@ def run_installed(wheel, tmp_path_factory):
 
 def test_the_wheel_holds_package_recipes_and_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.py")} | {"lmtool/compute/kernels.c"}
+    modules = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.*") if path.suffix in (".py", ".c", ".h")
+    }
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("*/templates/*")}
     families = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("interop/*/*.yaml")}
     shipped = {

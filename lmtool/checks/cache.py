@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from lmtool import durable
-from lmtool.compute import native
+from lmtool.compute.kernels import build
 from lmtool.data.blocks import STREAMS
 from lmtool.data.cached import SURVEYS, TOKENIZERS, TOKENS, discard, lock_of_store
 from lmtool.data.hub import DATASETS
@@ -58,7 +58,7 @@ KINDS = {
     ),
     "tokenizers": CacheKind("tokenizers of texts", TOKENIZERS, _ENTRY),
     "surveys": CacheKind("what texts were found to have", SURVEYS, _ENTRY),
-    "kernels": CacheKind("compiled kernels", native.FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
+    "kernels": CacheKind("compiled kernels", build.FOLDER, r"(?P<key>[0-9a-f]{16})-[0-9a-f]{16}\.so"),
     "streams": CacheKind("texts that are tokenized beside training", STREAMS, "(?!)(?P<key>)"),
 }
 """By name. Besides, each folder may have scratch folders of processes."""

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from lmtool.batch import Batch
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
-from lmtool.compute.native import library
+from lmtool.compute.kernels import ops
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.steps import DEVICES, PATIENCE
 from lmtool.model import LanguageModel, build
@@ -31,6 +31,20 @@ SPEC: dict[str, Any] = {
 WINDOW = {"pattern": {"kind": "window", "size": 100}}
 VOCAB = 512
 N_STEPS = PATIENCE + 8
+
+
+def _rotate(x: Tensor) -> Tensor:
+    cos, sin = x.detach()[None, None, :, :16].cos(), x.detach()[None, None, :, :16].sin()
+    return ops.rotary(x[None, None], torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "RMSNorm": lambda x: ops.rms_norm(x, x.detach()[0], 1e-5),
+    "SwiGLU": ops.swiglu,
+    "rotary positions": _rotate,
+    "cross-entropy": lambda x: ops.cross_entropy(x, torch.arange(len(x)), torch.ones(len(x)), (0.9, 1e-3)),
+}
+"""Operators that kernels compute, all but dropout, of which torch's formula draws other numbers."""
 
 
 class Compared(NamedTuple):
@@ -79,8 +93,9 @@ def _ways(device: torch.device) -> dict[str, Callable[[], FastAndPlain]]:
     ways: dict[str, Callable[[], FastAndPlain]] = {
         f"matrices in {name}": partial(_packed, device, name) for name in ("bfloat16", "float16", "int8", "int4")
     }
-    if device.type == "cpu" and library() is not None:
+    if device.type == "cpu" and ops.has_kernels():
         ways |= {f"one text by kernels, {name}": partial(_steps, device, name) for name in ("float32", "int8", "int4")}
+        ways |= {f"{name} by a kernel, float32 beside float64": partial(_operator, name) for name in OPERATORS}
         ways["training step by kernels, float32 beside float64"] = partial(_gradients, device)
     if device.type in DEVICES:
         ways["captured steps"] = partial(_steps, device, None)
@@ -131,6 +146,19 @@ def _steps(device: torch.device, precision: str | None) -> FastAndPlain:
         return hidden[:, -1], state
 
     return partial(compute, ModelRunner(model).step), partial(compute, step)
+
+
+def _operator(name: str) -> FastAndPlain:
+    """An operator and its gradient: the kernels do not serve float64."""
+    x = torch.randn(64, 512)
+
+    def compute(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            y = OPERATORS[name](x)
+            return torch.cat((y.flatten(), torch.autograd.grad(y.square().sum(), x)[0].flatten())).detach()
+
+    return partial(compute, x), partial(compute, x.double())
 
 
 def _gradients(device: torch.device) -> FastAndPlain:

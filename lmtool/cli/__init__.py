@@ -31,7 +31,7 @@ from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
 from lmtool.cli.help import HELP_NAMES, did_you_mean, flag, group, near_words, register
-from lmtool.cli.output import prepare_streams
+from lmtool.cli.output import prepare_streams, show_logs
 from lmtool.cli.signals import leave_on_signals
 from lmtool.errors import LmtoolError, ResourceError, UsageError
 from lmtool.printable import plain
@@ -108,6 +108,7 @@ def main() -> None:
     debug = _take_debug(sys.argv)
     leave_on_signals()
     prepare_streams()
+    show_logs()
     try:
         _refuse_unencodable(sys.argv[1:])
         code = app(prog_name="lmtool", standalone_mode=False)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -50,6 +51,21 @@ def prepare_streams() -> None:
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         raw = system.unbuffered(sys.stderr)
         sys.stderr = _Messages(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+class _LogHandler(logging.Handler):
+    """Writes log messages to stderr as other messages are, with "warning: " in front of warnings and errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "warning: " if record.levelno >= logging.WARNING else ""
+        typer.echo(plain(level + self.format(record), lines=True), err=True)
+
+
+def show_logs() -> None:
+    """Write what the package logs to stderr, from level INFO on."""
+    logger = logging.getLogger("lmtool")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_LogHandler()]
 
 
 class ReaderGone(SystemExit):

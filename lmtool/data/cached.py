@@ -51,7 +51,7 @@ def lock_of_store(path: Path) -> Path:
 
 def tell(what: str, why: str) -> None:
     """Say on one line that an entry of the cache is made anew."""
-    _LOG.warning("warning: %s in the cache could not be used, and is made anew: %s", what, why)
+    _LOG.warning("%s in the cache could not be used, and is made anew: %s", what, why)
 
 
 def discard(path: Path) -> None:

@@ -11,8 +11,19 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lmtool.compute.kernels.matrices import ByRows, NativeMatrix
+from lmtool.compute.kernels.program import (
+    ACTIVATIONS,
+    ActivateStep,
+    AddStep,
+    AttendStep,
+    CopyStep,
+    LinearStep,
+    NormStep,
+    Program,
+    RotateStep,
+)
 from lmtool.compute.machine import machine_memory
-from lmtool.compute.native import ACTIVATE, ACTIVATIONS, ADD, ATTEND, COPY, NORM, ROTATE, Op, library
 from lmtool.model.fixed import FixedState, n_source_of
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Memory
 from lmtool.model.layers.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention, linears_of, mixers_of
@@ -21,7 +32,6 @@ from lmtool.model.layers.parts import GATES, FeedForward
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import Score
 from lmtool.model.layers.stack import Sublayer
-from lmtool.model.layouts import ByRows, NativeMatrix
 from lmtool.model.packed import PackedMatrix
 from lmtool.model.transformer import TransformerModel
 
@@ -41,7 +51,7 @@ class NativeLayers:
     @classmethod
     def of(cls, model: LanguageModel) -> "NativeLayers | None":
         """None for a model that the kernels do not serve, or that is not packed, so that its weights may change."""
-        if not isinstance(model, TransformerModel) or not _is_served(model) or library() is None:
+        if not isinstance(model, TransformerModel) or not _can_step(model):
             return None
         weights = {linear: cast(PackedMatrix, linear.weight) for linear in linears_of(model.stacks()[-1])}
         again = sum(weight.nbytes for weight in weights.values() if not isinstance(weight.product, NativeMatrix))
@@ -58,7 +68,7 @@ class NativeLayers:
         return cls(model, matrices)
 
 
-def _is_served(model: TransformerModel) -> bool:
+def _can_step(model: TransformerModel) -> bool:
     """Whether the kernels have all parts of its layers, whose matrices are packed."""
     stack = model.stacks()[-1]
     mixers, mask = mixers_of(stack), stack.mask
@@ -87,64 +97,42 @@ class RowStep:
 
     def __init__(self, layers: NativeLayers, state: FixedState) -> None:
         self._layers, self._state = layers, state
-        self._held: list[Tensor] = []
-        self._ops: list[Op] = []
-        self._size = 0
+        self._program = Program()
         widths = [width for matrix in layers.matrices.values() for width in (matrix.n_in, matrix.n_out)]
         self._width = next(iter(layers.matrices.values())).n_in
         n_slots = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, KeyValue))
         self._slots_1S = torch.arange(n_slots)[None]
-        self._x, self._input, self._read, self._out = (self._room(self._width) for _ in range(4))
-        self._inner, self._mixed = self._room(max(widths)), self._room(max(widths))
+        self._x, self._input, self._read, self._out = (self._program.reserve(self._width) for _ in range(4))
+        self._inner, self._mixed = self._program.reserve(max(widths)), self._program.reserve(max(widths))
         self._plan()
-        self._memory = torch.zeros(self._size)
-        self._list = (Op * len(self._ops))(*self._ops)
+        self._program.build()
 
     def __call__(self, tokens_11: Tensor) -> Tensor:
         """The hidden state (1, D) of the token at the next position, which the caches hold then."""
-        kernels, layers = library(), self._layers
-        assert kernels is not None
+        layers, memory = self._layers, self._program.memory
         self._state.newest_1.add_(1)
         position = int(self._state.newest_1)
         positions_11 = self._slots_1S[:, position : position + 1]
-        self._memory[: self._width] = layers.model.inputs_of(layers.stack)(tokens_11, positions_11, None, None)[0, 0]
-        kernels.step(self._list, len(self._list), self._memory.data_ptr(), position, torch.get_num_threads())
-        return self._memory[self._out : self._out + self._width][None].clone()
+        memory[: self._width] = layers.model.inputs_of(layers.stack)(tokens_11, positions_11, None, None)[0, 0]
+        self._program.run(position)
+        return memory[self._out : self._out + self._width][None].clone()
 
     def read_source(self, state: DecodeState) -> None:
         """Attend to the source of this state, which is padded on the right, from now on."""
         keep_1S = state.source_keep_BS
-        n_source = n_source_of(state) if keep_1S is None else int(keep_1S.sum())
-        for op in self._list:
-            if op.kind == ATTEND and op.dtype:
-                op.dtype = n_source
-
-    def _room(self, n: int) -> int:
-        first = self._size
-        self._size += -(-n // 16) * 16
-        return first
-
-    def _hold(self, t: Tensor | None) -> int | None:
-        """The address of numbers in float32, which are kept."""
-        if t is None:
-            return None
-        self._held.append(t.detach().float().contiguous())
-        return self._held[-1].data_ptr()
-
-    def _add(self, kind: int, src: int, dst: int, **fields: float | None) -> None:
-        self._ops.append(Op(kind=kind, src=src, dst=dst, **fields))
+        self._program.set_source(n_source_of(state) if keep_1S is None else int(keep_1S.sum()))
 
     def _linear(self, linear: nn.Linear, src: int, dst: int, adds: bool = False) -> None:
-        matrix = self._layers.matrices[linear]
-        self._ops.append(matrix.op(self._hold(linear.bias), src=src, dst=dst, flag=int(adds)))
+        matrix = self._layers.matrices[linear].in_c(self._program.hold(linear.bias))
+        self._program.add(LinearStep(matrix, adds), src, dst)
 
     def _plan(self) -> None:
         """The sublayers as in `Stack` and `Sublayer`."""
-        stack, width = self._layers.stack, self._width
+        stack, width, add = self._layers.stack, self._width, self._program.add
         sublayers = [cast(Sublayer, sublayer) for sublayer in stack.passed()]
         for i, (sublayer, state) in enumerate(zip(sublayers, self._state.layers, strict=True)):
             if i % stack.per_layer == 0 and (stack.parallel or stack.adds_to_layer):
-                self._add(COPY, self._x, self._input, n_in=width)
+                add(CopyStep(width), self._x, self._input)
             read = self._input if stack.parallel else self._x
             if sublayer.norm_place == "pre":
                 read = self._norm(sublayer.norm, read, self._read)
@@ -155,12 +143,12 @@ class RowStep:
                 self._norm(sublayer.norm, self._out, self._out)
             if not adds:
                 if stack.adds_to_layer:
-                    self._add(COPY, self._input, self._x, n_in=width)
-                self._add(ADD if sublayer.residual else COPY, self._out, self._x, n_in=width)
+                    add(CopyStep(width), self._input, self._x)
+                add(AddStep(width) if sublayer.residual else CopyStep(width), self._out, self._x)
             if sublayer.norm_place == "post":
                 self._norm(sublayer.norm, self._x, self._x)
         if self._norm(stack.norm, self._x, self._out) != self._out:
-            self._add(COPY, self._x, self._out, n_in=width)
+            add(CopyStep(width), self._x, self._out)
 
     def _norm(self, module: nn.Module, src: int, dst: int, n_parts: int = 1) -> int:
         """Where the normalised numbers are."""
@@ -168,9 +156,9 @@ class RowStep:
             return src
         norm = cast(nn.LayerNorm | RMSNorm, module)
         gain, bias = (norm.gain(), None) if isinstance(norm, RMSNorm) else (norm.weight, norm.bias)
-        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        sizes = {"n_in": norm.normalized_shape[0], "n": n_parts, "dtype": int(isinstance(norm, nn.LayerNorm))}
-        self._add(NORM, src, dst, **sizes, eps=eps, scale=self._hold(gain), bias=self._hold(bias))
+        gain_and_bias = self._program.hold(gain), self._program.hold(bias)
+        is_centred = isinstance(norm, nn.LayerNorm)
+        self._program.add(NormStep(*gain_and_bias, n_parts, norm.normalized_shape[0], is_centred, norm.eps), src, dst)
         return dst
 
     def _mix(self, mixer: Mixer, state: LayerState, read: int, is_full: bool) -> int:
@@ -178,12 +166,12 @@ class RowStep:
         match mixer, state:
             case FeedForward(), _:
                 self._linear(mixer.up, read, self._inner)
-                how = ACTIVATIONS.index(GATES.get(mixer.activation, mixer.activation))
-                gated = int(mixer.activation in GATES)
-                self._add(ACTIVATE, self._inner, self._mixed, dtype=how, n_in=mixer.out.in_features, flag=gated)
+                function = ACTIVATIONS.index(GATES.get(mixer.activation, mixer.activation))
+                activate = ActivateStep(function, mixer.out.in_features, mixer.activation in GATES)
+                self._program.add(activate, self._inner, self._mixed)
             case CrossAttention(), Memory():
                 self._linear(mixer.q, read, self._inner)
-                self._attend(mixer, state, dtype=1)
+                self._attend(mixer, state, n_source=1)  # a source of any length: see `read_source`
             case SelfAttention(), KeyValue():
                 self._linear(mixer.qkv, read, self._inner)
                 self._place(mixer, state, is_full)
@@ -191,7 +179,7 @@ class RowStep:
 
     def _place(self, mixer: SelfAttention, state: KeyValue, is_full: bool) -> None:
         """Queries, keys and values with their norms, rotations, biases and window."""
-        stack = self._layers.stack
+        stack, hold = self._layers.stack, self._program.hold
         n_queries, n_keys, _ = mixer.qkv.widths
         for norm, first, n in ((mixer.q_norm, 0, n_queries), (mixer.k_norm, n_queries, n_keys)):
             if isinstance(norm, RMSNorm):
@@ -200,16 +188,33 @@ class RowStep:
         window = None if is_full else stack.mask.window
         rule = stack.position if window is None else stack.window_position[0]
         if (turns := rule.rotations(self._slots_1S, mixer.head_width, torch.float32)) is not None:
-            cos, sin = (self._hold(t.expand(-1, 1, -1, -1)) for t in turns)
-            n_heads = mixer.n_heads + mixer.n_kv_heads
-            sizes = {"n_in": mixer.head_width, "n_out": turns[0].shape[-1], "n": n_heads}
-            self._add(ROTATE, self._inner, self._inner, **sizes, scale=cos, bias=sin)
+            angles = (hold(t.expand(-1, 1, -1, -1)) for t in turns)
+            rotate = RotateStep(*angles, mixer.n_heads + mixer.n_kv_heads, mixer.head_width, turns[0].shape[-1])
+            self._program.add(rotate, self._inner, self._inner)
         bias_PNTS = rule.bias(self._slots_1S[:, -1:], self._slots_1S)
         # by the distance from the last query to each key
-        by_distance = None if bias_PNTS is None else self._hold(bias_PNTS[0, :, 0].flip(-1))
-        self._attend(mixer, state, flag=window or 0, bias=by_distance)
+        by_distance = None if bias_PNTS is None else hold(bias_PNTS[0, :, 0].flip(-1))
+        self._attend(mixer, state, by_distance, window or 0)
 
-    def _attend(self, mixer: SelfAttention | CrossAttention, state: KeyValue | Memory, **fields: int | None) -> None:
-        sizes = {"n_in": mixer.head_width, "n_out": mixer.value_width, "n": mixer.n_heads, "m": mixer.n_kv_heads}
-        caches = {"k": state.k_BNSH.shape[2], "keys": state.k_BNSH.data_ptr(), "values": state.v_BNSH.data_ptr()}
-        self._add(ATTEND, self._inner, self._mixed, eps=mixer.score.scale, **sizes, **caches, **fields)
+    def _attend(
+        self,
+        mixer: SelfAttention | CrossAttention,
+        state: KeyValue | Memory,
+        bias: int | None = None,
+        window: int = 0,
+        n_source: int = 0,
+    ) -> None:
+        attend = AttendStep(
+            keys=state.k_BNSH.data_ptr(),
+            values=state.v_BNSH.data_ptr(),
+            bias=bias,
+            n_heads=mixer.n_heads,
+            n_kv_heads=mixer.n_kv_heads,
+            key_width=mixer.head_width,
+            value_width=mixer.value_width,
+            n_slots=state.k_BNSH.shape[2],
+            window=window,
+            n_source=n_source,
+            scale=mixer.score.scale,
+        )
+        self._program.add(attend, self._inner, self._mixed)

@@ -76,7 +76,7 @@ class Steps:
             step.is_checked = True
             return found_BD, after
         percent = 100 * away(found_BD, wanted_BD)
-        _LOG.warning("warning: the fast step here differs from the model's by %.0f %%, and is not taken", percent)
+        _LOG.warning("the fast step here differs from the model's by %.0f %%, and is not taken", percent)
         self._serves = self._is_native = False
         return wanted_BD, plain
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
 from lmtool.model.features import FrozenFeatures
 from lmtool.model.language_model import Output, Parts, WithoutNextToken
-from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec.model import Reads
 from lmtool.recipe.spec.words import Averaging
 
@@ -206,8 +206,8 @@ class AveragingModel(WithoutNextToken):
             mean_BD = (share_BF[..., None].to(x_BD.dtype) * states_BTD).sum(1)
             x_BD = torch.cat((x_BD, mean_BD), -1) if self.features_of_tokens.beside else mean_BD
         for layer in self.dense:
-            x_BD = drop(self.activation(layer(x_BD)), self.spec.dropout, self.training)
-        return cast(Tensor, head(drop(x_BD, dropout, self.training)))
+            x_BD = ops.dropout(self.activation(layer(x_BD)), self.spec.dropout, self.training)
+        return cast(Tensor, head(ops.dropout(x_BD, dropout, self.training)))
 
     def matrix(self, batches: Iterable[Batch]) -> "csr_array":
         """The weights of all features in the vectors x of texts in CPU memory (B, F)."""

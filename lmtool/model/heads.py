@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.features import ScalarMix
 from lmtool.model.language_model import LanguageModel, Output, Wrapper, evaluating
 from lmtool.model.layers.crf import LinearChain
-from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import Attending
 from lmtool.model.layers.parts import activate
@@ -210,11 +210,11 @@ class Classifier(HeadedModel):
             return Answer(self.pair(self.body.scores(batch, self.head, self.dropout).float()))
         assert self.pool is not None
         hidden_BTD, auxiliary_B = self.states(batch)
-        pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
+        pooled_BD = ops.dropout(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         if self.dense is not None and self.activation is not None:
             pooled_BD = activate(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
-            pooled_BD = drop(pooled_BD, self.dropout, self.training)
+            pooled_BD = ops.dropout(pooled_BD, self.dropout, self.training)
         return Answer(self.pair(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
 
     def vectors(self, batches: Iterable[Batch]) -> "NDArray[np.float64] | csr_array":
@@ -278,7 +278,7 @@ class TokenHeadModel(HeadedModel):
     def scores(self, batch: Batch) -> TokenScores:
         """The scores of each token of a batch (B, T, C)."""
         hidden_BTD, auxiliary_B = self.states(batch)
-        return TokenScores(self.head(drop(hidden_BTD, self.dropout, self.training)).float(), auxiliary_B)
+        return TokenScores(self.head(ops.dropout(hidden_BTD, self.dropout, self.training)).float(), auxiliary_B)
 
 
 class Tagger(TokenHeadModel):

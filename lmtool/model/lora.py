@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
 from lmtool.model.heads import HeadedModel
 from lmtool.model.layers.attention import JoinedLinear, linears_of, mixers_of, widths_of
-from lmtool.model.layers.dropout import drop
 from lmtool.model.packed import dense_of, freeze_quantized
 from lmtool.recipe.spec.training import Lora
 
@@ -39,7 +39,7 @@ class AdaptedLinear(JoinedLinear):
         self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(drop(x, self.dropout, self.training), self.down_RI)
+        low = F.linear(ops.dropout(x, self.dropout, self.training), self.down_RI)
         return F.linear(x, self.weight, self.bias) + self.scale * self._joined(low, -1)
 
     def merged_weight(self) -> Tensor:

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.compute.device import DTYPES, multiplies_bfloat16
-from lmtool.compute.fused import mapped
+from lmtool.compute.kernels.matrices import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
-from lmtool.model.layouts import GROUP, Grouped, NativeMatrix, Product, Quantized, grouped, quantized
 
 ROWS = 16
 """Number of input rows that the layout is optimised for; any number works."""
@@ -28,7 +27,7 @@ class PackedMatrix(nn.Parameter):
     product: Product
 
     def __new__(cls, weight: Tensor, product: Product) -> "PackedMatrix":
-        made = torch.Tensor._make_subclass(cls, weight, False)
+        made = super().__new__(cls, weight, False)
         made.product = product
         return made
 
@@ -38,8 +37,7 @@ class PackedMatrix(nn.Parameter):
             return args[1].product(args[0], args[2] if len(args) > 2 else None)
         if func is F.embedding and args[1].stride(0) == 0:
             return args[1].product.rows(args[0])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        return nn.Parameter.__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def pack(model: nn.Module, precision: str, device: torch.device) -> None:
@@ -123,6 +121,7 @@ class _ByOneDnn(Product):
 
     def __init__(self, weight: Tensor) -> None:
         self.dtype = weight.dtype
+        # both operators are private, as those of onednn below; read in torch 2.13
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
         # the overload by name, as resolving it takes as long as a small product
         self.multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -160,17 +159,24 @@ class Rounded(Product):
         self.weights: Quantized | Grouped = rounds(weight)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        product = mapped(x, self._forth, self._back)
+        product: Tensor = _RoundedProduct.apply(x, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return product if bias is None else product + bias
-
-    def _forth(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.dense().to(x.dtype))
-
-    def _back(self, grad: Tensor) -> Tensor:
-        return grad @ self.dense().to(grad.dtype)
 
     def dense(self) -> Tensor:
         return self.weights.dense()
+
+
+class _RoundedProduct(torch.autograd.Function):
+    """W x, where neither x nor W is kept for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Rounded) -> Tensor:
+        ctx.weight, ctx.dtype = weight, x.dtype
+        return F.linear(x, weight.dense().to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return (grads[0] @ ctx.weight.dense().to(grads[0].dtype)).to(ctx.dtype), None
 
 
 def freeze_quantized(model: nn.Module, precision: str, *, in_place: bool) -> None:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
+from lmtool.compute.kernels import ops
 from lmtool.errors import UsageError
 from lmtool.model.features import FrozenFeatures
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Output, Parts, topped
 from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
-from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.memory_attention import MemoryAttention, earlier
 from lmtool.recipe.spec.recurrent import Recurrent
 
@@ -51,7 +51,7 @@ class Layers(nn.Module):
         outs: list[Tensor] = []
         after: list[CellState] = []
         for layer, state in enumerate(states, first):
-            x_BTD = drop(x_BTD, self.dropout, self.training) if layer else x_BTD
+            x_BTD = ops.dropout(x_BTD, self.dropout, self.training) if layer else x_BTD
             cell = cast(Cell, self.cells[layer])
             x_BTD, last = (cell.backwards if self.backwards else cell)(x_BTD, state, texts)
             outs.append(x_BTD)
@@ -102,13 +102,13 @@ class RecurrentModel(LanguageModel):
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Embeddings (B, T, D), with dropout."""
-        return drop(self.embedding(tokens_BT), self.dropout, self.training)
+        return ops.dropout(self.embedding(tokens_BT), self.dropout, self.training)
 
     def inputs(self, batch: Batch) -> Tensor:
         """What the first layer reads (B, T, input width): embeddings, features of another model, or both."""
         if self.features is None:
             return self.embed(batch.tokens_BT)
-        return drop(self.features.joined(self.embedding(batch.tokens_BT), batch), self.dropout, self.training)
+        return ops.dropout(self.features.joined(self.embedding(batch.tokens_BT), batch), self.dropout, self.training)
 
     def hidden(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
         """Input of the head, with dropout: (B, T, D), or (B, T, 2 D) for an untied head with a context."""
@@ -117,7 +117,7 @@ class RecurrentModel(LanguageModel):
         if self.join is not None:
             # in the head's dtype, as decoding applies it outside autocast
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
-        return drop(h_BTD, self.dropout, self.training)
+        return ops.dropout(h_BTD, self.dropout, self.training)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         if self.features is not None:

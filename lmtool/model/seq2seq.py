@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
+from lmtool.compute.kernels import ops
 from lmtool.model.language_model import DecodeState, LayerState, Memory, Parts, topped
 from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
-from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts
 from lmtool.recipe.spec.model import Reads
@@ -43,7 +43,7 @@ class RecurrentEncoder(nn.Module):
         outs: list[Tensor] = []
         firsts: list[CellState] = []
         for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):
-            x_BSD = drop(x_BSD, self.dropout, self.training) if layer else x_BSD
+            x_BSD = ops.dropout(x_BSD, self.dropout, self.training) if layer else x_BSD
             start = forth.start(len(x_BSD))
             out_BSD, last = forth(x_BSD, start, texts)
             if self.back is not None:

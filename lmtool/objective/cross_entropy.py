@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.fused import cross_entropy, is_served
+from lmtool.compute.kernels import ops
 from lmtool.model import LanguageModel, Output
 from lmtool.model.language_model import CountingModel
 from lmtool.objective.base import Loss
@@ -38,47 +38,11 @@ def smoothed_cross_entropy(
     position; 1 when None.
     """
     scored_M = targets_M != IGNORE
-    apply: Callable[..., Tensor] = _SmoothedCrossEntropy.apply
-    return apply(logits_MV, targets_M, label_smoothing, scored_M if weights_M is None else scored_M * weights_M)
-
-
-class _SmoothedCrossEntropy(torch.autograd.Function):
-    """With the gradient p - q in closed form, in half of autograd's passes over the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor, label_smoothing: float, weights_M: Tensor) -> Tensor:
-        spread = label_smoothing / max(1, logits_MV.shape[-1] - 1)
-        beyond = 1 - label_smoothing - spread  # extra mass of the target over the uniform part
-        target_M, with_slope = targets_M.clamp(min=0), ctx.needs_input_grad[0]
-        if is_served(logits_MV):
-            loss_M, slope_MV = cross_entropy(logits_MV, target_M, weights_M, (beyond, spread), with_slope)
-            ctx.save_for_backward(slope_MV)
-            ctx.dtype = logits_MV.dtype
-            return loss_M.sum()
-        log_p_MV = logits_MV.log_softmax(-1, dtype=torch.promote_types(logits_MV.dtype, torch.float32))
-        target_M1 = target_M[:, None]
-        loss_M = -beyond * log_p_MV.gather(-1, target_M1)[:, 0]
-        if spread:
-            loss_M = loss_M - spread * log_p_MV.sum(-1)
-        if with_slope:
-            slope_MV = log_p_MV.exp_()
-            if spread:
-                slope_MV -= spread
-            slope_MV.scatter_add_(-1, target_M1, slope_MV.new_full(target_M1.shape, -beyond))
-            slope_MV *= weights_M[:, None]
-            # float16 would underflow before the gradient scale, applied later, can prevent it
-            kept = torch.float32 if logits_MV.dtype == torch.float16 else logits_MV.dtype
-            ctx.save_for_backward(slope_MV.to(kept))
-        ctx.dtype = logits_MV.dtype
-        return (loss_M * weights_M).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (slope_MV,) = ctx.saved_tensors
-        (grad_total,) = grad_outputs
-        if grad_total.device.type != "cpu" or grad_total != 1:
-            slope_MV = slope_MV * grad_total.to(slope_MV.dtype)
-        return slope_MV.to(ctx.dtype), None, None, None
+    spread = label_smoothing / max(1, logits_MV.shape[-1] - 1)
+    # the first: what the target has beyond the uniform part
+    masses = 1 - label_smoothing - spread, spread
+    weights_M = scored_M if weights_M is None else scored_M * weights_M
+    return ops.cross_entropy(logits_MV, targets_M.clamp(min=0), weights_M, masses)
 
 
 class Predictor(Protocol):

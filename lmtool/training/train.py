@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtool.compute.agreement import agree, away
 from lmtool.compute.device import Compute
 from lmtool.compute.fsdp import Sharding
-from lmtool.compute.native import library
+from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.generation.generate import complete
@@ -228,7 +228,8 @@ class _TrainingSession:
 
     def compile(self) -> Iterator[str]:
         """Compile the model, unless it does not compile here, or then computes something else: a warning says so."""
-        torch._dynamo.config.suppress_errors = True  # what fails later is computed without being compiled
+        # what fails later is computed without being compiled; private names, read in torch 2.13
+        torch._dynamo.config.suppress_errors = True
         samples = rank_samples(self.last, self.recipe.training.batch_size)[:1]  # a stream does not go back
         batch = self.objective.collate(self.examples.read(samples), 0.0).to(self.compute.device)
         with torch.no_grad(), evaluating(self.lm), self.compute.autocast():
@@ -653,7 +654,7 @@ def _setup(recipe: Recipe, compute: Compute) -> dict[str, str | int | bool | Non
         "micro_tokens": recipe.training.micro_tokens,
         "compile": _compiles(recipe, compute),
         "torch": torch.__version__,
-        **({"kernels": True} if compute.device.type == "cpu" and library() is not None else {}),
+        **({"kernels": True} if compute.device.type == "cpu" and ops.has_kernels() else {}),
         **({"sharded": True} if compute.world.sharded else {}),
     }
 

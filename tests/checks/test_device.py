@@ -8,7 +8,7 @@ import torch
 from lmtool.checks import device as module
 from lmtool.checks.device import compare_ways
 from lmtool.compute.agreement import agree
-from lmtool.compute.native import library
+from lmtool.compute.kernels import ops
 from lmtool.model import LanguageModel
 from lmtool.training.events import Stepped
 from tests.training.tiny import Work, warnings_in
@@ -27,7 +27,8 @@ def test_all_ways_of_this_device_agree() -> None:
     compared = list(compare_ways(CPU))
     assert {way.verdict for way in compared} == {"same"}
     assert {"matrices in int4", "fused AdamW"} <= {way.name for way in compared}
-    assert any("training step" in way.name for way in compared) == (library() is not None)
+    by_kernels = [*module.OPERATORS, "training step", "one text"]
+    assert all(any(way.name.startswith(name) for way in compared) == ops.has_kernels() for name in by_kernels)
     assert all(way.fast and way.plain for way in compared)
 
 

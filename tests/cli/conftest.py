@@ -1,5 +1,6 @@
 """The command line in this process, and a small trained run."""
 
+import logging
 import os
 import shutil
 import signal
@@ -61,6 +62,8 @@ class CommandLine:
     def __call__(self, *arguments):
         self._monkeypatch.setattr(sys, "argv", ["/somewhere/bin/lmtool", *map(str, arguments)])
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        logger = logging.getLogger("lmtool")
+        logs = logger.level, logger.handlers
         self._capsys.readouterr()
         try:
             main()
@@ -69,6 +72,8 @@ class CommandLine:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            logger.setLevel(logs[0])
+            logger.handlers = logs[1]
         said = self._capsys.readouterr()
         return Outcome(code, said.out, said.err)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import sys
 
 import pytest
@@ -85,3 +86,15 @@ def test_halves_of_surrogates_are_written(lmtool, hostile, home):
     printed = lmtool.succeeds("predict", "classifier", "halves.jsonl").out
     lmtool.succeeds("predict", "classifier", "halves.jsonl", "-o", "out.csv")
     assert printed.encode() == (home / "out.csv").read_bytes()
+
+
+def test_a_logged_warning_is_shown_as_one(lmtool, monkeypatch):
+    """Its text has no level, which the handler of each program adds in its own way."""
+
+    def log():
+        logger = logging.getLogger("lmtool.data.cached")
+        logger.warning("a file of %s is made anew", ESCAPES)
+        logger.info("compiling")
+
+    monkeypatch.setattr("lmtool.cli.app", lambda **_: log())
+    assert lmtool().err.splitlines() == ["warning: a file of \\x1b[1m\\x07 is made anew", "compiling"]

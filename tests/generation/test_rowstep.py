@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.compute import native
+from lmtool.compute.kernels import build
 from lmtool.generation import steps as module
 from lmtool.generation.generate import generate
 from lmtool.generation.model_runner import ModelRunner
@@ -30,7 +30,7 @@ SERVED = [name for name in CACHED if name in TRANSFORMERS and name not in OTHERS
 WIDE = {"d_model": 64, "n_heads": 4, "d_ff": 96}
 """Whole groups of quantised weights."""
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 
 def packed(family: str, precision: str = "float32", **changes: Any) -> LanguageModel:
@@ -135,51 +135,14 @@ def test_a_padded_source() -> None:
 
 def test_without_kernels_the_model_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for name, value, told in (("LMTOOL_NATIVE", "0", ""), ("PATH", "", "no C compiler")):
-        native.library.cache_clear()
+        build.library.cache_clear()
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             patch.delenv("CC", raising=False)
-            assert native.library() is None
+            assert build.library() is None
             assert NativeLayers.of(packed("gpt2")) is None
             assert told in caplog.text
-    native.library.cache_clear()
-
-
-def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho 'error: no such instruction' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CC", str(broken))
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
-    native.library.cache_clear()
-    assert native.library() is None
-    assert "no such instruction" in caplog.text
-    native.library.cache_clear()
-
-
-@pytest.mark.slow
-def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
-    calls: list[Any] = []
-    compiled = native._compile
-    monkeypatch.setattr(native, "_compile", lambda *of: calls.append(of) or compiled(*of))
-    for _ in range(2):
-        native.library.cache_clear()
-        assert native.library() is not None
-    assert len(calls) == 1
-    (stored,) = tmp_path.rglob("*.so")
-    content = stored.read_bytes()
-    stored.unlink()  # it is loaded here
-    stored.write_bytes(content[:-1])
-    native.library.cache_clear()
-    assert native.library() is not None
-    assert len(calls) == 2
-    assert len(list(tmp_path.rglob("*.so"))) == 1
-    monkeypatch.setattr(native, "_processor", lambda: "another")
-    native.library.cache_clear()
-    assert native.library() is not None
-    assert len(calls) == 3
-    native.library.cache_clear()
+    build.library.cache_clear()
 
 
 def test_a_state_grows_in_the_type_of_the_model() -> None:

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.compute.native import library
+from lmtool.compute.kernels.build import library
+from lmtool.compute.kernels.matrices import quantized
 from lmtool.model import LanguageModel
 from lmtool.model import packed as packing
-from lmtool.model.layouts import quantized
 from lmtool.model.packed import LEVELS, PackedMatrix, Rounded, _Int8ByOneDnn, pack
 from tests.model import tiny
 from tests.model.tiny import FAMILIES

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lmtool.batch import Batch
-from lmtool.model.layers.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, rotated
+from lmtool.compute.kernels.ops import rotary
+from lmtool.model.layers.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes
 from lmtool.recipe.spec.position import YarnScaling
 from tests.model import tiny
 from tests.reference import attention as reference
@@ -25,7 +26,7 @@ from tests.reference import attention as reference
 def test_rotary_turns_pairs(positions: list[int], half: int, theta: float) -> None:
     x = torch.randn(2, 3, len(positions), 2 * half, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rule = RotaryPositions(theta)
-    found = rotated(x, *rule.rotations(torch.tensor([positions]), 2 * half, x.dtype))
+    found = rotary(x, *rule.rotations(torch.tensor([positions]), 2 * half, x.dtype))
     for row in range(2):
         for head in range(3):
             for t, position in enumerate(positions):
@@ -42,7 +43,7 @@ def test_rotary_products_depend_on_the_distance_alone(first: int, second: int, s
 
     def product(a: int, b: int) -> float:
         at_a, at_b = (rule.rotations(torch.tensor([[place]]), 8, torch.float64) for place in (a, b))
-        return float((rotated(q, *at_a) * rotated(k, *at_b)).sum())
+        return float((rotary(q, *at_a) * rotary(k, *at_b)).sum())
 
     assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-9)
 

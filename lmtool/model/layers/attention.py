@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Mask
+from lmtool.compute.kernels import ops
 from lmtool.model.language_model import KeyValue, LayerState, Memory
 from lmtool.model.layers.kernels import FlexKernel, Kernel, StepKernel, WindowKernel, wide
 from lmtool.model.layers.observing import Attending, Observer
-from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions, rotated
+from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions
 from lmtool.model.layers.scores import Score
 
 FEW = 16
@@ -98,7 +99,7 @@ class Attend:
         if x_BNTH.dtype not in self._rotations:
             self._rotations[x_BNTH.dtype] = self._rule.rotations(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
         rotation = self._rotations[x_BNTH.dtype]
-        return x_BNTH if rotation is None else rotated(x_BNTH, *rotation)
+        return x_BNTH if rotation is None else ops.rotary(x_BNTH, *rotation)
 
     def __call__(
         self,

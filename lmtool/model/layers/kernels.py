@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.batch import Mask
-from lmtool.model.layers.dropout import drop
+from lmtool.compute.kernels import ops
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions
 from lmtool.model.layers.scores import Score
 
@@ -63,7 +63,7 @@ class Kernel:
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
         """The weighted sums of the values. q_BNTH and k_BKSH: queries and keys as transformed by `score`."""
         if score.scale is None:
-            return drop(self.weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
+            return ops.dropout(self.weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
         if self._plain:
             k_BNSH, v_BNSH = (_grouped(t_BKSH, q_BNTH.shape[1]) for t_BKSH in (k_BKSH, v_BKSH))
             return self._products(q_BNTH, k_BNSH, v_BNSH, dropout, score.scale)
@@ -92,7 +92,7 @@ class Kernel:
             score_BNTS = (q_BNTH * scale) @ k_BNSH.transpose(-1, -2)
             # in place, for memory
             score_BNTS += addend
-        return drop(score_BNTS.softmax(-1), dropout) @ v_BNSH
+        return ops.dropout(score_BNTS.softmax(-1), dropout) @ v_BNSH
 
     def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
         """Positional bias, and -inf at masked keys: (1 or n_rows, 1 or N, T or 1, S or 1)."""

@@ -3,11 +3,11 @@
 Shapes: D normalised width, all other dimensions in front of it.
 """
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from typing import cast
 
-from lmtool.compute.fused import Normalised, is_served
+from torch import Tensor, nn
+
+from lmtool.compute.kernels import ops
 from lmtool.recipe.spec.transformer import Norm
 
 
@@ -32,11 +32,7 @@ class RMSNorm(nn.RMSNorm):
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        gain_D = self.gain()
-        if x.dtype == torch.float32 and is_served(x, gain_D):
-            normed: Tensor = Normalised.apply(x, gain_D, self.eps)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            return normed
-        return F.rms_norm(x, self.normalized_shape, gain_D, self.eps)
+        return ops.rms_norm(x, self.gain(), cast(float, self.eps))
 
 
 class OffsetRMSNorm(RMSNorm):

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.compute.fused import Gated, is_served
+from lmtool.compute.kernels import ops
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
-from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import build_position
 from lmtool.recipe.spec.transformer import Norm, Transformer
@@ -37,7 +36,7 @@ class FeedForward(Mixer):
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         inner = activate(self.up(x_BTD), self.activation)
-        return Mixed(self.out(drop(inner, self.dropout, self.training)), past)
+        return Mixed(self.out(ops.dropout(inner, self.dropout, self.training)), past)
 
     def adaptable(self) -> Adaptable:
         return ("up", ("feed-forward",) * len(self.up.widths)), ("out", ("feed-forward",))
@@ -85,7 +84,7 @@ class Inputs(nn.Module):
             x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
         if self.position is not None:
             x_BTD = self.position(x_BTD, positions_PT)
-        return drop(self.norm(x_BTD), self.dropout, self.training)
+        return ops.dropout(self.norm(x_BTD), self.dropout, self.training)
 
 
 class SharedInputs(Inputs):
@@ -195,9 +194,8 @@ def activate(inner: Tensor, activation: str) -> Tensor:
             return F.gelu(inner, approximate="tanh")
         case "silu":
             return F.silu(inner)
-    if GATES[activation] == "silu" and is_served(inner):
-        gated: Tensor = Gated.apply(inner)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return gated
+        case "swiglu":
+            return ops.swiglu(inner)
     gate, value = inner.chunk(2, -1)
     return activate(gate, GATES[activation]) * value
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import widest
-from lmtool.compute import fused
 from lmtool.model.layers.scores import Disentangled, DisentangledAt, Score
 from lmtool.recipe.spec import position as specs
 from lmtool.recipe.spec.transformer import Transformer
@@ -62,7 +61,7 @@ class AttentionPositions(nn.Module):
     """A positional encoding inside attention; the base class has none."""
 
     def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines (P, 1, T, H) for `rotated`; None without rotation."""
+        """Cosines and sines (P, 1, T, H) for `ops.rotary`; None without rotation."""
         return None
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor | None:
@@ -127,16 +126,6 @@ def scaled(frequencies: Tensor, scaling: specs.RotaryScaling, fall: float) -> tu
             stays = 1 - ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
             sharpened = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
             return frequencies * (stays + (1 - stays) / factor), attention or sharpened
-
-
-def rotated(x_BNTH: Tensor, cos_P1TR: Tensor, sin_P1TR: Tensor) -> Tensor:
-    """Each pair (a, b) = (i, i + R/2) rotated by its angle: (a cos - b sin, b cos + a sin). The rest is unchanged."""
-    if fused.is_served(x_BNTH, cos_P1TR, sin_P1TR):
-        return fused.rotated(x_BNTH, cos_P1TR, sin_P1TR)
-    R = cos_P1TR.shape[-1]
-    turned = x_BNTH[..., :R]
-    turned = torch.addcmul(turned * cos_P1TR, turned.roll(R // 2, -1), sin_P1TR)
-    return turned if x_BNTH.shape[-1] == R else torch.cat((turned, x_BNTH[..., R:]), -1)
 
 
 class AlibiPositions(AttentionPositions):

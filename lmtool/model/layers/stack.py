@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import Mask
+from lmtool.compute.kernels import ops
 from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
 from lmtool.model.layers.attention import Attend, CrossAttention, Heads, Mixed, Mixer, PlainAttention, SelfAttention
-from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.norms import HeadNorm, build_norm
 from lmtool.model.layers.observing import attending
 from lmtool.model.layers.parts import FeedForward, initialise
@@ -55,7 +55,7 @@ class Sublayer(nn.Module):
             mixed = mixed.reshape(x_BTD.shape)
         if self.norm_place == "output":
             mixed = self.norm(mixed.to(x_BTD.dtype))
-        mixed = drop(mixed, self.dropout, self.training)
+        mixed = ops.dropout(mixed, self.dropout, self.training)
         x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
         return Mixed(self.norm(x_BTD) if self.norm_place == "post" else x_BTD, now, auxiliary_B)
 

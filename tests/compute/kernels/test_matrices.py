@@ -8,14 +8,14 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from lmtool.compute import native
-from lmtool.model.layouts import GROUP, NativeMatrix, grouped, quantized
+from lmtool.compute.kernels import build, matrices
+from lmtool.compute.kernels.matrices import GROUP, NativeMatrix, grouped, quantized
 
-compiled = pytest.mark.skipif(native.library() is None, reason="no C compiler")
+compiled = pytest.mark.skipif(build.library() is None, reason="no C compiler")
 
 
 @compiled
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize(("n_out", "n_in"), [(5, 32), (16, 64), (50, 96), (33, 320)])
 def test_products(dtype: str, n_out: int, n_in: int) -> None:
     """Of the weights as they are kept; quantised inputs are rounded by a 127th or 63rd of their largest."""
@@ -49,7 +49,7 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
     if dtype == "int8":
         whole = torch.randint(-127, 128, (20, 64), generator=generator)
         whole[:, 0] = 127
-    most = c_int32.in_dll(native.library(), "largest_input").value
+    most = c_int32.in_dll(build.library(), "largest_input").value
     x = torch.randint(-most, most + 1, (3, 64), generator=generator)
     x[:, ::GROUP] = most
     found = NativeMatrix(whole.float(), dtype)(x.float(), None)
@@ -58,7 +58,7 @@ def test_inputs_that_are_whole_numbers_are_multiplied_exactly(dtype: str) -> Non
 
 
 @compiled
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_neighbours_change_nothing(dtype: str) -> None:
     torch.manual_seed(0)
     matrix, x = NativeMatrix(torch.randn(40, 96), dtype), torch.randn(11, 96) * torch.logspace(-2, 2, 11)[:, None]
@@ -68,7 +68,7 @@ def test_neighbours_change_nothing(dtype: str) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_what_is_no_number_stays_none(dtype: str) -> None:
     x = torch.randn(3, 64)
     x[1, 40] = torch.nan

@@ -4,7 +4,7 @@ Shapes: I input width, O output width, N blocks of 16 outputs, G groups of 32 in
 """
 
 from abc import ABC, abstractmethod
-from ctypes import byref
+from ctypes import Structure, byref, c_int32, c_void_p
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.compute.native import DTYPES, LINEAR, Op, library
+from lmtool.compute.kernels.build import fields, library
+
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
 OUTPUTS = 16
 """Outputs of a block."""
 
 GROUP = 32
 """Inputs whose weights of 4 bits share a scale and a minimum, as in GGUF's Q4_0 and Q4_1."""
+
+
+class Matrix(Structure):
+    """A matrix for C: see kernels.h."""
+
+    _fields_ = (*fields(c_void_p, "weight scale bias"), *fields(c_int32, "n_in n_out dtype"))
 
 
 class Quantized(NamedTuple):
@@ -142,11 +150,10 @@ class NativeMatrix(Product):
         whole = self.weight[indices // OUTPUTS, :, indices % OUTPUTS].flatten(-2)
         return (whole.float() - 128) * self.scale[indices][..., None]
 
-    def op(self, bias: int | None, **fields: int) -> Op:
-        """Its product as an operation, which holds while the matrix is there. bias: the address of one in float32."""
-        pointers = {"weight": self.weight.data_ptr(), "scale": None if self.scale is None else self.scale.data_ptr()}
-        sizes = {"n_in": self.n_in, "n_out": self.n_out}
-        return Op(kind=LINEAR, dtype=DTYPES.index(self.dtype), bias=bias, **pointers, **sizes, **fields)
+    def in_c(self, bias: int | None) -> Matrix:
+        """The matrix for C, which is valid while this one is there. bias: the address of one in float32."""
+        scale = None if self.scale is None else self.scale.data_ptr()
+        return Matrix(self.weight.data_ptr(), scale, bias, self.n_in, self.n_out, DTYPES.index(self.dtype))
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """W x + b of inputs (..., I), in float32."""
@@ -155,8 +162,8 @@ class NativeMatrix(Product):
         x = x.float().contiguous()
         bias = None if bias is None else bias.float()
         product = x.new_empty(*x.shape[:-1], self.n_out)
-        op, n_rows = self.op(None if bias is None else bias.data_ptr()), product.numel() // self.n_out
-        kernels.multiply(byref(op), x.data_ptr(), product.data_ptr(), n_rows, torch.get_num_threads())
+        matrix, n_rows = self.in_c(None if bias is None else bias.data_ptr()), product.numel() // self.n_out
+        kernels.multiply(byref(matrix), x.data_ptr(), product.data_ptr(), n_rows, torch.get_num_threads())
         return product
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmtool.model.layers.dropout import drop
+from lmtool.compute.kernels.ops import dropout
 
 N = 400_000
 
@@ -11,7 +11,7 @@ N = 400_000
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
 def test_each_quarter_of_a_draw_drops_as_often_as_asked(p: float) -> None:
     torch.manual_seed(0)
-    dropped = drop(torch.ones(N), p) == 0
+    dropped = dropout(torch.ones(N), p) == 0
     deviation = (p * (1 - p) / (N // 4)) ** 0.5
     for quarter in range(4):
         assert float(dropped[quarter::4].double().mean()) == pytest.approx(p, abs=4 * deviation)
@@ -19,7 +19,7 @@ def test_each_quarter_of_a_draw_drops_as_often_as_asked(p: float) -> None:
 
 def test_neighbours_are_dropped_independently() -> None:
     torch.manual_seed(0)
-    kept = (drop(torch.ones(N), 0.3) != 0).double() - 0.7
+    kept = (dropout(torch.ones(N), 0.3) != 0).double() - 0.7
     for distance in (1, 2, 3, 4, 5):
         correlation = float((kept[:-distance] * kept[distance:]).mean()) / 0.21
         assert abs(correlation) < 4 / N**0.5
@@ -28,7 +28,7 @@ def test_neighbours_are_dropped_independently() -> None:
 def test_what_is_kept_makes_up_for_what_is_dropped() -> None:
     x = torch.full((7, 11), 3.0, dtype=torch.float64, requires_grad=True)
     torch.manual_seed(1)
-    y = drop(x, 0.25)
+    y = dropout(x, 0.25)
     assert set(y.flatten().tolist()) == {0.0, 4.0}
     y.sum().backward()
     torch.testing.assert_close(x.grad, y.detach() / 3)
@@ -38,7 +38,7 @@ def test_the_seed_decides() -> None:
     draws = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
-        draws.append(drop(torch.ones(1001), 0.5))
+        draws.append(dropout(torch.ones(1001), 0.5))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -46,6 +46,6 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.999999999])
 def test_the_ends_of_the_range(p: float) -> None:
     x = torch.ones(1000)
-    assert drop(x, 0.0) is x
-    assert drop(x, p, training=False) is x
-    assert bool(drop(x, p).isfinite().all())
+    assert dropout(x, 0.0) is x
+    assert dropout(x, p, training=False) is x
+    assert bool(dropout(x, p).isfinite().all())

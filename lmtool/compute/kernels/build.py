@@ -1,4 +1,4 @@
-"""Kernels in C, compiled once for this processor: quantised products, a step of one text, parts of a training step."""
+"""The compilation of the kernels in C, once for this processor, and the cache of what is compiled."""
 
 import ctypes
 import logging
@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 from contextlib import suppress
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from lmtool import durable, system
 from lmtool.checksum import xxh3
 from lmtool.errors import LmtoolError
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 FOLDER = "kernels"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math -shared -fPIC"
@@ -26,30 +26,24 @@ WAYS = ("-march=native -mprefer-vector-width=512 -fopenmp", "-march=native -fope
 OFF = "LMTOOL_NATIVE"
 """Variable of the environment; 0 leaves everything to torch."""
 
-LINEAR, NORM, ROTATE, ATTEND, ACTIVATE, ADD, COPY = range(7)
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-ACTIVATIONS = ("relu", "tanh", "gelu", "gelu-tanh", "silu")
+SIGNATURES = {
+    "step": (c_void_p, c_int32, c_void_p, c_int64, c_int32),
+    "multiply": (*(c_void_p,) * 3, c_int64, c_int32),
+    "drop": (c_void_p, c_void_p, c_int64, c_void_p, c_uint32, c_float, c_int32, c_int32),
+    "gate": (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32),
+    "cross_entropy": (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32),
+    "normalise": (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32),
+    "normalise_slopes": (*(c_void_p,) * 6, c_int64, c_int64, c_int32),
+    "rotate_heads": (*(c_void_p,) * 5, c_float, c_int32, c_int32),
+}
+"""Types of the arguments of each kernel; addresses are those of structures or of numbers."""
 
 _LOG = logging.getLogger(__name__)
 
 
-class Op(ctypes.Structure):
-    """An operation; see the source for what its fields mean in each."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("kind", "dtype", "src", "dst", "n_in", "n_out", "n", "m", "k", "flag")),
-        ("eps", c_float),
-        *((name, c_void_p) for name in ("weight", "scale", "bias", "keys", "values")),
-    )
-
-
-class Rotation(ctypes.Structure):
-    """Sizes and strides of what is rotated; see the source."""
-
-    _fields_ = tuple(
-        (name, c_int64)
-        for name in ("rows", "heads", "positions", "width", "rotated", "row", "head", "position", "of_row")
-    )
+def fields(of: type, names: str) -> tuple[tuple[str, type], ...]:
+    """Fields of one type of a structure of C."""
+    return tuple((name, of) for name in names.split())
 
 
 @cache
@@ -60,23 +54,17 @@ def library() -> ctypes.CDLL | None:
     try:
         kernels = _load(_compiled())
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning("warning: training and the decoding of one text are slower without the C kernels: %s", error)
+        _LOG.warning("training and the decoding of one text are slower without the C kernels: %s", error)
         return None
-    kernels.step.argtypes = (POINTER(Op), c_int32, c_void_p, c_int64, c_int32)
-    kernels.multiply.argtypes = (POINTER(Op), c_void_p, c_void_p, c_int64, c_int32)
-    kernels.drop.argtypes = (c_void_p, c_void_p, c_int64, c_uint64, c_uint32, c_float, c_int32, c_int32)
-    kernels.gate.argtypes = (*(c_void_p,) * 3, c_int64, c_int64, c_int32, c_int32)
-    kernels.cross_entropy.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32, c_int32)
-    kernels.normalise.argtypes = (*(c_void_p,) * 4, c_int64, c_int64, c_float, c_int32)
-    kernels.normalise_slopes.argtypes = (*(c_void_p,) * 6, c_int64, c_int64, c_int32)
-    kernels.rotate_heads.argtypes = (POINTER(Rotation), *(c_void_p,) * 4, c_float, c_int32, c_int32)
+    for name, types in SIGNATURES.items():
+        getattr(kernels, name).argtypes = types
     return kernels
 
 
 def _load(content: bytes) -> ctypes.CDLL:
     """Loads a library from memory, so that what was checked is what runs. Raises OSError."""
     if hasattr(os, "memfd_create"):
-        with suppress(OSError), open(os.memfd_create(SOURCE.stem), "wb") as file:
+        with suppress(OSError), open(os.memfd_create("kernels"), "wb") as file:
             file.write(content)
             file.flush()  # raises where not all can be written, as under a limit on the size of files
             return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}")
@@ -97,7 +85,7 @@ def _compiled() -> bytes:
     compilers = map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))
     if (compiler := next(filter(None, compilers), None)) is None:
         raise FileNotFoundError("there is no C compiler")
-    key = xxh3(SOURCE.read_bytes() + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
+    key = xxh3(b"".join(path.read_bytes() for path in SOURCES) + f"{compiler} {FLAGS} {WAYS} {_processor()}".encode())
     folder = durable.cache_folder() / FOLDER
     if (content := _read_trusted(folder, key)) is not None:
         return content
@@ -120,7 +108,7 @@ def _read_trusted(folder: Path, key: str) -> bytes | None:
         with suppress(OSError), durable.open_regular(path) as file:
             content = file.read()
             if system.is_written_by_others(os.fstat(file.fileno())):
-                _LOG.warning("warning: %s could be another user's code and is not loaded", path)
+                _LOG.warning("%s could be another user's code and is not loaded", path)
             elif path.stem == f"{key}-{xxh3(content)}":
                 return content
     return None
@@ -128,11 +116,12 @@ def _read_trusted(folder: Path, key: str) -> bytes | None:
 
 def _compile(compiler: str) -> bytes:
     """Raises OSError or SubprocessError."""
-    _LOG.warning("compiling the C kernels for this processor, once")
+    _LOG.info("compiling the C kernels for this processor, once")
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
         for way in WAYS:
-            command = [compiler, *FLAGS.split(), *way.split(), str(SOURCE), "-o", str(path), "-lm"]
+            files = [str(source) for source in SOURCES if source.suffix == ".c"]
+            command = [compiler, *FLAGS.split(), *way.split(), *files, "-o", str(path), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if not done.returncode:
                 return path.read_bytes()

@@ -1,0 +1,304 @@
+"""Operators of layers. On a CPU, kernels in C compute each in one pass over its numbers, forward and backward.
+
+torch has several operations for each, every one of which reads and writes all numbers. They are the plain formula of an
+operator, which computes it on other devices, in other types and without a compiler. Each kernel is an operator of torch
+with a fake implementation and a gradient, so that torch.compile sees it as one node of its graph.
+
+torch.library.define is used instead of custom_op, whose operators import torch's compiler when they are first called:
+0.9 seconds.
+
+Shapes: R rows of C numbers, B rows, T positions, N heads, H head width, A rotated components, V vocabulary. P is B,
+or 1 where all rows have the same positions.
+"""
+
+from collections.abc import Callable, Sequence
+from ctypes import c_int64
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from lmtool.compute.kernels.build import library
+
+GRAIN = 2**15
+"""Numbers for which a further thread is worth its start."""
+
+PLAIN = (Tensor, nn.Parameter)
+"""Types of tensors that have memory and no rules of their own."""
+
+
+def has_kernels() -> bool:
+    """Whether the kernels are there. They are compiled on first use."""
+    return library() is not None
+
+
+# read in torch 2.13, as torch.compiler.assume_constant_result, which sets it, imports the compiler
+has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _are_served(*tensors: Tensor) -> bool:
+    """Whether kernels compute with these: all on a CPU, of one type, float32 or bfloat16, and with memory."""
+    dtype = tensors[0].dtype
+    return (
+        dtype in (torch.float32, torch.bfloat16)
+        and all(x.device.type == "cpu" and x.dtype == dtype and type(x) in PLAIN for x in tensors)
+        and has_kernels()
+    )
+
+
+def _call(name: str, *arguments: Any, of: Tensor) -> None:
+    """Call a kernel, with pointers for tensors and tuples; not for fake tensors. `of`: what its threads share."""
+    if type(of) in PLAIN:
+        threads = min(torch.get_num_threads(), 1 + of.numel() // GRAIN)
+        getattr(library(), name)(*map(_in_c, arguments), threads)
+
+
+def _in_c(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return (c_int64 * len(argument))(*argument)
+    return argument.data_ptr() if isinstance(argument, Tensor) else argument
+
+
+def _is_narrow(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16
+
+
+def _register(
+    backward: Callable[..., tuple[Tensor, ...]] | None = None, keeps: Sequence[int] = (), tags: Sequence[torch.Tag] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function that calls a kernel an operator of torch, torch.ops.lmtool.NAME.
+
+    It is that operator where torch.compile traces it. Otherwise the same functions make an autograd function, as the
+    dispatch of an operator with a gradient in Python takes 2 to 4 % of a step of a small model.
+
+    backward: gives the gradients of the first inputs. Its arguments are the inputs with the numbers `keeps`, first the
+        tensors, the outputs but the first, which have no gradient, and the gradient of the first output.
+    """
+
+    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        name = kernel.__name__.removeprefix("_")
+        schema = torch.library.infer_schema(kernel, mutates_args=())
+        torch.library.define(f"lmtool::{name}", schema, tags=tags)
+        torch.library.impl(f"lmtool::{name}", "cpu", kernel)
+        torch.library.register_fake(f"lmtool::{name}", kernel)
+        operator, eager = getattr(torch.ops.lmtool, name).default, kernel
+        if backward is not None:
+
+            def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+                others = output[1:] if isinstance(output, tuple) else ()
+                kept = [inputs[i] for i in keeps]
+                ctx.save_for_backward(*(value for value in kept if isinstance(value, Tensor)), *others)
+                ctx.numbers = [value for value in kept if not isinstance(value, Tensor)]
+                ctx.n_inputs = len(inputs)
+                ctx.mark_non_differentiable(*others)
+                ctx.set_materialize_grads(False)
+
+            @once_differentiable
+            def gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+                found = backward(*ctx.saved_tensors, *ctx.numbers, grad)
+                return *found, *(None,) * (ctx.n_inputs - len(found))
+
+            def forward(ctx: Any, *inputs: Any) -> Any:
+                output = kernel(*inputs)
+                save(ctx, inputs, output)
+                return output
+
+            torch.library.register_autograd(f"lmtool::{name}", gradients, setup_context=save)
+            members = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+            eager = type(name, (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
+
+        def call(*arguments: Any) -> Any:
+            is_traced = type(arguments[0]) not in PLAIN or torch.compiler.is_compiling()
+            return (operator if is_traced else eager)(*arguments)
+
+        return call
+
+    return register
+
+
+# RMSNorm
+
+
+def rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> Tensor:
+    """x / (mean(x^2) + eps)^0.5 * gain (Zhang and Sennrich 2019)."""
+    if x.dtype == torch.float32 and _are_served(x, gain_C):
+        normed: Tensor = _rms_norm(x, gain_C, eps)[0]
+        return normed
+    return F.rms_norm(x, gain_C.shape, gain_C, eps)
+
+
+@_register()
+def _rms_norm_backward(x: Tensor, gain_C: Tensor, factors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, grad = x.contiguous(), grad.contiguous()
+    slope, of_threads = torch.empty_like(x), x.new_zeros(torch.get_num_threads(), len(gain_C))
+    _call("normalise_slopes", x, gain_C, factors, grad, slope, of_threads, factors.numel(), len(gain_C), of=x)
+    return slope, of_threads.sum(0)
+
+
+@_register(_rms_norm_backward, keeps=(0, 1))
+def _rms_norm(x: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """With the factor of each row."""
+    x = x.contiguous()
+    out, factors = torch.empty_like(x), x.new_empty(x.shape[:-1])
+    _call("normalise", x, gain_C, out, factors, factors.numel(), len(gain_C), eps, of=x)
+    return out, factors
+
+
+# SwiGLU
+
+
+def swiglu(inner: Tensor) -> Tensor:
+    """silu(g) v of rows that begin with g (..., C) and go on with v: (..., C) (Shazeer 2020)."""
+    if _are_served(inner):
+        gated: Tensor = _swiglu(inner)
+        return gated
+    gate, value = inner.chunk(2, -1)
+    return F.silu(gate) * value
+
+
+@_register()
+def _swiglu_backward(inner: Tensor, grad: Tensor) -> Tensor:
+    inner, grad = inner.contiguous(), grad.contiguous()
+    slope, width = torch.empty_like(inner), grad.shape[-1]
+    _call("gate", inner, grad, slope, grad.numel() // max(1, width), width, _is_narrow(grad), of=grad)
+    return slope
+
+
+@_register(lambda inner, grad: (_swiglu_backward(inner, grad),), keeps=(0,))
+def _swiglu(inner: Tensor) -> Tensor:
+    inner, width = inner.contiguous(), inner.shape[-1] // 2
+    out = inner.new_empty(*inner.shape[:-1], width)
+    _call("gate", inner, None, out, out.numel() // max(1, width), width, _is_narrow(out), of=out)
+    return out
+
+
+# Rotary positions
+
+
+def rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor) -> Tensor:
+    """Each pair (a, b) = (i, i + A/2) rotated by its angle: (a cos - b sin, b cos + a sin). The rest is unchanged.
+
+    sin: negative for the first of each pair.
+    """
+    if _are_served(x_BNTH, cos_P1TA, sin_P1TA):
+        rotated: Tensor = _rotary(x_BNTH, cos_P1TA, sin_P1TA, 1.0)
+        return rotated
+    A = cos_P1TA.shape[-1]
+    turned = x_BNTH[..., :A]
+    turned = torch.addcmul(turned * cos_P1TA, turned.roll(A // 2, -1), sin_P1TA)
+    return turned if x_BNTH.shape[-1] == A else torch.cat((turned, x_BNTH[..., A:]), -1)
+
+
+@_register(lambda cos, sin, sign, grad: (_rotary(grad, cos, sin, -sign),), keeps=(1, 2, 3))
+def _rotary(x_BNTH: Tensor, cos_P1TA: Tensor, sin_P1TA: Tensor, sign: float) -> Tensor:
+    """Rotated back with the sign -1, which is the gradient."""
+    cos_P1TA, sin_P1TA = cos_P1TA.contiguous(), sin_P1TA.contiguous()
+    x_BNTH = x_BNTH if x_BNTH.stride(-1) == 1 else x_BNTH.contiguous()
+    out = x_BNTH.new_empty(x_BNTH.shape)
+    of_row = cos_P1TA[0].numel() if cos_P1TA.shape[0] > 1 else 0
+    sizes = *x_BNTH.shape, cos_P1TA.shape[-1], *x_BNTH.stride()[:3], of_row
+    _call("rotate_heads", sizes, x_BNTH, out, cos_P1TA, sin_P1TA, sign, _is_narrow(out), of=out)
+    return out
+
+
+# Dropout
+
+
+def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+    """x / (1 - p), and 0 with probability p, in training (Srivastava et al. 2014); otherwise x.
+
+    Kernels round p to 2^-32, and compute random bits from a seed of 64 bits, in the backward pass again.
+    """
+    if not training or p == 0:
+        return x
+    if _are_served(x):
+        dropped: Tensor = _dropout(x, p)[0]
+        return dropped
+    return F.dropout(x, p)
+
+
+@_register()
+def _dropout_backward(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    x, below = x.contiguous(), min(round(p * 2**32), 2**32 - 1)
+    out = torch.empty_like(x)
+    _call("drop", x, out, x.numel(), seed, below, 2**32 / (2**32 - below), _is_narrow(x), of=x)
+    return out
+
+
+@_register(
+    lambda seed, p, grad: (_dropout_backward(grad, seed, p),), keeps=(1,), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def _dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """With the seed. A kernel drops gradients as it drops numbers."""
+    seed = torch.empty((), dtype=torch.int64).random_()
+    return _dropout_backward(x, seed, p), seed
+
+
+# Cross-entropy
+
+
+def cross_entropy(logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masses: tuple[float, float]) -> Tensor:
+    """The sum of w (-masses[0] log p(target) - masses[1] sum_k log p(k)), computed in float32 or wider.
+
+    Its gradient is computed with it, in half of autograd's passes over the logits.
+    """
+    if _are_served(logits_RV):
+        with_slope = torch.is_grad_enabled() and logits_RV.requires_grad
+        loss: Tensor = _cross_entropy(logits_RV, targets_R, weights_R, *masses, with_slope)[0]
+        return loss
+    apply: Callable[..., Tensor] = _CrossEntropy.apply
+    return apply(logits_RV, targets_R, weights_R, masses)
+
+
+def _scale_slope(slope_RV: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the logits, from that of a loss of which the gradient is 1."""
+    if type(grad) is Tensor and grad.device.type == "cpu" and grad == 1:
+        return slope_RV
+    return slope_RV * grad.to(slope_RV.dtype)
+
+
+@_register(lambda slope_RV, grad: (_scale_slope(slope_RV, grad),))
+def _cross_entropy(
+    logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, of_target: float, of_each: float, with_slope: bool
+) -> tuple[Tensor, Tensor]:
+    logits_RV = logits_RV.contiguous()
+    loss_R = torch.empty(logits_RV.shape[0])
+    slope = logits_RV.new_empty(logits_RV.shape if with_slope else 0)
+    _call(
+        "cross_entropy",
+        *(logits_RV, slope if with_slope else None, loss_R, targets_R.contiguous(), weights_R.float().contiguous()),
+        *(torch.tensor((of_target, of_each)), *logits_RV.shape, _is_narrow(logits_RV)),
+        of=logits_RV,
+    )
+    return loss_R.sum(), slope
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The plain formula, with the gradient p - q in closed form."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_RV: Tensor, targets_R: Tensor, weights_R: Tensor, masses: tuple[float, float]
+    ) -> Tensor:
+        log_p_RV = logits_RV.log_softmax(-1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
+        targets_R1 = targets_R[:, None]
+        loss_R = -masses[0] * log_p_RV.gather(-1, targets_R1)[:, 0]
+        if masses[1]:
+            loss_R = loss_R - masses[1] * log_p_RV.sum(-1)
+        if ctx.needs_input_grad[0]:
+            slope_RV = log_p_RV.exp_()
+            if masses[1]:
+                slope_RV -= masses[1]
+            slope_RV.scatter_add_(-1, targets_R1, slope_RV.new_full(targets_R1.shape, -masses[0]))
+            slope_RV *= weights_R[:, None]
+            # float16 would underflow before the gradient scale, applied later, can prevent it
+            kept = torch.float32 if logits_RV.dtype == torch.float16 else logits_RV.dtype
+            ctx.save_for_backward(slope_RV.to(kept))
+        ctx.dtype = logits_RV.dtype
+        return (loss_R * weights_R).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _scale_slope(ctx.saved_tensors[0], grads[0]).to(ctx.dtype), None, None, None

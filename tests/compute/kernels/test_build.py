@@ -1,0 +1,150 @@
+"""Libraries of the cache: which ones are loaded."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmtool import system
+from lmtool.checksum import xxh3
+from lmtool.compute.kernels import build
+from lmtool.compute.kernels.matrices import NativeMatrix
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="needs a C compiler")
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
+    """An empty cache, and what is compiled for it."""
+    calls: list[bytes] = []
+
+    def compile_(compiler: str) -> bytes:
+        calls.append(f"library {len(calls)}".encode())
+        return calls[-1]
+
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_compile", compile_)
+    return calls
+
+
+def test_a_library_is_read_from_the_cache(compiled: list[bytes]) -> None:
+    assert [build._compiled() for _ in range(3)] == compiled * 3
+
+
+def plant(cache: Path) -> Path:
+    """A library with the name that the next process looks for, and its right checksum."""
+    (mine,) = cache.rglob("*.so")
+    key = mine.name.partition("-")[0]
+    content = b"somebody's"
+    planted = mine.with_name(f"{key}-{xxh3(content)}.so")
+    planted.write_bytes(content)
+    mine.unlink()
+    return planted
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_a_library_that_others_can_write_is_not_loaded(compiled: list[bytes], tmp_path: Path, mode: int) -> None:
+    build._compiled()
+    plant(tmp_path).chmod(mode)
+    assert build._compiled() == compiled[1]
+    assert build._compiled() == compiled[1]  # from the cache, beside what was planted
+
+
+def test_a_library_of_another_user_is_not_loaded(
+    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build._compiled()
+    planted = plant(tmp_path)
+    if os.geteuid() == 0:
+        os.chown(planted, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert build._compiled() == compiled[1]
+
+
+def test_in_a_folder_of_another_user_nothing_is_kept(
+    compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "deny_others_writing", lambda path: False)
+    assert build._compiled() == compiled[0]
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_the_folder_and_the_library_are_made_private(compiled: list[bytes], tmp_path: Path) -> None:
+    folder = tmp_path / build.FOLDER
+    folder.mkdir()
+    folder.chmod(0o777)
+    build._compiled()
+    (library,) = tmp_path.rglob("*.so")
+    assert not (folder.stat().st_mode | library.stat().st_mode) & 0o022
+
+
+def test_a_cache_that_cannot_be_written(compiled: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / build.FOLDER).write_text("no folder")
+    assert build._compiled() == compiled[0]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_is_loaded_was_in_memory(monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+    content = build._compiled()
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert build._load(content).step
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: Any) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'error: no such instruction' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    build.library.cache_clear()
+    assert build.library() is None
+    assert "no such instruction" in caplog.text
+    build.library.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path))
+    calls: list[Any] = []
+    compiled = build._compile
+    monkeypatch.setattr(build, "_compile", lambda *of: calls.append(of) or compiled(*of))
+    for _ in range(2):
+        build.library.cache_clear()
+        assert build.library() is not None
+    assert len(calls) == 1
+    (stored,) = tmp_path.rglob("*.so")
+    content = stored.read_bytes()
+    stored.unlink()  # it is loaded here
+    stored.write_bytes(content[:-1])
+    build.library.cache_clear()
+    assert build.library() is not None
+    assert len(calls) == 2
+    assert len(list(tmp_path.rglob("*.so"))) == 1
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+    build.library.cache_clear()
+    assert build.library() is not None
+    assert len(calls) == 3
+    build.library.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
+def test_a_compiler_without_half_floats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as GCC 11: numbers of 16 bits are converted by whole numbers, to the same bits."""
+    weight, x = torch.randn(32, 64) * torch.logspace(-7, 4, 64), torch.eye(64)
+    weight[0, :3] = torch.tensor([torch.inf, -torch.inf, 1e-7])
+    wanted = NativeMatrix(weight, "float16")(x, None)
+    old = tmp_path / "cc"
+    old.write_text('#!/bin/sh\nexec cc "$@" -mno-avx512f -U__FLT16_MAX__\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("CC", str(old))
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    build.library.cache_clear()
+    assert build.library() is not None
+    torch.testing.assert_close(NativeMatrix(weight, "float16")(x, None), wanted, rtol=0, atol=0, equal_nan=True)
+    build.library.cache_clear()
