@@ -1,14 +1,16 @@
 """Names of models, in arguments and in recipes, that name a published model instead of a run."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from lmtool.data.survey import DividedText, Report, divide
 from lmtool.errors import CheckpointError
 from lmtool.interop.names import HUB, is_published, known_run
 from lmtool.printable import plain
 from lmtool.recipe.grammar import value_at
-from lmtool.recipe.load import Resolved
+from lmtool.recipe.load import Resolved, Setting
+from lmtool.recipe.resolve import is_default, resolve
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import TOKENIZER
 from lmtool.run.find import Found
@@ -60,6 +62,20 @@ def tokenizer_path(reference: str) -> str:
     except CheckpointError as error:
         fix = "name a tokenizer.json, or a folder, run or model with one"
         raise CheckpointError(f"there is no tokenizer: {error.what}", where=error.where, fix=fix) from error
+
+
+def resolve_for_text(
+    recipe: str | None, settings: Sequence[Setting], report: Report | None = None
+) -> tuple[Resolved, DividedText | None]:
+    """`resolve`, with the shape of the text where the recipe is the default one and names one; and that text.
+
+    report: None where the text is not read, and the recipe is as for any text. Raises as `divide` and `with_runs`.
+    """
+    resolved, divided = resolve(recipe, settings), None
+    if report is not None and is_default(recipe) and resolved.recipe.data.sources:
+        divided = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
+        resolved = resolve(recipe, settings, divided.text.shape)
+    return with_runs(resolved), divided
 
 
 def with_runs(resolved: Resolved, base: Recipe | None = None) -> Resolved:

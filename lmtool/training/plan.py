@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from lmtool.compute.device import Compute, device_memory
 from lmtool.compute.processes import World, local_size
-from lmtool.data.survey import DividedText, Report, resolve_for_text
+from lmtool.data.survey import DividedText, Report
 from lmtool.errors import UsageError
 from lmtool.inference.base import Base
 from lmtool.inference.load import Initialization
 from lmtool.inference.pretrained import open_features, open_vectors
-from lmtool.interop.reference import with_runs
+from lmtool.interop.reference import resolve_for_text, with_runs
 from lmtool.model.size import check_fits, training_bytes
 from lmtool.printable import counted
 from lmtool.recipe.dump import dump
@@ -151,10 +151,8 @@ def plan_pretraining(
     """
     if base is not None:
         return Plan(with_runs(resolve(recipe, settings, parent=base.parent), base.recipe), base)
-    if report is None:
-        return Plan(with_runs(resolve(recipe, settings)))
     resolved, text = resolve_for_text(recipe, settings, report)
-    return Plan(with_runs(resolved), text=text)
+    return Plan(resolved, text=text)
 
 
 def _check_text(resolved: Resolved, base: Base | None) -> None:

@@ -22,7 +22,7 @@ from lmtool.data import blocks, streaming
 from lmtool.data.blocks import AHEAD, STREAMS, BlockStores
 from lmtool.data.corpus import Chunk
 from lmtool.data.streaming import BlockStart
-from lmtool.data.survey import resolve_for_text
+from lmtool.interop.reference import resolve_for_text
 from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
 from lmtool.inference.base import open_base
