@@ -25,7 +25,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmtool.data.table import open_table
 from lmtool.inference.evaluation import not_reported
-from lmtool.interop.reference import run_of
+from lmtool.inference.reference import run_of
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.tables.reading import read_labelled
 from lmtool.tables.rows import POOL_BATCHES

@@ -20,8 +20,8 @@ from lmtool.cost.summary import model_summary
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
 from lmtool.errors import NumericalError, RecipeError, UsageError
-from lmtool.inference.base import Base
-from lmtool.inference.load import Initialization, build_for_training
+from lmtool.inference.load import build_for_training
+from lmtool.inference.reference import Reference
 from lmtool.model import LanguageModel, build
 from lmtool.model.size import BEYOND, held_in_training, size_of
 from lmtool.objective import Objective, Vocabulary, build_objective
@@ -115,7 +115,7 @@ def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float
         raise UsageError(f"a utilization of {utilisation:g} is not a share of a peak", fix="for example 0.4")
     recipe, data = plan.recipe, None
     if plan.tables or recipe.data.sources:
-        recipe, data, _ = plan.read(report)
+        recipe, data, *_ = plan.read(report)
     report("measuring", 0, 0)
     spec, batch_size = recipe.model, recipe.training.batch_size
     if spec.counts:
@@ -188,7 +188,12 @@ class _Work:
     """
 
     def __init__(
-        self, recipe: Recipe, vocab_size: int, devices: Devices, data: TextData | TableData | None, base: Base | None
+        self,
+        recipe: Recipe,
+        vocab_size: int,
+        devices: Devices,
+        data: TextData | TableData | None,
+        base: Reference | None,
     ) -> None:
         self.recipe, self.vocab_size, self.devices, self.data, self.base = recipe, vocab_size, devices, data, base
         self.spec: Model = recipe.model
@@ -283,8 +288,7 @@ class _Work:
             lm = build(self.spec, self.vocab_size).to(compute.device)
         else:
             tokenizer = self.data.prompt_format.tokenizer
-            initialization = Initialization(self.base)
-            lm, _ = build_for_training(self.recipe, tokenizer, compute, self.data.set_statistics, initialization)
+            lm, _ = build_for_training(self.recipe, tokenizer, compute, self.data.set_statistics, base=self.base)
             objective = build_objective(self.recipe, tokenizer, lm.counts_V)
             data = self.data
             examples = data.windows(objective) if isinstance(data, TextData) else data.examples(objective)

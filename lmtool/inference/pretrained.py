@@ -16,9 +16,8 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.vectors import VectorFile, WordVectors
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import FeatureSource, MatchedVectors, load_run, trained_model
-from lmtool.interop.reference import find
+from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.printable import counted, plain
 from lmtool.recipe.spec.model import VectorsSpec
 from lmtool.recipe.spec.recipe import Recipe
@@ -102,7 +101,7 @@ class VectorSource:
             raise UsageError(what, where="model.embeddings", fix=f"set tokenizer.kind={expected}")
 
 
-def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
+def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
     """What the embeddings of a new model begin with; None where the recipe names nothing.
 
     base: the run that the model is initialised from, whose embeddings hold what its own recipe names.
@@ -132,7 +131,7 @@ def _open(name: str) -> VectorFile | RunVectors:
     if os.path.isfile(name):
         return VectorFile.open(Path(name))
     try:
-        find(name)
+        resolve_reference(name)
     except CheckpointError as error:
         if os.path.isdir(name):
             raise
@@ -141,7 +140,7 @@ def _open(name: str) -> VectorFile | RunVectors:
     return RunVectors.open(name)
 
 
-def open_features(recipe: Recipe, base: Base | None) -> tuple[Recipe, FeatureSource | None]:
+def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, FeatureSource | None]:
     """The recipe with the sizes of the states that its model reads, and the tokenizer of the run that has these; and
     that run. The same recipe, and None, where it has no features.
 
@@ -157,7 +156,7 @@ def open_features(recipe: Recipe, base: Base | None) -> tuple[Recipe, FeatureSou
         if old is None or old.run != features.run or old.beside != features.beside:
             what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
             raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
-    source = open_base(features.run if base is None else str(base.run.path / FEATURES))
+    source = resolve_reference(features.run if base is None else str(base.run.path / FEATURES))
     theirs = source.recipe.model
     if source.recipe.tuning.lora is not None:
         fix = f"make a whole run first: lmtool runs merge {source.run.name}"

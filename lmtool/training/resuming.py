@@ -9,10 +9,9 @@ from lmtool.compute.device import Compute, choose_compute
 from lmtool.data.survey import Report
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.base import base_of, read_tokenizer, recipe_of, teacher_of, written_recipe
-from lmtool.inference.load import Initialization, features_of
+from lmtool.inference.load import features_of
+from lmtool.inference.reference import base_of, read_tokenizer, recipe_of, resolve_reference, teacher_of
 from lmtool.interop.names import HUB, pointer_of
-from lmtool.interop.reference import find
 from lmtool.printable import counted
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
 from lmtool.recipe.dump import dump
@@ -29,8 +28,8 @@ from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Started, Warn
-from lmtool.training.folds import RecipeWithData
-from lmtool.training.plan import TrainingJob, agree, checked_compute, is_for_tables
+from lmtool.training.job import RecipeWithData, TrainingJob
+from lmtool.training.plan import agree, checked_compute, is_for_tables
 from lmtool.training.start import Invocation, baselines
 from lmtool.training.train import train
 
@@ -52,11 +51,11 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         reference = str(run.path)
     if reference.startswith(HUB) and not pointer_of(reference).exists():  # it would be downloaded first
         raise _without_training(reference)
-    named = find(reference)
+    named = resolve_reference(reference)
     run = named.run
     if run.info.origin is not None:
         raise _without_training(str(run.path))
-    written, doubts = written_recipe(named)
+    written, doubts = named.written_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
@@ -131,8 +130,10 @@ def _job_of(
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
     agree(read, data.fingerprint, compute.world)
-    initialization = Initialization(base, teacher, features=features_of(run, read, compute))
-    return TrainingJob(read, data, compute, initialization, candidates, checkpoint, state, data.lines)
+    features = features_of(run, read, compute)
+    return TrainingJob(
+        read, data, compute, base, teacher, None, features, candidates, checkpoint, state, lines=data.lines
+    )
 
 
 def _continue(run: Run, job: TrainingJob, changed: tuple[str, ...], invocation: Invocation) -> Iterator[Event]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from lmtool.compute.device import Compute, choose_compute
 from lmtool.data.survey import Report
 from lmtool.durable import write_file
-from lmtool.inference.base import Base
 from lmtool.inference.embedding import Vectors
 from lmtool.inference.load import load_run
+from lmtool.inference.reference import Reference
 from lmtool.model.size import outline
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import objectives_of
@@ -26,7 +26,8 @@ from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Event, Info, Started, Warn
-from lmtool.training.plan import Plan, TrainingJob, checked_compute
+from lmtool.training.job import TrainingJob
+from lmtool.training.plan import Plan, checked_compute
 from lmtool.training.train import train
 
 
@@ -69,8 +70,8 @@ def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
         run = _created(plan.resolved.name, job, invocation) if compute.world.is_main else None
         with run or nullcontext(), data.streaming(compute):
             if run is not None:
-                if (features := job.initialization.features) is not None:
-                    run.keep_features(features.base.run, features.base.checkpoint)
+                if job.features is not None:
+                    run.keep_features(job.features.reference.run, job.features.reference.checkpoint)
                 if data.split is not None:
                     write_file(run.path / SPLIT, encode(data.split.model_dump()))
                 run.start(step=0, command=invocation.command, environment=describe_environment(str(compute.device)))
@@ -89,15 +90,15 @@ def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
 
 def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
     """A new run directory. name: of the recipe."""
-    recipe, data, initialization = job.recipe, job.data, job.initialization
+    recipe, data = job.recipe, job.data
     tokenizer = data.prompt_format.tokenizer
     features = [one.recipe.model_dump(mode="json", include={"model", "tokenizer"}) for one in job.candidates]
     info = RunInfo.new(
         recipe=name,
         summary=summary(recipe),
         fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
-        base=initialization.base and initialization.base.record(),
-        teacher=initialization.teacher and initialization.teacher.record(),
+        base=job.base and job.base.record(),
+        teacher=job.teacher and job.teacher.record(),
         data={
             "lines": list(job.lines),
             "bytes_per_token": data.bytes_per_token,
@@ -109,7 +110,7 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
     return create_run(invocation.output, info, files, invocation.retry)
 
 
-def baselines(run: Run, data: TrainingData, recipe: Recipe, base: Base | None = None) -> Iterator[Event]:
+def baselines(run: Run, data: TrainingData, recipe: Recipe, base: Reference | None = None) -> Iterator[Event]:
     """Measure the baselines of tables with labels, or read those that the run has kept. base: that is fine-tuned."""
     if not isinstance(data, TableData):
         return
@@ -127,7 +128,7 @@ def baselines(run: Run, data: TrainingData, recipe: Recipe, base: Base | None = 
         yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
 
 
-def _vectors_of(base: Base, compute: Compute, texts: Sequence[str]) -> Vectors:
+def _vectors_of(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
     return text_vectors(load_run(str(base.checkpoint.path), compute), texts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,7 +34,6 @@ from lmtool.recipe.spec.words import Averaging
 from lmtool.records import finite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import Run
-from lmtool.run.find import find
 from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
 from lmtool.tables.data import TableData
@@ -45,7 +45,8 @@ from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Step, Trainable, fit, never, validates
-from lmtool.training.folds import RecipeWithData, ScoringStopped, is_cross_validated, reopened, train_folds
+from lmtool.training.folds import ScoringStopped, from_beginning, is_cross_validated, train_folds
+from lmtool.training.job import TrainingJob
 from lmtool.training.length import (
     LEAST_SHARE,
     FirstSteps,
@@ -57,7 +58,6 @@ from lmtool.training.length import (
     with_steps,
 )
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.plan import TrainingJob
 from lmtool.training.schedule import TimeBudget, doubtful_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.windows import ExampleSource
@@ -156,7 +156,7 @@ class _TrainingSession:
         began: float | None,
     ) -> None:
         """At its beginning, or at a checkpoint. stop, until, is_baseline_least, began: see `train`."""
-        recipe, data, compute, initialization = job.recipe, job.data, job.compute, job.initialization
+        recipe, data, compute = job.recipe, job.data, job.compute
         checkpoint, state, tokenizer, world = job.checkpoint, job.state, data.prompt_format.tokenizer, compute.world
         self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
         self.stop, self.until, self.is_baseline_least, self.began = stop, until, is_baseline_least, began
@@ -176,14 +176,23 @@ class _TrainingSession:
         self.last = 0 if checkpoint is None else checkpoint.step
         # shards move to the device layer by layer, and word vectors are put into a whole table
         device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
-        shards = ShardedBuild(world.rank, world.size) if world.sharded and initialization.vectors is None else None
-        self.lm, notice = build_for_training(recipe, tokenizer, device, data.set_statistics, initialization, shards)
+        shards = ShardedBuild(world.rank, world.size) if world.sharded and job.vectors is None else None
+        self.lm, notice = build_for_training(
+            recipe,
+            tokenizer,
+            device,
+            data.set_statistics,
+            base=job.base,
+            vectors=job.vectors,
+            features=job.features,
+            shards=shards,
+        )
         if checkpoint is not None:
             load_weights(self.lm, checkpoint)
         self.objective = build_objective(recipe, tokenizer, self.lm.counts_V)
         for parameter in self.objective.idle(self.lm):
             parameter.requires_grad_(False)
-        taught = distilled(self.objective, recipe, tokenizer, initialization.teacher, compute)
+        taught = distilled(self.objective, recipe, tokenizer, job.teacher, compute)
         self.sharding = Sharding(self.lm, LossModule(self.lm, taught), compute) if world.sharded else None
         module = None if self.sharding is None else self.sharding.module
         self.trainable = Trainable(
@@ -528,12 +537,12 @@ class _TrainingSession:
     def _measure(self) -> Iterator[Event]:
         """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
         run, peers = self.manager.run, self.manager.peers
-        path = self.compute.world.from_main("" if run is None else str(run.path.resolve()))
-        checkpoint, _ = find(path).best(optimizer=False, peers=peers)
+        named = Run.open(Path(self.compute.world.from_main("" if run is None else str(run.path.resolve()))))
+        checkpoint, _ = named.best(optimizer=False, peers=peers)
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:
             try:
-                of_folds = yield from self._measure_folds(self.data, find(path).run, checkpoint.step)
+                of_folds = yield from self._measure_folds(self.data, named, checkpoint.step)
             except ScoringStopped:
                 yield Ended("interrupted", self.last, None, None, self.recipe.evaluation.metric)
                 return
@@ -566,9 +575,7 @@ class _TrainingSession:
         self.lm.cpu()
         del self.trainable  # whose moments take memory
         try:
-            whole = RecipeWithData(self.job.recipe, data)
-            initialization = reopened(run, whole, self.job.initialization)
-            folds = train_folds(whole, self.job.candidates, initialization, self.compute, step, self.stop)
+            folds = train_folds(from_beginning(run, self.job), data, step, self.stop)
             results = data.measure_folds(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{UNSCORED}: {error.what}")

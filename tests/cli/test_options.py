@@ -14,8 +14,8 @@ import typer
 from lmtool.checks import check as checking
 from lmtool.cli import app, settings
 from lmtool.cost import planning
-from lmtool.interop import reference
-from lmtool.interop.reference import resolve_for_text
+from lmtool.inference import reference
+from lmtool.inference.reference import resolve_for_text
 from lmtool.recipe.spec.text import OF_TABLES
 from lmtool.training import start as starting
 from lmtool.training.plan import Plan

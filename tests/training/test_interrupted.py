@@ -156,7 +156,7 @@ def test_worse_weights_are_named_and_not_used(work: Work, validations: Script) -
     last = ended(work.pretrain(stop=after(7)))
     assert (last.best_step, last.best_value) == (4, 2.0)
     loaded = load_run(str(work.run()))
-    assert (loaded.step, loaded.newer) == (4, 7)
+    assert (loaded.step, loaded.reference.newer) == (4, 7)
     assert load_run(f"{work.run()}@7").newer is None
     assert load_run(f"{work.run()}@4").newer is None
 

@@ -11,7 +11,7 @@ import pytest
 
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
-from lmtool.inference.base import read_tokenizer
+from lmtool.inference.reference import read_tokenizer
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run

@@ -600,6 +600,6 @@ def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layo
     flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
     invocation = Invocation(["test"], no_report, lambda: False, work.run("hashed"))
     assert any(
-        isinstance(event, Stepped) for event in start.start(plan_pretraining(None, flags, report=no_report), invocation)
+        isinstance(event, Stepped) for event in start.start(plan_pretraining(None, None, flags, no_report), invocation)
     )
     assert len(hashed) == 1

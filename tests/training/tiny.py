@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.inference.base import open_base
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import inspect
 from lmtool.tables.tasks.results import Results
@@ -110,8 +109,8 @@ class Work:
         flags = [Setting("data.train", [str(self.text)], "TEXT"), *taught_by(teacher)]
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
-        base = None if source is None else open_base(str(source))
-        planned = plan.plan_pretraining(str(self.recipe), settings_of(overrides, flags), base, no_report)
+        named = None if source is None else str(source)
+        planned = plan.plan_pretraining(named, str(self.recipe), settings_of(overrides, flags), no_report)
         return list(start.start(planned, self.session(name, stop)))
 
     def finetune(

@@ -45,15 +45,13 @@ def pretrain(
     # mistakes are told before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 
-    from lmtool.inference.base import open_base
     from lmtool.run.creation import check_folder
     from lmtool.training.plan import plan_pretraining
     from lmtool.training.start import start
 
     check_folder(output, start_or_resume)  # before the text is read
-    base = None if source is None else open_base(source)
     follow(
-        lambda invocation: start(plan_pretraining(recipe, chosen, base, invocation.report), invocation),
+        lambda invocation: start(plan_pretraining(source, recipe, chosen, invocation.report), invocation),
         quiet,
         output=output,
         retry=start_or_resume,

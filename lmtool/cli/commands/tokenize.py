@@ -77,7 +77,7 @@ def tokenize(
     sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
     from lmtool.data.prepare import prepare
-    from lmtool.interop.reference import resolve_for_text
+    from lmtool.inference.reference import resolve_for_text
     from lmtool.recipe.spec.text import TokenizerFile
     from lmtool.tokenization.tokenizer import Tokenizer
 
