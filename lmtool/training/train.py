@@ -116,9 +116,13 @@ def train(
         yield session.fit_started()
         if _compiles(recipe, job.compute) and session.last < recipe.training.steps:
             yield from map(Warn, session.compile())
-        if session.state.pending is not None:
-            yield from session.validate(None)
-        yield from session.loop()
+        try:
+            if session.state.pending is not None:
+                yield from session.validate(None)
+            yield from session.loop()
+        except NumericalError as error:
+            where = "; ".join(filter(None, (error.where, manager.saved)))
+            raise NumericalError(error.what, where=where, fix=error.fix) from error
         yield from session.finish()
 
 
@@ -385,22 +389,17 @@ class _TrainingSession:
         yield StepsChanged(recipe.training.steps, why)
 
     def _fit(self) -> Generator[Step]:
-        """The steps after the last one; a NumericalError among them also says what is saved."""
-        compute = self.compute if self.sharding is None else self.compute.in_step()
-        try:
-            yield from fit(
-                self.trainable,
-                self.examples,
-                self.recipe,
-                compute,
-                done=self.last,
-                micro_batch=self.state.micro_batch,
-                carried=self.carried,
-                stop=self.stop,
-            )
-        except NumericalError as error:
-            where = "; ".join(filter(None, (error.where, self.manager.saved)))
-            raise NumericalError(error.what, where=where, fix=error.fix) from error
+        """The steps after the last one."""
+        return fit(
+            self.trainable,
+            self.examples,
+            self.recipe,
+            self.compute if self.sharding is None else self.compute.in_step(),
+            done=self.last,
+            micro_batch=self.state.micro_batch,
+            carried=self.carried,
+            stop=self.stop,
+        )
 
     def _after(self, step: Step) -> Iterator[Event]:
         """Log a step that is done; save and validate where the recipe says so, or where it is the last."""
@@ -474,7 +473,7 @@ class _TrainingSession:
             what = f"the first validation loss, of step {step}, is {validation.loss}: the weights are useless"
             lower = f"optimizer.lr below {self.recipe.optimizer.lr:g}"
             fix = f"start anew with {lower}, more schedule.warmup_steps, or training.precision=float32"
-            raise NumericalError(what, where=self.manager.saved, fix=fix)
+            raise NumericalError(what, fix=fix)
         if not math.isfinite(value):
             yield Warn(f"the validation {metric} of step {step} is {value}, which cannot be the best")
         if self.data.unit == "token" and before is not None and self.state.stale == RISING and value > TOLD * before:
