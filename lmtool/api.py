@@ -72,7 +72,7 @@ class TrainedModel(TextGenerator):
     def _unpacked(self) -> LoadedModel:
         """The same model, with its weights as they are."""
         device = cast(DeviceName, self.loaded.device.type)
-        return load_run(f"{self.loaded.run_path}@{self.loaded.step}", choose_compute(device, "float32"))
+        return load_run(self.loaded.reference, choose_compute(device, "float32"))
 
     def attention(self, *texts: str, source: str | None = None, target: str | None = None) -> TextAttention:
         """The attention weights on a text, or on a source and its target, as `lmtool attention` shows them.

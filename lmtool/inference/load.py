@@ -126,7 +126,7 @@ def build_model(
     recipe: Recipe,
     tokenizer: Tokenizer,
     compute: Compute,
-    features: "FeatureSource | None" = None,
+    features: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> LanguageModel:
     """A new model for this tokenizer, on its device, initialized from the recipe's seed.
@@ -165,18 +165,6 @@ class MatchedVectors:
         table_VD[self.ids] = self.vectors_ND.to(table_VD)
 
 
-@dataclass(frozen=True)
-class FeatureSource:
-    """A model in memory, frozen, whose states another model reads, and the checkpoint that it is of.
-
-    line: what is read, for people.
-    """
-
-    reference: Reference
-    model: LanguageModel
-    line: str = ""
-
-
 def build_for_training(
     recipe: Recipe,
     tokenizer: Tokenizer,
@@ -185,7 +173,7 @@ def build_for_training(
     *,
     base: Reference | None = None,
     vectors: MatchedVectors | None = None,
-    features: FeatureSource | None = None,
+    features: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> tuple[LanguageModel, str | None]:
     """A new model to train with a recipe, with the trainable weights that the recipe sets.
@@ -204,7 +192,7 @@ def build_for_training(
     return lm, notice
 
 
-def load_run(reference: str, compute: Compute | None = None) -> LoadedModel:
+def load_run(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
     """The best checkpoint of a run, or a given checkpoint, ready for inference.
 
     reference: as for `resolve_reference`.
@@ -212,7 +200,7 @@ def load_run(reference: str, compute: Compute | None = None) -> LoadedModel:
         memory of one; they then measure it in step, see `LoadedModel.computing`.
     Raises CheckpointError when there is none, or when its parts are inconsistent.
     """
-    source = resolve_reference(reference)
+    source = resolve_reference(reference) if isinstance(reference, str) else reference
     checkpoint, recipe, tokenizer = source.checkpoint, source.recipe, source.tokenizer
     compute = compute or choose_compute("auto", "float32")
     sharding = None
@@ -238,7 +226,7 @@ def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
     return bool(compute.world.sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
-def load_packed(reference: str, compute: Compute | None = None) -> LoadedModel:
+def load_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
     """The same with its matrices packed for the device, and adapters merged into them: for inference only, its weights
     are no longer accessible.
 
@@ -265,15 +253,15 @@ def trained_model(base: Reference, compute: Compute) -> LanguageModel:
     return lm
 
 
-def features_of(run: Run, recipe: Recipe, compute: Compute) -> FeatureSource | None:
+def features_of(run: Run, recipe: Recipe, compute: Compute) -> LoadedModel | None:
     """The model whose states the model of a run reads, from its copy in the run; None where it reads no features.
 
     Raises CheckpointError where the copy is missing or damaged.
     """
     if not isinstance(recipe.model, FeaturesSpec) or recipe.model.features is None:
         return None
-    base = resolve_reference(str(run.path / FEATURES))
-    return FeatureSource(base, trained_model(base, compute))
+    copy = resolve_reference(str(run.path / FEATURES))
+    return LoadedModel(trained_model(copy, compute), copy, copy.recipe, compute)
 
 
 def weights_of(base: Reference) -> Mapping[str, Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmtool.compute.device import Compute
-from lmtool.inference.load import FeatureSource, MatchedVectors
+from lmtool.inference.load import LoadedModel, MatchedVectors
 from lmtool.inference.reference import Reference
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ class TrainingJob:
     base: Reference | None = None
     teacher: Reference | None = None
     vectors: MatchedVectors | None = None
-    features: FeatureSource | None = None
+    features: LoadedModel | None = None
     candidates: Sequence[RecipeWithData] = ()
     checkpoint: Checkpoint | None = None
     state: TrainingState = field(default_factory=TrainingState)

@@ -8,8 +8,8 @@ from lmtool.compute.device import Compute, device_memory
 from lmtool.compute.processes import World, local_size
 from lmtool.data.survey import DividedText, Report
 from lmtool.errors import UsageError
-from lmtool.inference.load import FeatureSource
-from lmtool.inference.pretrained import open_features, open_vectors
+from lmtool.inference.load import LoadedModel
+from lmtool.inference.pretrained import describe_features, open_features, open_vectors
 from lmtool.inference.reference import Reference, resolve_for_text, resolve_reference, with_runs
 from lmtool.model.size import check_fits, training_bytes
 from lmtool.printable import counted
@@ -60,7 +60,7 @@ class Plan:
 
     def read(
         self, report: Report, world: World | None = None
-    ) -> tuple[Recipe, TrainingData, Reference | None, FeatureSource | None]:
+    ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
         """The recipe with what the data decide, the data, and the models that it names: its teacher, and that whose
         states it reads."""
         if not self.tables:
@@ -92,7 +92,10 @@ class Plan:
             check_teacher(teacher, recipe, data.prompt_format.tokenizer)
         data.check()
         recipe, length = with_length(recipe, data)
-        inferred = [*(self.resolved.inferred if not self.tables else ()), *([features.line] if features else ())]
+        inferred = [
+            *(self.resolved.inferred if not self.tables else ()),
+            *([describe_features(recipe.model, features)] if features else ()),
+        ]
         inferred += filter(None, [length])
         vectors = None
         if source is not None:

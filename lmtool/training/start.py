@@ -129,7 +129,7 @@ def baselines(run: Run, data: TrainingData, recipe: Recipe, base: Reference | No
 
 
 def _vectors_of(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
-    return text_vectors(load_run(str(base.checkpoint.path), compute), texts)
+    return text_vectors(load_run(base, compute), texts)
 
 
 def summary(recipe: Recipe) -> str:
