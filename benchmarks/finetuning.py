@@ -32,8 +32,9 @@ from lmtool.tables.rows import POOL_BATCHES
 from lmtool.tables.tasks.results import Results
 from lmtool.training.events import Ended, FitStarted, Stepped
 from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.job import Invocation
 from lmtool.training.plan import Plan
-from lmtool.training.start import Invocation, start
+from lmtool.training.start import start
 
 
 class Plain:

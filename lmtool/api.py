@@ -50,8 +50,9 @@ from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.chat import Message
 from lmtool.training.events import Started, Warn
 from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.job import Invocation
 from lmtool.training.plan import Plan, plan_pretraining
-from lmtool.training.start import Invocation, start
+from lmtool.training.start import start
 
 
 class TrainedModel(TextGenerator):

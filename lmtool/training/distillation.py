@@ -48,12 +48,6 @@ def with_teacher(resolved: Resolved, base: Reference | None) -> tuple[Resolved, 
     return replace(resolved, recipe=tokenizer), teacher
 
 
-def tokenizer_of(base: Reference | None, teacher: Reference | None) -> Tokenizer | None:
-    """The tokenizer that a run begins with; None for a new one."""
-    source = base or teacher
-    return None if source is None else source.tokenizer
-
-
 def distilled(
     objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Reference | None, compute: Compute
 ) -> Objective:

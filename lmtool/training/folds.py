@@ -10,12 +10,10 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.survey import Report
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.load import build_for_training
 from lmtool.inference.pretrained import open_vectors
 from lmtool.inference.reference import base_of
-from lmtool.model import LanguageModel
 from lmtool.model.heads import Classifier
-from lmtool.objective import Objective, build_objective
+from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
@@ -85,9 +83,7 @@ def train_folds(
                 RecipeWithData(c.recipe, of[number]) for c, of in zip(candidates, folds_of_candidates, strict=True)
             ]
             chosen = every[choose_features(every)[0]]
-        lm, objective = _build(replace(job, recipe=chosen.recipe, data=chosen.data))
-        for parameter in objective.idle(lm):
-            parameter.requires_grad_(False)
+        lm, objective, _ = replace(job, recipe=chosen.recipe, data=chosen.data).build()
         taught = distilled(objective, chosen.recipe, chosen.data.prompt_format.tokenizer, job.teacher, compute)
         optimizers = Optimizers(chosen.recipe.optimizer, lm, compute, chosen.recipe.tuning)
         examples = chosen.data.examples(objective)
@@ -104,7 +100,7 @@ def _fit_heads(
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
     """The same for heads on a body that stays: the vectors of all rows are computed once."""
     compute = job.compute
-    lm, objective = _build(job)
+    lm, objective, _ = job.build()
     rows = data.tasks[0].train
     with_labels = cast(ClassificationObjective, objective)
     problem = HeadProblem.of(cast(Classifier, lm), with_labels, _batches(objective, rows))
@@ -125,7 +121,7 @@ def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_r
     reached: list[float] = []
     for one in candidates:
         report("choosing features", len(reached), len(candidates))
-        lm, objective = _build(TrainingJob(*one, CPU))
+        lm, objective, _ = TrainingJob(one.recipe, one.data, CPU).build()
         batches = _batches(objective, one.data.tasks[0].train)
         with_labels = cast(ClassificationObjective, objective)
         reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, one.recipe.seed) or 0.0)
@@ -134,7 +130,7 @@ def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_r
 
 
 def from_beginning(run: Run, job: TrainingJob) -> TrainingJob:
-    """A job with what the model of its run began with, also where the run is resumed.
+    """A job that begins as the run did, also where it is resumed.
 
     Raises LmtoolError for what is missing.
     """
@@ -143,15 +139,7 @@ def from_beginning(run: Run, job: TrainingJob) -> TrainingJob:
         base = base_of(run)
     if vectors is None and (source := open_vectors(job.recipe, base)) is not None:
         vectors = source.match(job.data.prompt_format.tokenizer, job.data.token_counts())
-    return replace(job, base=base, vectors=vectors)
-
-
-def _build(job: TrainingJob) -> tuple[LanguageModel, Objective]:
-    tokenizer, statistics = job.data.prompt_format.tokenizer, job.data.set_statistics
-    lm, _ = build_for_training(
-        job.recipe, tokenizer, job.compute, statistics, base=job.base, vectors=job.vectors, features=job.features
-    )
-    return lm, build_objective(job.recipe, tokenizer, lm.counts_V)
+    return replace(job, base=base, vectors=vectors, checkpoint=None)
 
 
 def _batches(objective: Objective, rows: Sequence[EncodedRow]) -> list[Batch]:

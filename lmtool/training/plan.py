@@ -23,7 +23,7 @@ from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.prepare import TaskTables, read_tables
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher
+from lmtool.training.distillation import check_teacher, with_teacher
 from lmtool.training.job import RecipeWithData, TrainingJob
 from lmtool.training.length import with_length
 
@@ -67,7 +67,8 @@ class Plan:
             _check_text(self.resolved, self.base)
         resolved, teacher = with_teacher(self.resolved, self.base)
         recipe, features = open_features(resolved.recipe, self.base)
-        tokenizer = tokenizer_of(self.base if features is None else features.reference, teacher)
+        source = self.base or teacher if features is None else features.reference
+        tokenizer = None if source is None else source.tokenizer
         data: TrainingData
         if self.tables:
             report("reading", 0, 0)

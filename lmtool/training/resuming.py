@@ -22,16 +22,14 @@ from lmtool.recipe.spec.training import Lbfgs
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
-from lmtool.run.files import describe_environment
 from lmtool.run.find import find_resumable
 from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_metric
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.events import AlreadyFinished, Event, Info, Started, Warn
-from lmtool.training.job import RecipeWithData, TrainingJob
+from lmtool.training.events import AlreadyFinished, Event, Info, Warn
+from lmtool.training.job import Invocation, RecipeWithData, TrainingJob
 from lmtool.training.plan import agree, checked_compute, is_for_tables
-from lmtool.training.start import Invocation, baselines
-from lmtool.training.train import train
+from lmtool.training.start import train_in_run
 
 PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in RESUMING.items() if rule.resets)}
 """Keys with which a run that is finished goes on."""
@@ -84,7 +82,10 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             world.wait()  # all have read the run before the first one changes anything on disk
             if not is_over:
                 job = _job_of(run, recipe, checkpoint, state, compute, invocation.report)
-                yield from _continue(run, job, tuple(changed.values()), invocation)
+                if world.is_main and job.data.split is not None and run.saved_split is None:
+                    write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
+                    yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
+                yield from train_in_run(job, run if world.is_main else None, invocation, tuple(changed.values()))
                 return
             yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
             if world.is_main:
@@ -134,30 +135,6 @@ def _job_of(
     return TrainingJob(
         read, data, compute, base, teacher, None, features, candidates, checkpoint, state, lines=data.lines
     )
-
-
-def _continue(run: Run, job: TrainingJob, changed: tuple[str, ...], invocation: Invocation) -> Iterator[Event]:
-    """Train on from a checkpoint. changed: what of its recipe is another, in words."""
-    state, data, compute = job.state, job.data, job.compute
-    step = 0 if job.checkpoint is None else job.checkpoint.step
-    with data.streaming(compute, state.stream or ()):
-        if compute.world.is_main:
-            damaged = run.start(
-                step=step,
-                command=invocation.command,
-                environment=describe_environment(str(compute.device)),
-                validated=None if state.pending is not None else state.note(step),
-                pending=state.pending is not None,
-            )
-            run.write_recipe(dump(job.recipe))
-            yield from map(Warn, damaged)
-            if data.split is not None and run.saved_split is None:
-                write_file(run.path / SPLIT, encode(data.split.model_dump()))
-                yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
-            yield Started(run.path, run.name, job.recipe, data.prompt_format.tokenizer, job.lines, changed)
-            yield from baselines(run, data, job.recipe)
-        main = run if compute.world.is_main else None
-        yield from train(job, main, stop=invocation.stop, until=invocation.until)
 
 
 def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:

@@ -1,14 +1,10 @@
 """Starting a training: from a plan to a locked run directory and the training in it."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from lmtool.compute.device import Compute, choose_compute
-from lmtool.data.survey import Report
 from lmtool.durable import write_file
 from lmtool.inference.embedding import Vectors
 from lmtool.inference.load import load_run
@@ -24,34 +20,10 @@ from lmtool.run.files import RunInfo, describe_environment
 from lmtool.search.index import text_vectors
 from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import TableData
-from lmtool.training.data import TrainingData
 from lmtool.training.events import Event, Info, Started, Warn
-from lmtool.training.job import TrainingJob
+from lmtool.training.job import Invocation, TrainingJob
 from lmtool.training.plan import Plan, checked_compute
 from lmtool.training.train import train
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """What the person who starts or resumes training says besides the recipe.
-
-    command: as typed, for run.json.
-    report: called with the progress of preparing the data.
-    stop: called after each step; when True the run is saved and ends.
-    output: the run directory; a new one under the runs directory when None.
-    retry: it may hold a run that ended before its first checkpoint, which is replaced.
-    began: when the command did, by time.perf_counter.
-    until, is_baseline_least: see `train`.
-    """
-
-    command: Sequence[str]
-    report: Report
-    stop: Callable[[], bool]
-    output: Path | None = None
-    retry: bool = False
-    began: float = field(default_factory=lambda: time.perf_counter())
-    until: float = 1.0
-    is_baseline_least: bool = False
 
 
 def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
@@ -60,32 +32,47 @@ def start(plan: Plan, invocation: Invocation) -> Iterator[Event]:
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
     check_folder(invocation.output, invocation.retry)
-    recipe, base = plan.recipe, plan.base
+    recipe = plan.recipe
     with choose_compute(recipe.training.device, recipe.training.precision).joined() as joined:
         compute = checked_compute(recipe, joined, plan.resolved.origins)
         if compute.world.is_main:
             check_folder(invocation.output, invocation.retry)  # others may have been quicker
         job = plan.job(compute, invocation.report)
-        data = job.data
         run = _created(plan.resolved.name, job, invocation) if compute.world.is_main else None
-        with run or nullcontext(), data.streaming(compute):
-            if run is not None:
-                if job.features is not None:
-                    run.keep_features(job.features.reference.run, job.features.reference.checkpoint)
-                if data.split is not None:
-                    write_file(run.path / SPLIT, encode(data.split.model_dump()))
-                run.start(step=0, command=invocation.command, environment=describe_environment(str(compute.device)))
-                yield Started(run.path, run.name, job.recipe, data.prompt_format.tokenizer, job.lines)
-                yield from baselines(run, data, job.recipe, base if compute.world.size == 1 else None)
-            yield from map(Warn, job.warnings)
-            yield from train(
-                job,
-                run,
-                stop=invocation.stop,
-                until=invocation.until,
-                is_baseline_least=base is not None and invocation.is_baseline_least,
-                began=invocation.began,
+        with run or nullcontext():
+            if run is not None and job.features is not None:
+                run.keep_features(job.features.reference.run, job.features.reference.checkpoint)
+            if run is not None and job.data.split is not None:
+                write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
+            yield from train_in_run(job, run, invocation)
+
+
+def train_in_run(
+    job: TrainingJob, run: Run | None, invocation: Invocation, changed: tuple[str, ...] = ()
+) -> Iterator[Event]:
+    """Begin a session of a run, and train in it, from the start or from a checkpoint.
+
+    run: locked; None in processes that only compute. changed: what of its recipe is another than before, in words.
+    """
+    data, compute, state, checkpoint = job.data, job.compute, job.state, job.checkpoint
+    with data.streaming(compute, state.stream or ()):
+        if run is not None:
+            step = 0 if checkpoint is None else checkpoint.step
+            is_noted = checkpoint is not None and state.pending is None
+            damaged = run.start(
+                step=step,
+                command=invocation.command,
+                environment=describe_environment(str(compute.device)),
+                validated=state.note(step) if is_noted else None,
+                pending=state.pending is not None,
             )
+            if checkpoint is not None:
+                run.write_recipe(dump(job.recipe))
+            yield from map(Warn, damaged)
+            yield Started(run.path, run.name, job.recipe, data.prompt_format.tokenizer, job.lines, changed)
+            yield from baselines(run, job)
+        yield from map(Warn, job.warnings)
+        yield from train(job, run, invocation)
 
 
 def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
@@ -110,11 +97,12 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
     return create_run(invocation.output, info, files, invocation.retry)
 
 
-def baselines(run: Run, data: TrainingData, recipe: Recipe, base: Reference | None = None) -> Iterator[Event]:
-    """Measure the baselines of tables with labels, or read those that the run has kept. base: that is fine-tuned."""
+def baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
+    """Measure the baselines of tables with labels, or read those that the run has kept."""
+    data, recipe = job.data, job.recipe
     if not isinstance(data, TableData):
         return
-    kept = run.saved_baselines
+    kept, base = run.saved_baselines, job.base if job.checkpoint is None and job.compute.world.size == 1 else None
     if kept is not None:
         data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
     else:

@@ -3,7 +3,7 @@
 import math
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,12 +21,11 @@ from lmtool.errors import LmtoolError, NumericalError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import AnyParams, MaskPredict, SamplingParams
 from lmtool.inference.evaluation import Validation
-from lmtool.inference.load import build_for_training, load_weights
+from lmtool.inference.load import load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel, evaluating
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
-from lmtool.objective import build_objective
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
@@ -44,9 +43,9 @@ from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
-from lmtool.training.fit import LossModule, Step, Trainable, fit, never, validates
+from lmtool.training.fit import LossModule, Step, Trainable, fit, validates
 from lmtool.training.folds import ScoringStopped, from_beginning, is_cross_validated, train_folds
-from lmtool.training.job import TrainingJob
+from lmtool.training.job import Invocation, TrainingJob
 from lmtool.training.length import (
     LEAST_SHARE,
     FirstSteps,
@@ -80,23 +79,11 @@ LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
 
 
-def train(
-    job: TrainingJob,
-    run: Run | None,
-    *,
-    stop: Callable[[], bool] = never,
-    until: float = 1.0,
-    is_baseline_least: bool = False,
-    began: float | None = None,
-) -> Iterator[Event]:
+def train(job: TrainingJob, run: Run | None, invocation: Invocation) -> Iterator[Event]:
     """Train, from the start or from a checkpoint, save everything in a run, and evaluate its best checkpoint.
 
-    run: locked and started; None in processes that only compute. Every process iterates to the end.
-    stop: called after each step; when True the run is saved and ends, in all processes at the same step.
-    until: the share of its steps after which it is saved and ends.
-    is_baseline_least: it ends as well where a first validation is far below the baseline.
-    began: when the command of a new run did, by time.perf_counter. Where time limits the run, its first steps tell the
-        number of steps.
+    run: locked and started; None in processes that only compute. Every process iterates to the end. Where time limits
+    the run, its first steps tell the number of steps.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
     is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
@@ -110,7 +97,7 @@ def train(
     peers = world.side_group() if world.sharded else SINGLE_PROCESS
     with ThreadPoolExecutor(1) as thread:
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
-        session = _TrainingSession(job, manager, stop, until, is_baseline_least, began)
+        session = _TrainingSession(job, manager, invocation)
         yield from map(Warn, session.warnings)
         session.examples = job.data.examples(session.objective)
         yield session.fit_started()
@@ -150,20 +137,14 @@ class _TrainingSession:
 
     examples: ExampleSource
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        manager: CheckpointManager,
-        stop: Callable[[], bool],
-        until: float,
-        is_baseline_least: bool,
-        began: float | None,
-    ) -> None:
-        """At its beginning, or at a checkpoint. stop, until, is_baseline_least, began: see `train`."""
+    def __init__(self, job: TrainingJob, manager: CheckpointManager, invocation: Invocation) -> None:
+        """At its beginning, or at a checkpoint."""
         recipe, data, compute = job.recipe, job.data, job.compute
-        checkpoint, state, tokenizer, world = job.checkpoint, job.state, data.prompt_format.tokenizer, compute.world
+        checkpoint, state, world = job.checkpoint, job.state, compute.world
         self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
-        self.stop, self.until, self.is_baseline_least, self.began = stop, until, is_baseline_least, began
+        self.stop, self.until = invocation.stop, invocation.until
+        self.began = invocation.began if checkpoint is None else None
+        self.is_baseline_least = invocation.is_baseline_least and checkpoint is None and job.base is not None
         self.prompts = _sample_prompts(recipe, data)
         self.recipe = recipe
         self.speed: Speed | None = None
@@ -181,22 +162,8 @@ class _TrainingSession:
         # shards move to the device layer by layer, and word vectors are put into a whole table
         device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
         shards = ShardedBuild(world.rank, world.size) if world.sharded and job.vectors is None else None
-        self.lm, notice = build_for_training(
-            recipe,
-            tokenizer,
-            device,
-            data.set_statistics,
-            base=job.base,
-            vectors=job.vectors,
-            features=job.features,
-            shards=shards,
-        )
-        if checkpoint is not None:
-            load_weights(self.lm, checkpoint)
-        self.objective = build_objective(recipe, tokenizer, self.lm.counts_V)
-        for parameter in self.objective.idle(self.lm):
-            parameter.requires_grad_(False)
-        taught = distilled(self.objective, recipe, tokenizer, job.teacher, compute)
+        self.lm, self.objective, notice = replace(job, recipe=recipe).build(device, shards)
+        taught = distilled(self.objective, recipe, data.prompt_format.tokenizer, job.teacher, compute)
         self.sharding = Sharding(self.lm, LossModule(self.lm, taught), compute) if world.sharded else None
         module = None if self.sharding is None else self.sharding.module
         self.trainable = Trainable(

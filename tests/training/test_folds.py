@@ -20,8 +20,9 @@ from lmtool.tables.predict import TablePredictor
 from lmtool.tables.tasks.results import Results, spread
 from lmtool.training.events import Ended, FitStarted, Info
 from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.job import Invocation
 from lmtool.training.resuming import resume
-from lmtool.training.start import Invocation, start
+from lmtool.training.start import start
 from tests.training.tiny import Work
 
 FEW_FEATURES = "model.buckets=500"

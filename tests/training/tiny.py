@@ -15,6 +15,7 @@ from lmtool.run.checkpoint import inspect
 from lmtool.tables.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, start
 from lmtool.training.comparison import TextResults
+from lmtool.training.job import Invocation
 
 RECIPE = """\
 model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}
@@ -94,8 +95,8 @@ class Work:
     def run(self, name: str = "run") -> Path:
         return self.folder / name
 
-    def session(self, name: str = "run", stop: Stop = lambda: False) -> start.Invocation:
-        return start.Invocation(["test"], no_report, stop, self.run(name))
+    def session(self, name: str = "run", stop: Stop = lambda: False) -> Invocation:
+        return Invocation(["test"], no_report, stop, self.run(name))
 
     def pretrain(
         self,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from lmtool.run.directory import Run
     from lmtool.training.events import Event
+    from lmtool.training.job import Invocation
     from lmtool.training.plan import Plan
-    from lmtool.training.start import Invocation
 
 _data, _training, _evaluation = (partial(option, panel=panel) for panel in ("Data", "Training", "Evaluation"))
 _TASK_HELP = "Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated."
