@@ -141,8 +141,7 @@ def build_model(
         with shards:
             return model.with_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
-    reading = find_features(built)
-    if reading is not None and features is not None:
+    if features is not None and (reading := find_features(built)) is not None:
         reading.attach(features.model)
     return model.with_head(recipe, built).to(compute.device)
 

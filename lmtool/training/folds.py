@@ -129,7 +129,7 @@ def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_r
     return int(np.argmin(reached) if is_error else np.argmax(reached)), reached
 
 
-def from_beginning(run: Run, job: TrainingJob) -> TrainingJob:
+def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
     """A job that begins as the run did, also where it is resumed.
 
     Raises LmtoolError for what is missing.

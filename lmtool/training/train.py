@@ -44,7 +44,7 @@ from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
 from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
 from lmtool.training.fit import LossModule, Step, Trainable, fit, validates
-from lmtool.training.folds import ScoringStopped, from_beginning, is_cross_validated, train_folds
+from lmtool.training.folds import ScoringStopped, is_cross_validated, rewind_job, train_folds
 from lmtool.training.job import Invocation, TrainingJob
 from lmtool.training.length import (
     LEAST_SHARE,
@@ -541,7 +541,7 @@ class _TrainingSession:
         self.lm.cpu()
         del self.trainable  # whose moments take memory
         try:
-            folds = train_folds(from_beginning(run, self.job), data, step, self.stop)
+            folds = train_folds(rewind_job(run, self.job), data, step, self.stop)
             results = data.measure_folds(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{UNSCORED}: {error.what}")
