@@ -29,7 +29,7 @@ from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Warn
 from lmtool.training.job import Invocation, RecipeWithData, TrainingJob
 from lmtool.training.plan import agree, checked_compute, is_for_tables
-from lmtool.training.start import train_in_run
+from lmtool.training.train import train
 
 PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in RESUMING.items() if rule.resets)}
 """Keys with which a run that is finished goes on."""
@@ -85,7 +85,7 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
                 if world.is_main and job.data.split is not None and run.saved_split is None:
                     write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
                     yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
-                yield from train_in_run(job, run if world.is_main else None, invocation, tuple(changed.values()))
+                yield from train(job, run if world.is_main else None, invocation, tuple(changed.values()))
                 return
             yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
             if world.is_main:

@@ -7,34 +7,42 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lmtool.compute.agreement import agree, away
-from lmtool.compute.device import Compute
+from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.native import library
 from lmtool.compute.shards import ShardedBuild
+from lmtool.durable import write_file
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import AnyParams, MaskPredict, SamplingParams
+from lmtool.inference.embedding import Vectors
 from lmtool.inference.evaluation import Validation
-from lmtool.inference.load import load_weights
+from lmtool.inference.load import load_run, load_weights
+from lmtool.inference.reference import Reference
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel, evaluating
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
-from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.dump import dump
+from lmtool.recipe.spec.objective import Classification, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
-from lmtool.records import finite
+from lmtool.records import encode, finite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
-from lmtool.run.directory import Run
+from lmtool.run.directory import BASELINE, Run
+from lmtool.run.files import describe_environment
 from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
+from lmtool.search.index import text_vectors
+from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import TableData
 from lmtool.tables.tasks.results import QUARTER, Results
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -42,7 +50,18 @@ from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
-from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
+from lmtool.training.events import (
+    Ended,
+    EndReason,
+    Event,
+    FitStarted,
+    Info,
+    Sampled,
+    Started,
+    Stepped,
+    StepsChanged,
+    Warn,
+)
 from lmtool.training.fit import LossModule, Step, Trainable, fit, validates
 from lmtool.training.folds import ScoringStopped, is_cross_validated, rewind_job, train_folds
 from lmtool.training.job import Invocation, TrainingJob
@@ -79,11 +98,12 @@ LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
 
 
-def train(job: TrainingJob, run: Run | None, invocation: Invocation) -> Iterator[Event]:
-    """Train, from the start or from a checkpoint, save everything in a run, and evaluate its best checkpoint.
+def train(job: TrainingJob, run: Run | None, invocation: Invocation, changed: tuple[str, ...] = ()) -> Iterator[Event]:
+    """Begin a session of a run, train from the start or from a checkpoint, and evaluate the best checkpoint.
 
-    run: locked and started; None in processes that only compute. Every process iterates to the end. Where time limits
-    the run, its first steps tell the number of steps.
+    run: locked; everything is saved in it. None in processes that only compute. changed: what of its recipe is another
+    than before, in words. Every process iterates to the end. Where time limits the run, its first steps tell the number
+    of steps.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
     is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
@@ -92,25 +112,64 @@ def train(job: TrainingJob, run: Run | None, invocation: Invocation) -> Iterator
     Raises NumericalError, also when the first validation loss is not finite, ResourceError and CheckpointError. When
     saving fails, training continues with a warning, but a run whose last save fails ends with that error.
     """
-    checkpoint, recipe, world = job.checkpoint, job.recipe, job.compute.world
+    recipe, data, state, checkpoint, world = job.recipe, job.data, job.state, job.checkpoint, job.compute.world
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
     peers = world.side_group() if world.sharded else SINGLE_PROCESS
-    with ThreadPoolExecutor(1) as thread:
+    with data.streaming(job.compute, state.stream or ()), ThreadPoolExecutor(1) as thread:
+        if run is not None:
+            step = 0 if checkpoint is None else checkpoint.step
+            is_noted = checkpoint is not None and state.pending is None
+            damaged = run.start(
+                step=step,
+                command=invocation.command,
+                environment=describe_environment(str(job.compute.device)),
+                validated=state.note(step) if is_noted else None,
+                pending=state.pending is not None,
+            )
+            if checkpoint is not None:
+                run.write_recipe(dump(recipe))
+            yield from map(Warn, damaged)
+            yield Started(run.path, run.name, recipe, data.prompt_format.tokenizer, job.lines, changed)
+            yield from _baselines(run, job)
+        yield from map(Warn, job.warnings)
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
         session = _TrainingSession(job, manager, invocation)
         yield from map(Warn, session.warnings)
-        session.examples = job.data.examples(session.objective)
+        session.examples = data.examples(session.objective)
         yield session.fit_started()
         if _compiles(recipe, job.compute) and session.last < recipe.training.steps:
             yield from map(Warn, session.compile())
         try:
-            if session.state.pending is not None:
+            if state.pending is not None:
                 yield from session.validate(None)
             yield from session.loop()
         except NumericalError as error:
             where = "; ".join(filter(None, (error.where, manager.saved)))
             raise NumericalError(error.what, where=where, fix=error.fix) from error
         yield from session.finish()
+
+
+def _baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
+    """Measure the baselines of tables with labels, or read those that the run has kept."""
+    data, recipe = job.data, job.recipe
+    if not isinstance(data, TableData):
+        return
+    kept, base = run.saved_baselines, job.base if job.checkpoint is None and job.compute.world.size == 1 else None
+    if kept is not None:
+        data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
+    else:
+        is_encoder = base is not None and "embedding" in objectives_of(base.recipe.model)
+        compute = choose_compute(recipe.training.device, "float32")
+        data.measure_baselines(partial(_vectors_of, base, compute) if base is not None and is_encoder else None)
+        if data.baselines:
+            figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
+            write_file(run.path / BASELINE, encode(figures))
+    for name, baseline in data.baselines.items():
+        yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
+
+
+def _vectors_of(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
+    return text_vectors(load_run(base, compute), texts)
 
 
 def _saves(recipe: Recipe, step: int) -> bool:
