@@ -30,7 +30,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.generation.generate import generate
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.model import LanguageModel, build
 from lmtool.objective import Example
 from lmtool.objective.base import rng_of
@@ -124,7 +124,7 @@ CLASSES = (
 """Words of the stories that mean something alike."""
 
 
-def neighbors_of_same_class(loaded: Loaded) -> float:
+def neighbors_of_same_class(loaded: LoadedModel) -> float:
     """Returns the share of the nearest words of each word of a class that are of this class, where it has a vector."""
     shares = []
     for words in (line.split() for line in CLASSES):

@@ -25,15 +25,16 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lmtool.data.table import open_table
 from lmtool.inference.evaluation import not_reported
-from lmtool.interop.reference import run_of
+from lmtool.inference.reference import run_of
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.tables.reading import read_labelled
 from lmtool.tables.rows import POOL_BATCHES
 from lmtool.tables.tasks.results import Results
 from lmtool.training.events import Ended, FitStarted, Stepped
 from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.job import Invocation
 from lmtool.training.plan import Plan
-from lmtool.training.start import Invocation, start
+from lmtool.training.start import start
 
 
 class Plain:

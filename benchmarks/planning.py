@@ -59,7 +59,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
     from lmtool.compute.device import choose_compute
     from lmtool.compute.processes import World
     from lmtool.cost.footprint import Ledger
-    from lmtool.inference.load import Initialization, build_for_training
+    from lmtool.inference.load import build_for_training
     from lmtool.objective import build_objective
     from lmtool.training.data import read_text
     from lmtool.training.fit import Trainable, fit
@@ -73,7 +73,7 @@ def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]
         changed = recipe.training.model_copy(update={"batch_size": rows, "steps": n})
         own = recipe.model_copy(update={"training": changed})
         tokenizer = data.prompt_format.tokenizer
-        lm, _ = build_for_training(own, tokenizer, compute, data.set_statistics, Initialization())
+        lm, _ = build_for_training(own, tokenizer, compute, data.set_statistics)
         objective = build_objective(own, data.prompt_format.tokenizer, lm.counts_V)
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)

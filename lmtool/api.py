@@ -30,9 +30,8 @@ from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import Drafter, TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DRAFT_TOKENS, AnyParams
-from lmtool.inference.base import open_base
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import Scored, score
 from lmtool.loggers.dashboards import Loggers
 from lmtool.recipe.load import Setting, settings_of
@@ -51,8 +50,9 @@ from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.tokenization.chat import Message
 from lmtool.training.events import Started, Warn
 from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.job import Invocation
 from lmtool.training.plan import Plan, plan_pretraining
-from lmtool.training.start import Invocation, start
+from lmtool.training.start import start
 
 
 class TrainedModel(TextGenerator):
@@ -70,10 +70,10 @@ class TrainedModel(TextGenerator):
         return {**vars(summarise(path)), "results": Run.open(path).all_results}
 
     @cached_property
-    def _unpacked(self) -> Loaded:
+    def _unpacked(self) -> LoadedModel:
         """The same model, with its weights as they are."""
         device = cast(DeviceName, self.loaded.device.type)
-        return load_run(f"{self.loaded.run_path}@{self.loaded.step}", choose_compute(device, "float32"))
+        return load_run(self.loaded.reference, choose_compute(device, "float32"))
 
     def attention(self, *texts: str, source: str | None = None, target: str | None = None) -> TextAttention:
         """The attention weights on a text, or on a source and its target, as `lmtool attention` shows them.
@@ -219,8 +219,7 @@ def pretrain(
     paths = [str(one) for one in ([text] if isinstance(text, str | Path) else text)]
     names, texts = ([one for one in paths if ("\n" in one) is is_text] for is_text in (False, True))
     with text_files(names, texts) as files:
-        base = None if source is None else open_base(source)
-        return _trained(lambda report: plan_pretraining(recipe, _settings(files, settings), base, report), out)
+        return _trained(lambda report: plan_pretraining(source, recipe, _settings(files, settings), report), out)
 
 
 def finetune(

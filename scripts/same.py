@@ -68,7 +68,7 @@ TABLES = {
     "number": ("tiny", "number.csv --metric correlation"),
     "multi": ("gru", "multi.csv"),
     "adapters": ("llama-tiny", "reviews.csv --lora-rank 2"),
-    "features": ("elmo-tiny", "reviews.csv -s 'tuning={layer_decay: 0.5, unfreeze_every: 2}'"),
+    "features": ("elmo-tiny", "reviews.csv -s 'tuning={freeze: none, layer_decay: 0.5, unfreeze_every: 2}'"),
     "prefix": ("prefix-tiny", "pairs.tsv"),
     "tasks": ("t5-tiny", "--task nli:nli.csv:2 --task review:reviews.csv"),
 }
@@ -127,6 +127,8 @@ def run_scenario(name: str) -> dict[str, Any]:
                 code = end.code or 0
         printed = out.getvalue()
         lines = [printed] if printed.startswith("{\n") else printed.splitlines()
+        if code and command.startswith(("pretrain", "finetune")):
+            sys.exit(f"{name}: {command} ended with {code}: {err.getvalue()}")
         found[command] = {"code": code, "out": [comparable(line) for line in lines]}
         found[command]["error"] = err.getvalue().splitlines() if code else []
     for run in sorted(Path("runs").iterdir()):

@@ -17,7 +17,7 @@ import pytest
 
 import lmtool
 from lmtool import cli
-from lmtool.inference.base import Base
+from lmtool.inference.reference import Reference
 from lmtool.run import files
 from tests.training.tiny import documents
 
@@ -119,14 +119,14 @@ DONE = ["sat", "ran", "slept", "sang", "broke", "sank"]
 
 def run(words: Sequence[str], folder: Path) -> None:
     """A command of lmtool in a folder, in this process. The base of a run is named as one that has moved since."""
-    record = Base.record
+    record = Reference.record
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("LMTOOL_RUNS", str(folder))
         patch.setattr(sys, "argv", ["lmtool", *words])
         patch.setattr(platform, "platform", lambda: "any")
         patch.setattr(files, "_processor", lambda: "any")
-        patch.setattr(Base, "record", lambda base: {**record(base), "path": f"/elsewhere/{base.run.name}"})
+        patch.setattr(Reference, "record", lambda base: {**record(base), "path": f"/elsewhere/{base.run.name}"})
         try:
             cli.main()
         except SystemExit as done:

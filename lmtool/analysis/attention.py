@@ -18,7 +18,7 @@ from lmtool.durable import write_file
 from lmtool.errors import UsageError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Classifier, HeadedModel, Pool
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention
@@ -115,7 +115,7 @@ class Input(NamedTuple):
 
 
 def attention(
-    loaded: Loaded, texts: Sequence[str] = (), *, source: str | None = None, target: str | None = None
+    loaded: LoadedModel, texts: Sequence[str] = (), *, source: str | None = None, target: str | None = None
 ) -> TextAttention:
     """The attention of a model that is not packed.
 
@@ -155,14 +155,14 @@ def _kind(model: LanguageModel, name: str) -> AttentionKind:
     return "encoder" if stack == "encoder" else "decoder" if stack == "decoder" else "self"
 
 
-def _axes(loaded: Loaded, kind: AttentionKind, row: Input) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _axes(loaded: LoadedModel, kind: AttentionKind, row: Input) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The tokens of queries and keys."""
     ids = {"cross": (row.predicted, row.source), "encoder": (row.source, row.source)}.get(kind, (row.read, row.read))
     queries, keys = (tuple(map(loaded.tokenizer.piece, axis)) for axis in ids)
     return ("pooled",) if kind == "pooling" else queries, keys
 
 
-def _input(loaded: Loaded, texts: Sequence[str], source: str | None, target: str | None) -> Input:
+def _input(loaded: LoadedModel, texts: Sequence[str], source: str | None, target: str | None) -> Input:
     prompt_format, where = loaded.prompt_format, str(loaded.run_path)
     if source is not None and texts:
         raise UsageError("both a text and a source are given", fix="leave out one of them")
@@ -185,7 +185,7 @@ def _input(loaded: Loaded, texts: Sequence[str], source: str | None, target: str
     return Input(Batch(torch.tensor([read]), prefix_B=prefix_B), read)
 
 
-def row_input(loaded: Loaded, texts: Sequence[str]) -> Input:
+def row_input(loaded: LoadedModel, texts: Sequence[str]) -> Input:
     """The texts as a row of a table, or between the special tokens of an encoder.
 
     Raises UsageError for another number of texts than the model was trained on, and for texts that are too long.
@@ -202,7 +202,7 @@ def row_input(loaded: Loaded, texts: Sequence[str]) -> Input:
     return Input(Batch(torch.from_numpy(tokens)[None], segments_BT=segments_BT), tokens.tolist())
 
 
-def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
+def _pair(loaded: LoadedModel, prompt: Prompt, target: str | None) -> Input:
     """A source, or question, and a target; of a decoder both are one text."""
     prompt_format = loaded.prompt_format
     question = prompt.tokens if prompt.source is None else prompt.source
@@ -225,19 +225,19 @@ def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
     return Input(batch, row, prompt.source, predicted)
 
 
-def _inattentive(loaded: Loaded) -> UsageError:
+def _inattentive(loaded: LoadedModel) -> UsageError:
     fix = "name a Transformer, or a recurrent model with `attention` in its recipe"
     what = f"this model has no attention: {loaded.model.description}"
     return UsageError(what, where=str(loaded.run_path), fix=fix)
 
 
-def _miscounted(loaded: Loaded, expected: str, texts: Sequence[str]) -> UsageError:
+def _miscounted(loaded: LoadedModel, expected: str, texts: Sequence[str]) -> UsageError:
     n_given = {0: "no text is", 1: "1 text is"}.get(len(texts), f"{len(texts)} texts are")
     fix = "quote each text" if texts else "give TEXT, in quotes"
     return UsageError(f"the model reads {expected}, and {n_given} given", where=str(loaded.run_path), fix=fix)
 
 
-def _check_length(loaded: Loaded, n_tokens: int, is_cut: bool = False) -> None:
+def _check_length(loaded: LoadedModel, n_tokens: int, is_cut: bool = False) -> None:
     context = loaded.model.context
     if is_cut or (context is not None and n_tokens > context):
         raise UsageError(f"the text has {n_tokens} tokens, but the model's context is {context}", fix="shorten it")

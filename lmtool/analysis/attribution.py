@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmtool.analysis.attention import TextAttention, row_input
 from lmtool.batch import Batch, padded
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Classifier
 from lmtool.printable import plain
 from lmtool.recipe.spec.objective import Classification
@@ -60,7 +60,7 @@ class Attribution:
         return asdict(self)
 
 
-def attribution(loaded: Loaded, texts: Sequence[str], attended: TextAttention) -> Attribution:
+def attribution(loaded: LoadedModel, texts: Sequence[str], attended: TextAttention) -> Attribution:
     """What decided the answer of a classifier that is not packed. attended: its attention on the same texts.
 
     Raises UsageError as `row_input` does.
@@ -97,7 +97,7 @@ def attribution(loaded: Loaded, texts: Sequence[str], attended: TextAttention) -
     return Attribution(label, whole, tuple(words), tuple(left_out.tolist()), by_word(per_token_T), arriving)
 
 
-def _words(loaded: Loaded, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+def _words(loaded: LoadedModel, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
     """The words of the texts, and for each the positions of its tokens in the row, at least one.
 
     Control characters in words are escaped. A token belongs to the first word that it has a character of.

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.model import LanguageModel
 from lmtool.model.language_model import DecodeState, KeyValue, evaluating
 from lmtool.model.layers.cells import CellState, stepwise
@@ -65,7 +65,7 @@ class Contraction(NamedTuple):
     largest: list[float | None]
 
 
-def gradients(loaded: Loaded, text: str, token: int | None = None) -> GradientFlow:
+def gradients(loaded: LoadedModel, text: str, token: int | None = None) -> GradientFlow:
     """The gradient norms of a model, in float32 and not packed, on a text.
 
     token: the token whose loss it is, counted from 1; the last by default. Raises UsageError for a model that does not
@@ -90,7 +90,7 @@ def gradients(loaded: Loaded, text: str, token: int | None = None) -> GradientFl
     return GradientFlow(pieces[:n_read], pieces[n_read], norms)
 
 
-def _tokens(loaded: Loaded, text: str) -> tuple[list[int], list[str]]:
+def _tokens(loaded: LoadedModel, text: str) -> tuple[list[int], list[str]]:
     """The ids of a text, after the token that begins one, if the model has such a token; and how they are shown."""
     tokens = [*loaded.prompt_format.opening, *loaded.tokenizer.encode(text)]
     return tokens, list(map(loaded.tokenizer.piece, tokens))
@@ -129,7 +129,7 @@ def gradient_norms(lm: LanguageModel, tokens: Sequence[int]) -> GradientNorms:
     return GradientNorms(float(loss.detach()), norms)
 
 
-def two_starts(loaded: Loaded, text: str, seed: int = 0) -> Contraction:
+def two_starts(loaded: LoadedModel, text: str, seed: int = 0) -> Contraction:
     """How two states of a recurrent model, which is not packed, come together over a text; in float64, on the CPU.
 
     seed: of the random one. Raises UsageError for a model without a state from step to step, and for an empty text.

@@ -23,7 +23,7 @@ from lmtool.data.files import shown, shown_all
 from lmtool.data.table import AS_INFERRED, Skipped, Table, as_number, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.text import Data
 from lmtool.tokenization.tokenizer import Tokenizer, find_words
@@ -54,12 +54,12 @@ class Neighbors(NamedTuple):
 
     word: str
     nearest: list[Neighbor]
-    loaded: Loaded
+    loaded: LoadedModel
     vectors: Vectors
 
 
 @torch.inference_mode()
-def neighbors(loaded: Loaded, word: str, k: int) -> Neighbors:
+def neighbors(loaded: LoadedModel, word: str, k: int) -> Neighbors:
     """The k tokens nearest to a word by cosine, among the static token vectors of a model.
 
     Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
@@ -69,7 +69,7 @@ def neighbors(loaded: Loaded, word: str, k: int) -> Neighbors:
 
 
 @torch.inference_mode()
-def analogy(loaded: Loaded, words: tuple[str, str, str], k: int) -> Neighbors:
+def analogy(loaded: LoadedModel, words: tuple[str, str, str], k: int) -> Neighbors:
     """The k tokens nearest to a - b + c for three words a, b, c, whose vectors have length 1; they are left out.
 
     So king - man + woman is what is to a woman as a king is to a man (3CosAdd; Mikolov, Yih and Zweig 2013).
@@ -81,7 +81,7 @@ def analogy(loaded: Loaded, words: tuple[str, str, str], k: int) -> Neighbors:
     return _closest(loaded, a_D - b_D + c_D, tokens, f"{one} - {less} + {more}", k)
 
 
-def _closest(loaded: Loaded, query_D: Tensor, left_out: list[int], name: str, k: int) -> Neighbors:
+def _closest(loaded: LoadedModel, query_D: Tensor, left_out: list[int], name: str, k: int) -> Neighbors:
     """The k tokens nearest to a vector."""
     tokenizer = loaded.tokenizer
     vectors_VD = loaded.model.token_vectors()[: tokenizer.vocab_size]
@@ -94,7 +94,9 @@ def _closest(loaded: Loaded, query_D: Tensor, left_out: list[int], name: str, k:
     return Neighbors(name, nearest, loaded, torch.cat((query_D[None], vectors_VD[ids])).float().cpu().numpy())
 
 
-def neighbors_in_context(loaded: Loaded, word: str, text: str, among: Iterable[str], layer: int, k: int) -> Neighbors:
+def neighbors_in_context(
+    loaded: LoadedModel, word: str, text: str, among: Iterable[str], layer: int, k: int
+) -> Neighbors:
     """The k words of some texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
 
     among: the texts, which are truncated to the context; `text` itself is left out. A word that several texts have with
@@ -204,7 +206,7 @@ class Similarity:
     skipped: bad rows.
     """
 
-    loaded: Loaded
+    loaded: LoadedModel
     rho: float
     n_scored: int
     n_pairs: int

@@ -18,15 +18,15 @@ from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.durable import cache_folder
 from lmtool.errors import CheckpointError, DataError, LmtoolError
-from lmtool.inference.base import Base, read_recipe, read_tokenizer
 from lmtool.inference.load import trained_model
+from lmtool.inference.reference import Reference, read_tokenizer
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.find import find, run_directory
+from lmtool.run.find import find_run, run_directory
 from lmtool.tables.columns import may_be_labelled, named_label
 from lmtool.tables.notices import Notice
 from lmtool.tables.prepare import TaskTables, check_tables, kind_of_rows, open_tables, read_tables, tables_of_tasks
@@ -177,22 +177,23 @@ def check_run(name: str, report: Report) -> Checked:
         run = Run.open(path)
     except CheckpointError:
         return Checked("run", name, tuple(lines), tuple(damage), ())
-    find(name)  # a checkpoint that is named must be there
+    find_run(name)  # a checkpoint that is named must be there
     try:
         tokenizer = read_tokenizer(run)
     except CheckpointError as error:
         damage[run.tokenizer_path, error.what] = None
         return Checked("run", name, tuple(lines), tuple(damage), ())
     recipe = None
-    for step, folder in checkpoints.listed(path / CHECKPOINTS):
+    for _, folder in checkpoints.listed(path / CHECKPOINTS):
+        reference = Reference(run, folder)
         try:
-            checkpoint = checkpoints.verify(folder, optimizer=False)
+            step = reference.checkpoint.step
         except CheckpointError:
             continue  # already told
         try:
-            recipe, doubts = read_recipe(run, checkpoint)
-            notices += [Notice("recipe.yaml unusable", 1, doubt) for doubt in doubts]
-            trained_model(Base(run, checkpoint, recipe, tokenizer, ()), CPU)
+            recipe = reference.recipe
+            notices += [Notice("recipe.yaml unusable", 1, doubt) for doubt in reference.warnings]
+            trained_model(reference, CPU)
             lines.append(f"step {step}: recipe, tokenizer and weights fit")
         except LmtoolError as error:
             damage[Path(error.where) if error.where.startswith(str(path)) else folder, error.what] = None

@@ -9,7 +9,7 @@ from lmtool import durable
 from lmtool.data.files import display
 from lmtool.data.rowfile import Delimited, JsonLines
 from lmtool.errors import UsageError
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.search.index import text_vectors
 from lmtool.search.nearest import near_duplicates
@@ -27,7 +27,7 @@ part, other: the row that it resembles. similarity: of their vectors, where thes
 """
 
 
-def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[Loaded, float] | None) -> int:
+def write_fixed(recipe: Recipe, path: Path, log: Path, near: tuple[LoadedModel, float] | None) -> int:
     """Write the table that a recipe names to a new file, without the rows that spoil training and otherwise as it is.
 
     log: a file to list these rows in. near: a model, and from which cosine similarity of its vectors on rows are nearly
@@ -70,7 +70,7 @@ def removals(parts: RowsByPart) -> Iterator[tuple[int, Removal]]:
             yield item.row, Removal(reason="duplicate rows with different labels", part="train", other=other)
 
 
-def near_removals(parts: RowsByPart, gone: Container[int], loaded: Loaded, least: float) -> dict[int, Removal]:
+def near_removals(parts: RowsByPart, gone: Container[int], loaded: LoadedModel, least: float) -> dict[int, Removal]:
     """Rows for training that remain, and whose vectors are as similar as `least` to one held out, or an earlier one."""
     held = [(name, item) for name, part in [*parts.items()][1:] for item in part.items]
     named = held + [("train", item) for item in parts["train"].items if item.row not in gone]

@@ -14,11 +14,10 @@ from lmtool.data.prepare import open_parts
 from lmtool.data.survey import silent
 from lmtool.data.table import Skipped
 from lmtool.errors import LmtoolError
-from lmtool.inference.base import written_recipe
+from lmtool.inference.reference import Reference
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
-from lmtool.run.find import Found
 from lmtool.run.listing import with_bases
 from lmtool.tables.notices import Notice
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables
@@ -72,7 +71,7 @@ def find_leaks(run: Run, texts: Iterable[tuple[str, str]], most: int = BRIEF[0])
 def _training_text(run: Run) -> tuple[str, Iterator[Chunk]]:
     """Name and content of the texts or tables that a run was trained on, without rows held out; nothing where they are
     not there any more."""
-    recipe = written_recipe(Found(run, None))[0]
+    recipe = Reference(run).written_recipe()[0]
     data = recipe.data
     if run.info.origin is not None or data.messages_column is not None or not is_there(data):
         return "", iter(())

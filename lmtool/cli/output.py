@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lmtool.compute.device import InferenceName
     from lmtool.data.table import Skipped
     from lmtool.generation.params import AnyParams
-    from lmtool.inference.load import Loaded
+    from lmtool.inference.load import LoadedModel
     from lmtool.recipe.spec.base import DeviceName
 
 
@@ -105,7 +105,7 @@ class _Messages(io.TextIOWrapper):
             super().flush()
 
 
-def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "Loaded":
+def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "LoadedModel":
     """The model that is named on the command line."""
     from lmtool.compute.device import choose_compute
     from lmtool.inference.load import load_packed
@@ -113,7 +113,7 @@ def open_model(run: str, device: "DeviceName", precision: "InferenceName") -> "L
     return load_packed(run, choose_compute(device, precision))
 
 
-def describe(loaded: "Loaded", quiet: bool, *facts: str) -> None:
+def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
     """Report on stderr what was skipped in finding a checkpoint and, unless quiet, which one was loaded.
 
     facts: told with the model. Processes that only compute report nothing.
@@ -122,11 +122,11 @@ def describe(loaded: "Loaded", quiet: bool, *facts: str) -> None:
 
     if not is_main():
         return
-    warn(loaded.warnings)
+    warn(loaded.reference.warnings)
     if not quiet:
         tell(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *facts]))
-        if loaded.newer is not None:
-            newer = f"{loaded.run_path}@{loaded.newer}"
+        if loaded.reference.newer is not None:
+            newer = f"{loaded.run_path}@{loaded.reference.newer}"
             tell(f"step {loaded.step} is the best by validation; newer weights: {newer}")
 
 
@@ -146,7 +146,7 @@ def warn_of_files(texts: Iterable[str]) -> None:
     warn(f"{text} is taken for a text, though there is a file of this name" for text in texts if os.path.isfile(text))
 
 
-def warn_of_unknown(loaded: "Loaded", texts: Iterable[str]) -> None:
+def warn_of_unknown(loaded: "LoadedModel", texts: Iterable[str]) -> None:
     """Warn of parts of texts, such as characters, that the model's tokenizer does not know. Only one process does."""
     from lmtool.compute.processes import is_main
     from lmtool.data.files import shown_all
@@ -156,7 +156,7 @@ def warn_of_unknown(loaded: "Loaded", texts: Iterable[str]) -> None:
         warn([f"the model does not know {shown_all(parts)} of the prompt, and reads each as the same unknown token"])
 
 
-def warn_of_leaks(loaded: "Loaded", texts: "Iterable[tuple[str, str]]") -> dict[str, list[dict[str, Any]]]:
+def warn_of_leaks(loaded: "LoadedModel", texts: "Iterable[tuple[str, str]]") -> dict[str, list[dict[str, Any]]]:
     """Warn of rows that stand in what the model was trained on, and return this for JSON; only one process does.
 
     texts: of the rows, each after its name.

@@ -33,12 +33,14 @@ def recipe_name(default: str | None) -> Any:
 
 def is_recipe(name: str) -> bool:
     """Whether a recipe is named rather than a text; where there is neither, what the name is like decides."""
-    from lmtool.data.files import FORMATS, nearby
-    from lmtool.data.hub import PREFIX
     from lmtool.recipe.load import near, shipped
 
     if name in shipped() or name.endswith((".yaml", ".yml")):
         return True
+
+    from lmtool.data.files import FORMATS, nearby
+    from lmtool.data.hub import PREFIX
+
     is_other = name == "last" or os.path.exists(name) or name.startswith(PREFIX) or name.endswith(FORMATS)
     return not is_other and bool(near(name)) and not nearby(Path(name))
 

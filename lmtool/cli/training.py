@@ -16,7 +16,7 @@ from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.training.events import Event
-    from lmtool.training.start import Invocation
+    from lmtool.training.job import Invocation
 
 
 def follow(
@@ -40,7 +40,7 @@ def follow(
     from lmtool.run.directory import REPORT
     from lmtool.tables.tasks.results import Results
     from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Started, Warn
-    from lmtool.training.start import Invocation
+    from lmtool.training.job import Invocation
 
     stop = StopAtStep(notify=is_main() and not quiet)
     reason = ""

@@ -20,11 +20,10 @@ from lmtool.cost.summary import model_summary
 from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
 from lmtool.errors import NumericalError, RecipeError, UsageError
-from lmtool.inference.base import Base
-from lmtool.inference.load import Initialization, build_for_training
+from lmtool.inference.reference import Reference
 from lmtool.model import LanguageModel, build
 from lmtool.model.size import BEYOND, held_in_training, size_of
-from lmtool.objective import Objective, Vocabulary, build_objective
+from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as objective_of
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTokens, SkipGramWindow
 from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
@@ -34,6 +33,7 @@ from lmtool.tables.data import TableData
 from lmtool.tokenization.tokenizer import vocabulary_of
 from lmtool.training.data import TextData
 from lmtool.training.fit import Step, Trainable, fit
+from lmtool.training.job import TrainingJob
 from lmtool.training.length import MOST_STEPS, SECONDS, VALIDATIONS, FirstSteps, steps_of_epochs, steps_of_tokens
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.plan import Plan, is_for_tables
@@ -115,7 +115,7 @@ def forecast(plan: Plan, *, n_devices: int, kind: str | None, utilisation: float
         raise UsageError(f"a utilization of {utilisation:g} is not a share of a peak", fix="for example 0.4")
     recipe, data = plan.recipe, None
     if plan.tables or recipe.data.sources:
-        recipe, data, _ = plan.read(report)
+        recipe, data, *_ = plan.read(report)
     report("measuring", 0, 0)
     spec, batch_size = recipe.model, recipe.training.batch_size
     if spec.counts:
@@ -188,7 +188,12 @@ class _Work:
     """
 
     def __init__(
-        self, recipe: Recipe, vocab_size: int, devices: Devices, data: TextData | TableData | None, base: Base | None
+        self,
+        recipe: Recipe,
+        vocab_size: int,
+        devices: Devices,
+        data: TextData | TableData | None,
+        base: Reference | None,
     ) -> None:
         self.recipe, self.vocab_size, self.devices, self.data, self.base = recipe, vocab_size, devices, data, base
         self.spec: Model = recipe.model
@@ -282,11 +287,8 @@ class _Work:
             examples: ExampleSource = self.examples(objective)
             lm = build(self.spec, self.vocab_size).to(compute.device)
         else:
-            tokenizer = self.data.prompt_format.tokenizer
-            initialization = Initialization(self.base)
-            lm, _ = build_for_training(self.recipe, tokenizer, compute, self.data.set_statistics, initialization)
-            objective = build_objective(self.recipe, tokenizer, lm.counts_V)
             data = self.data
+            lm, objective, _ = TrainingJob(self.recipe, data, compute, self.base).build()
             examples = data.windows(objective) if isinstance(data, TextData) else data.examples(objective)
             self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
         recipe = self.recipe.with_values({"training.batch_size": n_rows})

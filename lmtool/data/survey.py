@@ -16,9 +16,7 @@ from lmtool.data.corpus import Corpus, open_corpus
 from lmtool.data.files import content_hash, display
 from lmtool.data.streaming import StreamedText, TextHead, streams
 from lmtool.errors import DataError
-from lmtool.recipe.load import Resolved, Setting
 from lmtool.recipe.pretraining import TextShape
-from lmtool.recipe.resolve import is_default, resolve
 from lmtool.recipe.spec.text import Data
 from lmtool.records import FileModel
 
@@ -126,20 +124,6 @@ def _divide(data: Data, seed: int, report: Report, content: str | None = None) -
     text = _as_stream(text, report) if is_stream else text
     split = "slice" if is_stream else "document"
     return text, data.with_values({"documents": text.corpus.documents, "split": split})
-
-
-def resolve_for_text(
-    recipe: str | None, settings: Sequence[Setting], report: Report
-) -> tuple[Resolved, DividedText | None]:
-    """`resolve`, with the shape of the text where the recipe is the default one and names one; and that text.
-
-    Raises as `divide`.
-    """
-    resolved = resolve(recipe, settings)
-    if not is_default(recipe) or not resolved.recipe.data.sources:
-        return resolved, None
-    divided = divide(resolved.recipe.text, seed=resolved.recipe.seed, report=report)
-    return resolve(recipe, settings, divided.text.shape), divided
 
 
 def read_corpus(sources: Sequence[str], data: Data, report: Report) -> SurveyedText:

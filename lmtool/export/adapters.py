@@ -17,8 +17,8 @@ from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
 from lmtool.export.card import PLACEHOLDER, adapter_card
 from lmtool.export.exporting import Exportable, TypeName, as_type, express, to_json
-from lmtool.inference.base import Base, base_of, open_base
 from lmtool.inference.load import trained_model
+from lmtool.inference.reference import Reference, base_of, resolve_reference
 from lmtool.interop.families.layouts import TRANSPOSED
 from lmtool.interop.names import HUB, parse_hub
 from lmtool.model.lora import AdaptedLinear
@@ -46,7 +46,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
     that `dtype` cannot hold, and for a folder that is in use; CheckpointError when the base is missing; ResourceError.
     """
     refuse_used(folder)
-    adapted = open_base(reference)
+    adapted = resolve_reference(reference)
     spec = adapted.recipe.tuning.lora
     if spec is None:
         fix = "export all of its weights, without --adapters, or name a run that was trained with tuning.lora"
@@ -81,7 +81,7 @@ def export_adapters(reference: str, folder: Path, dtype: TypeName = "float32") -
     return exportable
 
 
-def _expressed_alike(adapted: Base, base: Base) -> Exportable:
+def _expressed_alike(adapted: Reference, base: Reference) -> Exportable:
     """The adapted model in the terms of the family that its base is exported as."""
     family = express(base).family.model_type
     exportable = express(adapted, family)
@@ -126,7 +126,7 @@ def _head(exportable: Exportable) -> Iterator[tuple[str, Tensor]]:
             yield from zip(weight.theirs, weight.layout.split(tensors[weight.ours]), strict=True)
 
 
-def _published(base: Base) -> tuple[str | None, str | None]:
+def _published(base: Reference) -> tuple[str | None, str | None]:
     """The name and revision of the base on the Hub, if it is an imported model that was never trained here."""
     origin = base.run.info.origin
     if origin is None or not origin.reference.startswith(HUB):

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lmtool import __version__
 from lmtool.export.forms import Form
-from lmtool.inference.base import Base
+from lmtool.inference.reference import Reference
 from lmtool.interop.names import HEAD
 from lmtool.model.heads import pooling
 from lmtool.printable import plain
@@ -39,7 +39,7 @@ PIPELINES = {
 }
 
 
-def model_card(base: Base, form: Form) -> str:
+def model_card(base: Reference, form: Form) -> str:
     """README.md with the metadata that the Hugging Face Hub reads."""
     recipe, spec = form.recipe, form.recipe.objective
     values = {
@@ -54,7 +54,7 @@ def model_card(base: Base, form: Form) -> str:
     return _card("model.md.jinja", base, values)
 
 
-def adapter_card(base: Base, published: str | None, of: Base, labels: Mapping[str, str] | None) -> str:
+def adapter_card(base: Reference, published: str | None, of: Reference, labels: Mapping[str, str] | None) -> str:
     """The same for adapters.
 
     published: the name of their base on the Hub, if it is there. of: the run that they adapt. labels: by the number of
@@ -95,14 +95,14 @@ def _templates() -> Environment:
     return environment
 
 
-def _card(template: str, base: Base, values: Mapping[str, object]) -> str:
+def _card(template: str, base: Reference, values: Mapping[str, object]) -> str:
     data = base.recipe.data
     files = [plain(source.replace("\\", "/").rpartition("/")[2]) for source in (*data.sources, *data.tasks)]
     known = {"base": base, "version": __version__, "files": files, "recipe": dump(base.recipe).rstrip()}
     return _templates().get_template(template).render({**known, "measured": [*_measured(base)], **values})
 
 
-def _measured(base: Base) -> Iterator[tuple[str, str]]:
+def _measured(base: Reference) -> Iterator[tuple[str, str]]:
     """The last validation, and the results of the best checkpoint on a table."""
     validated = base.run.validated
     if validated is not None and validated.best_value is not None and base.recipe.data.holds_out:

@@ -18,8 +18,8 @@ from lmtool.errors import UsageError
 from lmtool.export.card import model_card
 from lmtool.export.forms import Form, form_of
 from lmtool.export.ollama import OllamaPrompt, beside_gguf, modelfile
-from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
+from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.interop.families import EVERY, GGUF_FAMILIES
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Described, Family
@@ -55,7 +55,7 @@ ROLES = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "bos", "eos", 
 class Exportable(Form):
     """A run in the terms of a published family, with the ids of special tokens among its `config`."""
 
-    base: Base
+    base: Reference
 
     @cached_property
     def _weights(self) -> Mapping[str, Tensor]:
@@ -114,7 +114,7 @@ class Exportable(Form):
         return files if chat is None else files | {CHAT: chat.encode()}
 
 
-def express(base: Base, preferred: str | None = None, among: Sequence[Family] = EVERY) -> Exportable:
+def express(base: Reference, preferred: str | None = None, among: Sequence[Family] = EVERY) -> Exportable:
     """A checkpoint in the terms of the first of these families that can express it.
 
     preferred: the `model_type` to try first, by default of an imported model its. Raises UsageError, with the keys that
@@ -154,7 +154,7 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     that is in use; ResourceError.
     """
     refuse_used(folder)
-    exportable = express(open_base(reference))
+    exportable = express(resolve_reference(reference))
     exportable.config["dtype"] = dtype
     weights = {name: as_type(name, tensor, dtype) for name, tensor in exportable.tensors()}
     files = {"config.json": to_json(exportable.config), **exportable.tokenizer_files()}
@@ -205,7 +205,7 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
     """
     durable.refuse_existing(file)
     durable.refuse_existing(beside := beside_gguf(file))
-    base = open_base(reference)
+    base = resolve_reference(reference)
     if isinstance(base.recipe.objective, HeadSpec):
         what = f"a GGUF file holds a language model, and this one has a head for {base.recipe.objective.kind}"
         raise UsageError(what, where="objective.kind", fix=AS_DIRECTORY)

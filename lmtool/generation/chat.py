@@ -17,7 +17,7 @@ from lmtool.generation.params import AnyParams, SamplingParams
 from lmtool.generation.prefixes import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
 from lmtool.generation.strategy import RequestState
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.model.language_model import evaluating
 from lmtool.printable import plain
 from lmtool.tokenization.chat import ROLES, ChatFormat, Message, with_calls
@@ -252,7 +252,7 @@ class Conversation:
         return [Message(role="system", content=self._system)] if self._system else []
 
 
-def format_of(loaded: Loaded) -> ChatFormat:
+def format_of(loaded: LoadedModel) -> ChatFormat:
     """How a decoder reads conversations. Raises UsageError and CheckpointError as `Conversation` does."""
     prompt_format, where = loaded.prompt_format, plain(str(loaded.run_path))
     if prompt_format.reads != "past":

@@ -15,7 +15,7 @@ from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingP
 from lmtool.generation.request import N_ALTERNATIVES, Completion, Token, requests_for
 from lmtool.generation.strategy import RequestState
 from lmtool.generation.text import ids_without_text
-from lmtool.inference.load import Loaded, load_packed
+from lmtool.inference.load import LoadedModel, load_packed
 from lmtool.model.language_model import LanguageModel, evaluating
 from lmtool.printable import plain
 from lmtool.recipe.spec.base import DeviceName
@@ -224,7 +224,7 @@ class Drafter:
     """A draft, and the run of its model; None for n-gram look-up."""
 
     draft: Draft
-    loaded: Loaded | None
+    loaded: LoadedModel | None
 
     def record(self) -> dict[str, Any]:
         """What it is, as JSON values. run: null for n-gram look-up."""
@@ -233,7 +233,7 @@ class Drafter:
         return self.loaded.record() | {"tokens": self.draft.n_tokens}
 
     @classmethod
-    def open(cls, reference: str, n_tokens: int, loaded: Loaded) -> "Drafter":
+    def open(cls, reference: str, n_tokens: int, loaded: LoadedModel) -> "Drafter":
         """A draft for a model. reference: a run, as for `load_packed`, or "ngram". n_tokens: see `Draft`.
 
         Raises UsageError when it has another tokenizer, or cannot propose tokens for the model: see `Draft.check`.
@@ -256,7 +256,7 @@ class Drafter:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Those of its run."""
-        return () if self.loaded is None else self.loaded.warnings
+        return () if self.loaded is None else self.loaded.reference.warnings
 
     def describe(self) -> str:
         """In a few words."""
@@ -271,7 +271,7 @@ class TextGenerator:
     threads: of a CPU, while it generates; None for all, see `decoding_threads`.
     """
 
-    def __init__(self, loaded: Loaded, drafter: Drafter | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, drafter: Drafter | None = None) -> None:
         self.loaded = loaded
         self.drafter = drafter
         self.threads = decoding_threads(loaded.model)

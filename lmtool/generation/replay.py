@@ -17,7 +17,7 @@ from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import MAX_ROWS, NGRAM, Drafter, TextGenerator
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, to_record
 from lmtool.generation.request import Completion
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.records import FileModel, check
 from lmtool.run.directory import CHECKPOINTS
 
@@ -171,7 +171,7 @@ def _checkpoint(record: Mapping[str, Any]) -> str:
     return str(Path(record["run"]) / CHECKPOINTS / f"step-{record.get('step', 0):06d}")
 
 
-def _check_same(loaded: Loaded, record: Mapping[str, Any]) -> None:
+def _check_same(loaded: LoadedModel, record: Mapping[str, Any]) -> None:
     if loaded.checkpoint_hash != record.get("checkpoint"):
         what = "the checkpoint is not the one of the record"
         raise CheckpointError(what, where=_checkpoint(record), fix="restore that one")

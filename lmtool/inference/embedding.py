@@ -22,7 +22,7 @@ from lmtool import durable
 from lmtool.batch import Batch, padded
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Items, evaluate
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.model.heads import Pool, text_vectors
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.tokenization.tokenizer import find_words
@@ -105,7 +105,7 @@ def _arrays(embedded: Iterable[Embedded]) -> list[memoryview]:
 
 
 def embed(
-    loaded: Loaded, texts: Iterable[str], layer: int, pool: PoolName, *, truncate: bool = False
+    loaded: LoadedModel, texts: Iterable[str], layer: int, pool: PoolName, *, truncate: bool = False
 ) -> Iterator[Embedded]:
     """The vectors of each text, in order.
 
@@ -129,7 +129,7 @@ def embed(
 
 
 @torch.inference_mode()
-def hidden_states(loaded: Loaded, text: str) -> HiddenStates:
+def hidden_states(loaded: LoadedModel, text: str) -> HiddenStates:
     """The states of every layer for one text. Raises UsageError as `embed` does."""
     row = text_row(loaded, 0, text)
     with loaded.compute.autocast():
@@ -138,7 +138,7 @@ def hidden_states(loaded: Loaded, text: str) -> HiddenStates:
     return HiddenStates(tuple(map(loaded.tokenizer.piece, row.tokens)), states)
 
 
-def vectors_of(loaded: Loaded, rows: Sequence[TextRow], layer: int, pool: PoolName) -> Iterator[Embedded]:
+def vectors_of(loaded: LoadedModel, rows: Sequence[TextRow], layer: int, pool: PoolName) -> Iterator[Embedded]:
     """The vectors of texts that are tokenized; see `embed`."""
     lengths = [(len(row.tokens),) for row in rows]
     read = partial(_read, loaded, rows, layer, pool)
@@ -147,7 +147,7 @@ def vectors_of(loaded: Loaded, rows: Sequence[TextRow], layer: int, pool: PoolNa
         yield Embedded(row.number, row.words if pool == "none" else None, vectors)
 
 
-def text_row(loaded: Loaded, number: int, text: str, *, truncate: bool = False, words: bool = False) -> TextRow:
+def text_row(loaded: LoadedModel, number: int, text: str, *, truncate: bool = False, words: bool = False) -> TextRow:
     """A text with the special tokens of the model's training. Raises UsageError as `embed` does."""
     tokenizer = loaded.tokenizer
     ids, offsets = tokenizer.encode_with_places(text) if words else (tokenizer.encode(text), [])
@@ -172,7 +172,7 @@ def text_row(loaded: Loaded, number: int, text: str, *, truncate: bool = False, 
 
 
 def _read(
-    loaded: Loaded, texts: Sequence[TextRow], layer: int, pool: PoolName, chosen: list[int]
+    loaded: LoadedModel, texts: Sequence[TextRow], layer: int, pool: PoolName, chosen: list[int]
 ) -> tuple[None, list[Vectors]]:
     """The vectors of a batch of texts."""
     rows = [texts[i] for i in chosen]

@@ -16,8 +16,7 @@ from lmtool.compute.fsdp import Sharding
 from lmtool.compute.processes import local_size
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.errors import CheckpointError, NumericalError
-from lmtool.inference.base import Base, base_of, open_base
-from lmtool.interop.reference import find
+from lmtool.inference.reference import Reference, base_of, resolve_reference
 from lmtool.model import LanguageModel, lora
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.features import find_features
@@ -48,31 +47,42 @@ from lmtool.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A trained model with its recipe, tokenizer and device.
 
-    newer: the step of the run's newest checkpoint, where it is after this one, the best.
-    warnings: damaged checkpoints that were skipped, and a damaged recipe.yaml.
+    reference: the run and the checkpoint that it is of.
+    recipe: that of the run, maybe with other values of evaluation.
     sharding: where processes share it.
     """
 
     model: LanguageModel
-    tokenizer: Tokenizer
+    reference: Reference
     recipe: Recipe
     compute: Compute
-    run_path: Path
-    step: int
-    checkpoint_hash: str
-    newer: int | None
-    warnings: tuple[str, ...]
     sharding: Sharding | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.reference.tokenizer
+
+    @property
+    def run_path(self) -> Path:
+        return self.reference.run.path
+
+    @property
+    def step(self) -> int:
+        return self.reference.checkpoint.step
+
+    @property
+    def checkpoint_hash(self) -> str:
+        return self.reference.checkpoint.digest
 
     def record(self) -> dict[str, Any]:
         """Its run, step and checkpoint, as JSON values."""
         return {"run": str(self.run_path), "step": self.step, "checkpoint": self.checkpoint_hash}
 
     @contextmanager
-    def joined(self) -> "Iterator[Loaded]":
+    def joined(self) -> "Iterator[LoadedModel]":
         """The same model in the processes of torchrun, which compute each its share."""
         with self.compute.joined() as compute:
             yield replace(self, compute=compute)
@@ -96,7 +106,7 @@ class Loaded:
         if isinstance(lm, WithoutLikelihood):
             raise lm.refusal()
 
-    def with_beams(self, num_beams: int | None) -> "Loaded":
+    def with_beams(self, num_beams: int | None) -> "LoadedModel":
         """The same model with another beam width for tables; that of its recipe for None."""
         if num_beams is None:
             return self
@@ -117,7 +127,7 @@ def build_model(
     recipe: Recipe,
     tokenizer: Tokenizer,
     compute: Compute,
-    features: "FeatureSource | None" = None,
+    features: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> LanguageModel:
     """A new model for this tokenizer, on its device, initialized from the recipe's seed.
@@ -135,8 +145,7 @@ def build_model(
     if isinstance(built, AveragingModel) and built.in_word_V is not None:
         in_word = [tokenizer.is_in_word(token) for token in range(tokenizer.vocab_size)]
         built.in_word_V[: len(in_word)] = torch.tensor(in_word)
-    reading = find_features(built)
-    if reading is not None and features is not None:
+    if features is not None and (reading := find_features(built)) is not None:
         reading.attach(features.model)
     return model.with_head(recipe, built).to(compute.device)
 
@@ -159,68 +168,43 @@ class MatchedVectors:
         table_VD[self.ids] = self.vectors_ND.to(table_VD)
 
 
-@dataclass(frozen=True)
-class FeatureSource:
-    """A model in memory, frozen, whose states another model reads, and the checkpoint that it is of.
-
-    line: what is read, for people.
-    """
-
-    base: Base
-    model: LanguageModel
-    line: str = ""
-
-
-@dataclass(frozen=True)
-class Initialization:
-    """The trained models and the vectors that a run begins with.
-
-    base: initial weights, of another run.
-    teacher: of a distilled model.
-    vectors: that the embeddings of a new model begin with.
-    features: whose states the model reads, if it reads any.
-    """
-
-    base: Base | None = None
-    teacher: Base | None = None
-    vectors: MatchedVectors | None = None
-    features: FeatureSource | None = None
-
-
 def build_for_training(
     recipe: Recipe,
     tokenizer: Tokenizer,
     compute: Compute,
     set_statistics: Callable[[LanguageModel], None],
-    initialization: Initialization,
+    *,
+    base: Reference | None = None,
+    vectors: MatchedVectors | None = None,
+    features: LoadedModel | None = None,
     shards: ShardedBuild | None = None,
 ) -> tuple[LanguageModel, str | None]:
     """A new model to train with a recipe, with the trainable weights that the recipe sets.
 
     set_statistics: initializes it with statistics of the data.
-    shards: see `build_model`.
+    base: the run whose weights it begins with. vectors: that its embeddings begin with.
+    features, shards: see `build_model`.
     Returns the model, and a notice about the head of the base, if any.
     """
-    lm = build_model(recipe, tokenizer, compute, initialization.features, shards)
+    lm = build_model(recipe, tokenizer, compute, features, shards)
     set_statistics(lm)
-    notice = None if initialization.base is None else _load_body(lm, initialization.base, recipe.objective)
+    notice = None if base is None else _load_body(lm, base, recipe.objective)
     _tune(lm, recipe, trains=True)
-    if initialization.vectors is not None:
-        initialization.vectors.copy_to(lm)
+    if vectors is not None:
+        vectors.copy_to(lm)
     return lm, notice
 
 
-def load_run(reference: str, compute: Compute | None = None) -> Loaded:
+def load_run(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
     """The best checkpoint of a run, or a given checkpoint, ready for inference.
 
-    reference: as for `find`.
+    reference: as for `resolve_reference`.
     compute: the best device, in float32, by default; its processes share the model where it does not fit into the
-        memory of one; they then measure it in step, see `Loaded.computing`.
+        memory of one; they then measure it in step, see `LoadedModel.computing`.
     Raises CheckpointError when there is none, or when its parts are inconsistent.
     """
-    source = find(reference)
-    base = Base.of(source.run, *source.best(optimizer=False))
-    recipe, tokenizer, checkpoint = base.recipe, base.tokenizer, base.checkpoint
+    source = resolve_reference(reference) if isinstance(reference, str) else reference
+    checkpoint, recipe, tokenizer = source.checkpoint, source.recipe, source.tokenizer
     compute = compute or choose_compute("auto", "float32")
     sharding = None
     if _shares(recipe, checkpoint, compute):
@@ -228,10 +212,8 @@ def load_run(reference: str, compute: Compute | None = None) -> Loaded:
         load_weights(lm, checkpoint)
         sharding = Sharding(lm, lm, compute)
     else:
-        lm = trained_model(base, compute)
-    lm.eval()
-    path, step, newer = base.run.path, checkpoint.step, source.newer_than(checkpoint.step)
-    return Loaded(lm, tokenizer, recipe, compute, path, step, checkpoint.digest, newer, base.warnings, sharding)
+        lm = trained_model(source, compute)
+    return LoadedModel(lm.eval(), source, recipe, compute, sharding)
 
 
 def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
@@ -247,7 +229,7 @@ def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute) -> bool:
     return bool(compute.world.sum((float(is_short),))[0]) and compute.precision in ("float32", "bfloat16")
 
 
-def load_packed(reference: str, compute: Compute | None = None) -> Loaded:
+def load_packed(reference: str | Reference, compute: Compute | None = None) -> LoadedModel:
     """The same with its matrices packed for the device, and adapters merged into them: for inference only, its weights
     are no longer accessible.
 
@@ -260,7 +242,7 @@ def load_packed(reference: str, compute: Compute | None = None) -> Loaded:
     return loaded
 
 
-def trained_model(base: Base, compute: Compute) -> LanguageModel:
+def trained_model(base: Reference, compute: Compute) -> LanguageModel:
     """The model of a run at a checkpoint; a checkpoint of adapters only is applied to the run's base.
 
     Raises CheckpointError when its parts are inconsistent.
@@ -274,18 +256,18 @@ def trained_model(base: Base, compute: Compute) -> LanguageModel:
     return lm
 
 
-def features_of(run: Run, recipe: Recipe, compute: Compute) -> FeatureSource | None:
+def features_of(run: Run, recipe: Recipe, compute: Compute) -> LoadedModel | None:
     """The model whose states the model of a run reads, from its copy in the run; None where it reads no features.
 
     Raises CheckpointError where the copy is missing or damaged.
     """
     if not isinstance(recipe.model, FeaturesSpec) or recipe.model.features is None:
         return None
-    base = open_base(str(run.path / FEATURES))
-    return FeatureSource(base, trained_model(base, compute))
+    copy = resolve_reference(str(run.path / FEATURES))
+    return LoadedModel(trained_model(copy, compute), copy, copy.recipe, compute)
 
 
-def weights_of(base: Base) -> Mapping[str, Tensor]:
+def weights_of(base: Reference) -> Mapping[str, Tensor]:
     """All weights of a checkpoint by name, with adapters merged into them.
 
     Raises CheckpointError, and NumericalError for weights that are not finite.
@@ -296,7 +278,7 @@ def weights_of(base: Base) -> Mapping[str, Tensor]:
     return tensors
 
 
-def _merged(base: Base) -> Mapping[str, Tensor]:
+def _merged(base: Reference) -> Mapping[str, Tensor]:
     """The same, also where they are not finite."""
     if base.recipe.tuning.lora is None:
         return base.checkpoint.model()
@@ -360,7 +342,7 @@ def _tune(lm: LanguageModel, recipe: Recipe, *, trains: bool) -> None:
             parameter.requires_grad_(False)
 
 
-def _load_body(lm: LanguageModel, base: Base, objective: AnyObjective) -> str | None:
+def _load_body(lm: LanguageModel, base: Reference, objective: AnyObjective) -> str | None:
     """Copy the weights of another run into a model, and its head where both have one for the same labels.
 
     objective: of the model. Returns a notice about the head, if any. Raises CheckpointError as `load_weights` does.

@@ -7,8 +7,8 @@ from typing import Any
 from lmtool import durable
 from lmtool.durable import filling, refuse_used
 from lmtool.errors import UsageError
-from lmtool.inference.base import open_base
 from lmtool.inference.load import weights_of
+from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.dump import dump
 from lmtool.records import encode
 from lmtool.run.creation import create_run, unused_folder
@@ -30,7 +30,7 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
     Raises UsageError for a run without adapters and for a folder in use, CheckpointError when their base is missing or
     the run is damaged.
     """
-    adapted = open_base(reference)
+    adapted = resolve_reference(reference)
     old, recipe, step = adapted.run, adapted.recipe, adapted.checkpoint.step
     if recipe.tuning.lora is None:
         what = "this run has no adapters: it needs no base run"

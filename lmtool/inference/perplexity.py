@@ -21,7 +21,7 @@ from lmtool.data.store import TokenStore
 from lmtool.data.survey import Report
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Items, Validation, evaluate, not_reported
-from lmtool.inference.load import Loaded, load_packed
+from lmtool.inference.load import LoadedModel, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.printable import counted
@@ -207,7 +207,7 @@ class Measured:
     """
 
     perplexity: Perplexity
-    loaded: Loaded
+    loaded: LoadedModel
     limit: float | None
     unseen: int | None = None
     baseline: "Measured | None" = None
@@ -292,7 +292,7 @@ def measure(
         return replace(measured, baseline=_measure(other, replace(text, context=None, stride=None), report))
 
 
-def _measure(loaded: Loaded, text: EvaluationText, report: Report) -> Measured:
+def _measure(loaded: LoadedModel, text: EvaluationText, report: Report) -> Measured:
     loaded.check_likelihood()
     lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
     context = text.context or lm.context or loaded.recipe.model.context

@@ -16,12 +16,11 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.data.vectors import VectorFile, WordVectors
 from lmtool.errors import CheckpointError, DataError, UsageError
-from lmtool.inference.base import Base, open_base
-from lmtool.inference.load import FeatureSource, MatchedVectors, load_run, trained_model
-from lmtool.interop.reference import find
+from lmtool.inference.load import LoadedModel, MatchedVectors, load_run, trained_model
+from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.printable import counted, plain
 from lmtool.recipe.spec.model import VectorsSpec
-from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.recurrent import FeaturesSpec
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.recipe.spec.transformer import Transformer
@@ -43,8 +42,8 @@ class RunVectors:
         return int(self.table_VD.shape[1])
 
     @classmethod
-    def open(cls, reference: str) -> "RunVectors":
-        """Those of the best checkpoint. Raises CheckpointError when there is none, UsageError without embeddings."""
+    def open(cls, reference: Reference) -> "RunVectors":
+        """Raises CheckpointError for a damaged run, UsageError without embeddings."""
         loaded = load_run(reference, CPU)
         tokenizer = loaded.tokenizer
         names = ["" if i in tokenizer.special_ids else tokenizer.name(i) for i in range(tokenizer.vocab_size)]
@@ -102,7 +101,7 @@ class VectorSource:
             raise UsageError(what, where="model.embeddings", fix=f"set tokenizer.kind={expected}")
 
 
-def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
+def open_vectors(recipe: Recipe, base: Reference | None) -> VectorSource | None:
     """What the embeddings of a new model begin with; None where the recipe names nothing.
 
     base: the run that the model is initialised from, whose embeddings hold what its own recipe names.
@@ -132,16 +131,16 @@ def _open(name: str) -> VectorFile | RunVectors:
     if os.path.isfile(name):
         return VectorFile.open(Path(name))
     try:
-        find(name)
+        reference = resolve_reference(name)
     except CheckpointError as error:
         if os.path.isdir(name):
             raise
         what = f"there is no file and no run of word vectors called {name!r:.80}"
         raise DataError(what, where="model.embeddings", fix=error.fix) from error
-    return RunVectors.open(name)
+    return RunVectors.open(reference)
 
 
-def open_features(recipe: Recipe, base: Base | None) -> tuple[Recipe, FeatureSource | None]:
+def open_features(recipe: Recipe, base: Reference | None) -> tuple[Recipe, LoadedModel | None]:
     """The recipe with the sizes of the states that its model reads, and the tokenizer of the run that has these; and
     that run. The same recipe, and None, where it has no features.
 
@@ -157,7 +156,7 @@ def open_features(recipe: Recipe, base: Base | None) -> tuple[Recipe, FeatureSou
         if old is None or old.run != features.run or old.beside != features.beside:
             what = f"{base.run.name} was trained without these features, for which its layers are too narrow"
             raise UsageError(what, where="model.features", fix="train from scratch with --recipe, or omit them")
-    source = open_base(features.run if base is None else str(base.run.path / FEATURES))
+    source = resolve_reference(features.run if base is None else str(base.run.path / FEATURES))
     theirs = source.recipe.model
     if source.recipe.tuning.lora is not None:
         fix = f"make a whole run first: lmtool runs merge {source.run.name}"
@@ -170,8 +169,14 @@ def open_features(recipe: Recipe, base: Base | None) -> tuple[Recipe, FeatureSou
         layers = lm.eval().layers(Batch(torch.zeros(1, 2, dtype=torch.int64)))
     sizes = {"width": layers[-1].shape[-1], "mixed_layers": len(layers), "longest": lm.longest}
     values = {"model.features": features.with_values(sizes), "tokenizer": source.recipe.tokenizer}
-    line = (
-        f"features: {plain(features.run)}, {lm.description}, {len(layers)} layers of {sizes['width']}, frozen, "
-        f"{'beside' if features.beside else 'in place of'} the embeddings; with its tokenizer"
-    )
-    return recipe.with_values(values), FeatureSource(source, lm, line)
+    return recipe.with_values(values), LoadedModel(lm, source, source.recipe, CPU)
+
+
+def describe_features(model: Model, source: LoadedModel) -> str:
+    """A line on the states that a model reads. source: which has them."""
+    assert isinstance(model, FeaturesSpec)
+    assert model.features is not None
+    place = "beside" if model.features.beside else "in place of"
+    extent = f"{model.features.mixed_layers} layers of {model.features.width}"
+    described = f"{plain(model.features.run)}, {source.model.description}, {extent}"
+    return f"features: {described}, frozen, {place} the embeddings; with its tokenizer"

@@ -15,7 +15,7 @@ from lmtool.batch import Batch, n_shared, padded
 from lmtool.data.survey import Report
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import BATCH_TOKENS, Items, RowLengths, evaluate, not_reported
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
 
 LOGITS = 1 << 25
@@ -84,7 +84,7 @@ class _Row:
         return replace(self, tokens=self.tokens[cut:], positions=positions, source=source, prefix=prefix)
 
 
-def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[Scored]:
+def score(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | None = None) -> list[Scored]:
     """Score each text, without an end token. sources: one for each text, for a model that generates targets.
 
     A bidirectional model masks each token on its own (Salazar et al. 2020).
@@ -144,7 +144,7 @@ class ScoredContinuation:
 
 
 def score_continuations(
-    loaded: Loaded,
+    loaded: LoadedModel,
     groups: Sequence[Sequence[Continued]],
     origins: Sequence[str],
     *,
@@ -181,7 +181,7 @@ def score_continuations(
     return _scored(loaded, [[one.fitted(longest) for one in group] for group in whole], report)
 
 
-def check_continues(loaded: Loaded) -> None:
+def check_continues(loaded: LoadedModel) -> None:
     """Raise UsageError for a model that predicts no tokens of a text."""
     if isinstance(loaded.recipe.objective, Classification | Embedding) or loaded.model.reads == "words":
         what = (
@@ -191,7 +191,7 @@ def check_continues(loaded: Loaded) -> None:
     loaded.check_likelihood()
 
 
-def score_whole(loaded: Loaded, texts: Sequence[str], report: Report = not_reported) -> list[float]:
+def score_whole(loaded: LoadedModel, texts: Sequence[str], report: Report = not_reported) -> list[float]:
     """log p of each text of any length, without an end token, by all processes together; 0 for an empty one.
 
     Windows of the context follow each other, and the last one ends with the text; the first token is given the one that
@@ -206,7 +206,7 @@ def score_whole(loaded: Loaded, texts: Sequence[str], report: Report = not_repor
     return [sum(float(next(scores)[0].sum(dtype=np.float64)) for _ in of_text) for of_text in rows]
 
 
-def _windows(loaded: Loaded, ids: list[int]) -> list[_Row]:
+def _windows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
     """The rows that score a text of any length."""
     prompt_format, n = loaded.prompt_format, _longest(loaded) or len(ids) + 2
     rows = []
@@ -243,7 +243,7 @@ class _Continuation:
         return replace(self, rows=[row.last(longest) for row in self.rows], is_cut=True)
 
 
-def _continuations(loaded: Loaded, group: Sequence[Continued], begins: bool = False) -> list[_Continuation]:
+def _continuations(loaded: LoadedModel, group: Sequence[Continued], begins: bool = False) -> list[_Continuation]:
     """How the continuations of a group are scored."""
     texts = [_whole(loaded, *pair, begins) for pair in group]
     wholes, same_context = [whole for _, whole, _ in texts], len({context for context, _ in group}) == 1
@@ -265,7 +265,9 @@ def _continuations(loaded: Loaded, group: Sequence[Continued], begins: bool = Fa
     return continuations
 
 
-def _whole(loaded: Loaded, context: str, continuation: str, begins: bool) -> tuple[list[int] | None, list[int], int]:
+def _whole(
+    loaded: LoadedModel, context: str, continuation: str, begins: bool
+) -> tuple[list[int] | None, list[int], int]:
     """The source, if any; the ids of a context and its continuation, or of a target; and where the latter begins."""
     prompt_format, tokenizer, objective = loaded.prompt_format, loaded.tokenizer, loaded.recipe.objective
     stem = context.rstrip()
@@ -287,14 +289,14 @@ def _whole(loaded: Loaded, context: str, continuation: str, begins: bool) -> tup
     return None, [*opening, *whole], first + len(opening)
 
 
-def _first_id(loaded: Loaded) -> int:
+def _first_id(loaded: LoadedModel) -> int:
     """The token before a text that has none: the published bos_token, as other programs put it, if there is one."""
     tokenizer = loaded.tokenizer
     return tokenizer.bos_id if tokenizer.roles.named_bos is None else tokenizer.roles.named_bos
 
 
 def _scored(
-    loaded: Loaded, groups: Sequence[Sequence[_Continuation]], report: Report
+    loaded: LoadedModel, groups: Sequence[Sequence[_Continuation]], report: Report
 ) -> list[list[ScoredContinuation]]:
     """The continuations of each group; those with a common prefix apart from those without."""
     can_share = loaded.sharding is None and loaded.model.reads != "both"
@@ -318,7 +320,7 @@ def _scored(
     return scored
 
 
-def _rows(loaded: Loaded, ids: list[int], source: str | None) -> list[_Row]:
+def _rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_Row]:
     """The rows that score a text: one, or one for each token of a bidirectional model."""
     prompt_format, tokenizer = loaded.prompt_format, loaded.tokenizer
     if loaded.model.reads == "both":
@@ -337,13 +339,13 @@ def _rows(loaded: Loaded, ids: list[int], source: str | None) -> list[_Row]:
     return [row] if row.positions else []
 
 
-def _masked_rows(loaded: Loaded, whole: list[int], positions: Iterable[int]) -> list[_Row]:
+def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]) -> list[_Row]:
     """Of each of these positions the row in which its token is masked."""
     mask_id = loaded.tokenizer.mask_id
     return [_Row([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
 
 
-def _row(loaded: Loaded, source: list[int] | None, whole: list[int], first: int, n_scored: int = 0) -> _Row:
+def _row(loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int, n_scored: int = 0) -> _Row:
     """The row that scores a text from its token `first` on, the second one at the earliest; or so many at its end."""
     prefix = None
     if _in_row(loaded):
@@ -353,22 +355,22 @@ def _row(loaded: Loaded, source: list[int] | None, whole: list[int], first: int,
     return _Row(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
 
 
-def _in_row(loaded: Loaded) -> bool:
+def _in_row(loaded: LoadedModel) -> bool:
     """Whether a source is the prefix of the row."""
     return loaded.prompt_format.shares_row and loaded.model.reads == "source"
 
 
-def _longest(loaded: Loaded) -> int | None:
+def _longest(loaded: LoadedModel) -> int | None:
     return loaded.model.longest or loaded.model.context
 
 
-def _check(loaded: Loaded, length: int) -> None:
+def _check(loaded: LoadedModel, length: int) -> None:
     longest = _longest(loaded)
     if longest is not None and length > longest:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _read_rows(loaded: Loaded, rows: Sequence[_Row], report: Report = not_reported) -> list[ScoredTokens]:
+def _read_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = not_reported) -> list[ScoredTokens]:
     """The scores of the tokens of each row."""
     pad = loaded.tokenizer.pad_id
 
@@ -386,7 +388,9 @@ def _read_rows(loaded: Loaded, rows: Sequence[_Row], report: Report = not_report
     return _evaluated(loaded, lengths, read, report)
 
 
-def _evaluated(loaded: Loaded, lengths: Sequence[RowLengths], read: ReadScores, report: Report) -> list[ScoredTokens]:
+def _evaluated(
+    loaded: LoadedModel, lengths: Sequence[RowLengths], read: ReadScores, report: Report
+) -> list[ScoredTokens]:
     """What is read of each item; on a CPU in small batches, which have less padding and are as fast."""
     tokens = CPU_TOKENS if loaded.device.type == "cpu" else BATCH_TOKENS
     items = Items(lengths, read, tokens=tokens, dtype=np.float32)
@@ -399,7 +403,7 @@ def _n_common(rows: Sequence[_Row]) -> int:
     return 0 if alone else n_shared(*(row.tokens for row in rows))
 
 
-def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
+def _read_common(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
     """The scores of the tokens of all rows of each group, whose common prefix is read once."""
     n_common = [_n_common(rows) for rows in groups]
     n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]
@@ -413,7 +417,7 @@ def _read_common(loaded: Loaded, groups: Sequence[Sequence[_Row]], report: Repor
     return _evaluated(loaded, lengths, read, report)
 
 
-def _branched(loaded: Loaded, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]) -> list[ScoredTokens]:
+def _branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]) -> list[ScoredTokens]:
     """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
     model, pad = loaded.model, loaded.tokenizer.pad_id
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
@@ -446,7 +450,7 @@ def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
 
 
 def _token_scores(
-    loaded: Loaded, states: Sequence[torch.Tensor], targets: Sequence[Sequence[int]]
+    loaded: LoadedModel, states: Sequence[torch.Tensor], targets: Sequence[Sequence[int]]
 ) -> list[ScoredTokens]:
     """Of each token, predicted from a state (D), its log-probability, and whether none is more probable.
 

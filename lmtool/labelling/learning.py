@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.search.index import text_vectors
 
 FOLDS = 5
@@ -31,7 +31,7 @@ RowFeatures = Any
 """A matrix with a row for each row of the table, sparse or not."""
 
 
-def features_of(texts: Sequence[str], loaded: Loaded | None) -> RowFeatures:
+def features_of(texts: Sequence[str], loaded: LoadedModel | None) -> RowFeatures:
     """Vectors of length 1: by a model, pooled as it was trained to; or without one tf-idf of words and pairs."""
     if loaded is not None:
         return text_vectors(loaded, texts)

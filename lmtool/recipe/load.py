@@ -113,6 +113,12 @@ def settings_of(overrides: Assignments, flags: Sequence[Setting] = ()) -> list[S
     return [*chain.from_iterable(parsed), *flags]
 
 
+def check_settings(settings: Sequence[Setting]) -> None:
+    """Raise RecipeError for settings that are wrong whatever recipe they are laid over, such as unknown keys."""
+    if mistakes := [f"{one.flag}: {one.mistake}" for one in settings if one.mistake]:
+        raise RecipeError(mistakes)
+
+
 def load(name: str | Path, settings: Assignments = (), *, chosen: Sequence[Setting] = ()) -> Resolved:
     """Read a recipe and apply settings, the later over the earlier.
 

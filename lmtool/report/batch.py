@@ -20,7 +20,7 @@ from lmtool.data.corpus import Chunk
 from lmtool.data.prepare import encode
 from lmtool.data.store import StoreWriter
 from lmtool.data.survey import Report
-from lmtool.inference.load import Initialization, build_for_training
+from lmtool.inference.load import build_for_training
 from lmtool.model.transformer import positions_in_text
 from lmtool.objective import Objective, build_objective
 from lmtool.objective.causal import BidirectionalObjective
@@ -66,7 +66,7 @@ def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Re
 
     texts: documents to read in place of its training text. Raises the errors of reading data.
     """
-    recipe, data, initialization = plan.read(report)
+    recipe, data, *_ = plan.read(report)
     tokenizer = data.prompt_format.tokenizer
     counts = torch.from_numpy(data.token_counts()) if recipe.model.reads == "words" else None
     objective = build_objective(recipe, tokenizer, counts)
@@ -81,7 +81,7 @@ def collate(plan: Plan, texts: Sequence[str], step: int, n_rows: int, report: Re
         examples = data.examples(objective).read(samples)
     batch = read = objective.collate(examples, (step - 1) / recipe.training.steps)
     if batch.draws_BT is not None:
-        lm, _ = build_for_training(recipe, tokenizer, CPU, data.set_statistics, Initialization(initialization.base))
+        lm, _ = build_for_training(recipe, tokenizer, CPU, data.set_statistics, base=plan.base)
         read = objective.as_read(lm, batch)
     return Collated(batch, read, recipe, tokenizer, objective)
 

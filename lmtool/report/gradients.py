@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from lmtool.analysis.gradients import Contraction, GradientFlow
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.printable import plain
 from lmtool.report.charts import Line, LineChart, Point
 from lmtool.report.page import Section, TableCell, figure, page, table, views
@@ -86,7 +86,7 @@ def of_starts(starts: Contraction) -> Curves:
     )
 
 
-def as_lines(curves: Curves, loaded: Loaded, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+def as_lines(curves: Curves, loaded: LoadedModel, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
     """The curves, and the numbers below them. loaded: what they are of."""
     chart = curves.chart
     yield from (f"{loaded.model.description}: {curves.title}", "", f"{chart.y}, by {chart.x}")
@@ -102,7 +102,7 @@ def as_lines(curves: Curves, loaded: Loaded, width: int, *, ascii_only: bool = F
     yield from ("", *wrap(curves.caption, width))
 
 
-def as_page(curves: Curves, loaded: Loaded) -> str:
+def as_page(curves: Curves, loaded: LoadedModel) -> str:
     """The curves as an HTML page that stands alone."""
     numbers = table(curves.columns, curves.rows)
     section = Section(curves.heading, figure(curves.chart.for_page(), curves.caption, numbers))

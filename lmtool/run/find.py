@@ -5,55 +5,30 @@ import os
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint, Peers
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.paths import INFO, known_runs, runs_root
 
 
-@dataclass(frozen=True)
-class Found:
-    """The run, or one checkpoint of it, named by a RUN argument."""
+def find_run(reference: str) -> tuple[Run, Path | None]:
+    """The run that is named, and the directory of its checkpoint where one is named.
 
-    run: Run
-    named: Path | None
-
-    def newest(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
-        """The named checkpoint, or the newest complete one; see `checkpoint.newest_valid`. Raises CheckpointError."""
-        if self.named is None:
-            return self.run.newest(optimizer=optimizer, peers=peers)
-        wanted = optimizer and checkpoints.has_optimizer(self.named)
-        return checkpoints.verify(self.named, optimizer=wanted, peers=peers), []
-
-    def best(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
-        """The named checkpoint, or the best one. Raises CheckpointError when there is none."""
-        read = self.newest if self.named else self.run.best
-        return read(optimizer=optimizer, peers=peers)
-
-    def newer_than(self, step: int) -> int | None:
-        """The step of the newest checkpoint after that of `best`; None where there is none, or one is named."""
-        return None if self.named else self.run.newer_than(step)
-
-
-def find(reference: str) -> Found:
-    """Resolve a reference: path of a run or checkpoint directory, name of a run, or `last`.
-
-    RUN@STEP and RUN/checkpoints/step-N name a checkpoint of any such run. `last` is the run that was started or resumed
-    most recently. Raises CheckpointError when there is none, naming similar ones.
+    reference: path of a run or checkpoint directory, name of a run, or `last`, the run that was started or resumed most
+    recently. RUN@STEP and RUN/checkpoints/step-N name a checkpoint of any such run.
+    Raises CheckpointError when there is none, naming similar ones.
     """
     run = _run(reference)
     if run is not None:
-        return Found(run, None)
+        return run, None
     for pattern in (_AT_STEP, _STEP_FOLDER):
         if (match := pattern.fullmatch(reference.replace(os.sep, "/"))) and (run := _run(match[1])) is not None:
-            return Found(run, _existing(run.path / CHECKPOINTS / checkpoints.step_name(int(match[2]))))
+            return run, _existing(run.path / CHECKPOINTS / checkpoints.step_name(int(match[2])))
     resolved = Path(os.path.realpath(reference))
     if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / INFO):
-        return Found(Run.open(resolved.parent.parent), _existing(resolved))
+        return Run.open(resolved.parent.parent), _existing(resolved)
     if os.path.isdir(reference):
         raise CheckpointError(
             f"this folder is not a run: it has no {INFO}", where=reference, fix="lmtool runs ls shows the runs"
@@ -90,7 +65,7 @@ def run_directory(reference: str) -> Path:
     """The directory of a run by path, name or `last`, also when its run.json is damaged. Raises CheckpointError."""
     path = _directory(reference)
     if path is None:
-        named = find(reference).run.path
+        named = find_run(reference)[0].path
         raise CheckpointError("this names a checkpoint, not a run", where=reference, fix=f"name the run: {named.name}")
     return path
 

@@ -18,7 +18,7 @@ from lmtool.records import FileModel
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, EVALUATIONS, Run
 from lmtool.run.files import Count, read_any
-from lmtool.run.find import find
+from lmtool.run.find import find_run
 from lmtool.run.paths import known_runs
 from lmtool.run.uncertainty import independent_rows, standard_error
 
@@ -222,7 +222,7 @@ def with_bases(run: Run) -> Iterator[Run]:
     yield run
     with suppress(CheckpointError):
         while (base := run.info.base) is not None:
-            run = find(base.path if Path(base.path).exists() else base.run).run
+            run, _ = find_run(base.path if Path(base.path).exists() else base.run)
             yield run
 
 

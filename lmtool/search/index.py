@@ -31,8 +31,8 @@ from lmtool.data.files import shown
 from lmtool.data.survey import Report
 from lmtool.errors import CheckpointError, DataError, LmtoolError, UsageError
 from lmtool.inference.embedding import Vectors, embed
-from lmtool.inference.load import Loaded, load_packed
-from lmtool.interop.reference import run_named_by_file
+from lmtool.inference.load import LoadedModel, load_packed
+from lmtool.inference.reference import run_named_by_file
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Classification
 from lmtool.search.database import check_regular, connect, damaged, sqlite_errors
@@ -69,9 +69,9 @@ class Index:
     texts anew. vectors_ND: all, memory-mapped. row_N: those that are of a text.
     """
 
-    def __init__(self, path: Path, loaded: Loaded | None = None, ranker: TablePredictor | None = None) -> None:
+    def __init__(self, path: Path, loaded: LoadedModel | None = None, ranker: TablePredictor | None = None) -> None:
         """Raises DataError for an index that is missing or damaged, CheckpointError for one of another model."""
-        self.path, self.loaded, self.ranker = path, cast(Loaded, loaded), ranker
+        self.path, self.loaded, self.ranker = path, cast(LoadedModel, loaded), ranker
         with connect(path / TEXTS, SCHEMA) as db:
             db.execute("BEGIN")  # no text is removed, and its vector written over, until all are compared
             models = db.execute("SELECT run, checkpoint, width FROM model LIMIT 2").fetchall()
@@ -178,7 +178,7 @@ def open_index(
     return Index(Path(path), loaded, None if rerank is None else as_ranker(load_packed(rerank, compute)))
 
 
-def as_ranker(loaded: Loaded) -> TablePredictor:
+def as_ranker(loaded: LoadedModel) -> TablePredictor:
     """A model of pairs as a cross-encoder. Raises UsageError unless it was fine-tuned to two classes or a number."""
     classifier, spec = TablePredictor.of(loaded), cast(Classification, loaded.recipe.objective)
     is_score = spec.task == "number" or (spec.task == "class" and positive(spec.labels) is not None)
@@ -199,7 +199,7 @@ def ranked(ranker: TablePredictor, query: str, entries: Sequence[Entry]) -> list
     return sorted(scored, key=lambda entry: -entry.score)
 
 
-def text_vectors(loaded: Loaded, texts: Iterable[str]) -> Vectors:
+def text_vectors(loaded: LoadedModel, texts: Iterable[str]) -> Vectors:
     """The vectors of texts, pooled as the model was trained to and scaled to length 1 (N, D); zeros without tokens.
 
     Raises DataError where no text has a token.
@@ -213,7 +213,7 @@ def text_vectors(loaded: Loaded, texts: Iterable[str]) -> Vectors:
     return vectors_ND
 
 
-def add(path: Path, loaded: Loaded, entries: Sequence[Entry], report: Report) -> dict[str, int]:
+def add(path: Path, loaded: LoadedModel, entries: Sequence[Entry], report: Report) -> dict[str, int]:
     """Add texts to an index, which is made if there is none. Those with the id of a text replace it where they differ.
 
     Returns how many were added, replaced and kept.
@@ -273,7 +273,7 @@ def remove(path: Path, names: Collection[str]) -> dict[str, int]:
 
 
 @contextmanager
-def _changing(path: Path, loaded: Loaded | None = None) -> Iterator[tuple[Index, sqlite3.Connection]]:
+def _changing(path: Path, loaded: LoadedModel | None = None) -> Iterator[tuple[Index, sqlite3.Connection]]:
     """An index that no other process changes, and its texts, open for writing. Raises the errors of `Index`."""
     if link := next((name for name in (TEXTS, VECTORS) if (path / name).is_symlink()), None):
         raise damaged(path, f"{link} is a link, through which nothing is written")

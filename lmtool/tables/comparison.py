@@ -5,7 +5,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from lmtool.errors import DataError
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.printable import counted
 from lmtool.recipe.spec.text import Data
 from lmtool.run.paired import Comparison, compare
@@ -27,7 +27,7 @@ class ScoredRows(NamedTuple):
     scores: list[float]
 
 
-def score_rows(loaded: Loaded, run: str, source: str, task: str = "", reading: Data = AS_TRAINED) -> ScoredRows:
+def score_rows(loaded: LoadedModel, run: str, source: str, task: str = "", reading: Data = AS_TRAINED) -> ScoredRows:
     """How well a model of this name, fine-tuned on a table, answers each row of another.
 
     1 for a right class, set of labels or answer, 0 for a wrong one; of tags the share of words; of target texts chrF;

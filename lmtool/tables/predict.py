@@ -9,9 +9,8 @@ from lmtool.data.files import shown
 from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Row, Skipped, Table, open_table
 from lmtool.errors import UsageError
-from lmtool.inference.base import written_recipe
-from lmtool.inference.load import Loaded
-from lmtool.interop.reference import find
+from lmtool.inference.load import LoadedModel
+from lmtool.inference.reference import resolve_reference
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
@@ -38,12 +37,12 @@ CHUNK_ROWS = 512
 
 def answers_tables(reference: str) -> bool:
     """Whether a run predicts rows of tables; reads no weights."""
-    recipe, _ = written_recipe(find(reference))
+    recipe, _ = resolve_reference(reference).written_recipe()
     return isinstance(recipe.objective, RowSpec)
 
 
 def measure_tables(
-    loaded: Loaded,
+    loaded: LoadedModel,
     sources: Sequence[str],
     task: str = "",
     reading: Data = AS_TRAINED,
@@ -69,7 +68,9 @@ def measure_tables(
             yield replace(results, items=texts.items)
 
 
-def read_rows(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> tuple[LabelledTexts, Task]:
+def read_rows(
+    loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_TRAINED
+) -> tuple[LabelledTexts, Task]:
     """The labelled rows of a table, and the task by which the model answers them; as for `measure_tables`."""
     spec, skips, labels = loaded.recipe.objective, loaded.recipe.data.skip_bad_rows or reading.skip_bad_rows, None
     if isinstance(spec, Embedding):
@@ -84,7 +85,7 @@ def read_rows(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TR
     return texts, task_of(loaded, task, trained, classes)
 
 
-def _read_related(loaded: Loaded, spec: Embedding, source: str, reading: Data) -> tuple[LabelledTexts, Task]:
+def _read_related(loaded: LoadedModel, spec: Embedding, source: str, reading: Data) -> tuple[LabelledTexts, Task]:
     """The rows of a table on which vectors are measured; they need not be of the kind that trained them."""
     data = loaded.recipe.data
     skips = data.skip_bad_rows or reading.skip_bad_rows
@@ -101,7 +102,7 @@ def _read_related(loaded: Loaded, spec: Embedding, source: str, reading: Data) -
 
 
 def answer_rows(
-    loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED
+    loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_TRAINED
 ) -> tuple[LabelledTexts, list[object]]:
     """The labelled rows of a table, and what a model fine-tuned on one answers; raises as `measure_tables` does."""
     _refuse_others(loaded)
@@ -110,7 +111,7 @@ def answer_rows(
         return texts, [cells[0] for cells in of_table.answer(_model(loaded), of_table.encode(texts.items))]
 
 
-def texts_of_a_row(loaded: Loaded, reading: Data = AS_TRAINED) -> tuple[tuple[str, ...], bool]:
+def texts_of_a_row(loaded: LoadedModel, reading: Data = AS_TRAINED) -> tuple[tuple[str, ...], bool]:
     """The columns of the texts that a fine-tuned model reads, and whether these are conversations.
 
     reading: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table.
@@ -140,7 +141,7 @@ class Predictions(NamedTuple):
     """Which columns are read, where they are not called as in training and nobody has named them; else empty."""
 
 
-def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> Predictions:
+def predict(loaded: LoadedModel, source: str, task: str = "", reading: Data = AS_TRAINED) -> Predictions:
     """Predict every row of a table, in bounded memory. Bad rows raise, or are skipped.
 
     task, reading: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors
@@ -176,11 +177,11 @@ class Prediction(NamedTuple):
 class TablePredictor:
     """A model that was fine-tuned on classes, numbers, tags or answers. Texts are tokenized first, and read later."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     task: Task
 
     @classmethod
-    def of(cls, loaded: Loaded) -> Self:
+    def of(cls, loaded: LoadedModel) -> Self:
         """Raises UsageError for a run that was not fine-tuned on labels."""
         if not isinstance(loaded.recipe.objective, HeadSpec):
             what = "this run does not classify: it was not fine-tuned on labels"
@@ -224,24 +225,26 @@ def words_of(sentence: str) -> tuple[str, ...]:
     return tuple(sentence[start:stop] for start, stop in find_words(sentence))
 
 
-def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
+def task_of(loaded: LoadedModel, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """The task that a model was fine-tuned on, with what its validation rows have decided. See `build_task`."""
     figures = Run.open(loaded.run_path).all_results.get("", {})
     return build_task(with_decided(loaded.recipe, figures, loaded.step), loaded.prompt_format, name, columns, labels)
 
 
-def _answered(loaded: Loaded, task: Task, rows: Iterator[tuple[Row, LabelledText]]) -> Iterator[tuple[Row, Cells]]:
+def _answered(loaded: LoadedModel, task: Task, rows: Iterator[tuple[Row, LabelledText]]) -> Iterator[tuple[Row, Cells]]:
     with loaded.joined() as loaded:
         while chunk := list(islice(rows, CHUNK_ROWS)):
             answers = task.answer(_model(loaded), task.encode([item for _, item in chunk]))
             yield from zip((row for row, _ in chunk), answers, strict=True)
 
 
-def _model(loaded: Loaded) -> AnsweringModel:
+def _model(loaded: LoadedModel) -> AnsweringModel:
     return AnsweringModel(loaded.model, loaded.objective, loaded.compute)
 
 
-def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bool) -> tuple[Table, Columns, Columns]:
+def _open(
+    loaded: LoadedModel, source: str, task: str, reading: Data, *, labelled: bool
+) -> tuple[Table, Columns, Columns]:
     """A table with its columns as in training, where `reading` does not name others; and the columns by the names that
     they had in training, which some models read."""
     data = loaded.recipe.data
@@ -295,7 +298,7 @@ def _laid_over(trained: Data, reading: Data) -> Data:
     return trained.with_values({key: getattr(reading, key) for key in reading.model_fields_set})
 
 
-def _refuse_others(loaded: Loaded) -> None:
+def _refuse_others(loaded: LoadedModel) -> None:
     """Raise UsageError unless the run was fine-tuned on a table."""
     if not isinstance(loaded.recipe.objective, HeadSpec | Seq2Seq):
         what = "this run cannot predict tables: it was not fine-tuned on one"

@@ -23,7 +23,7 @@ from lmtool.errors import UsageError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
@@ -154,7 +154,7 @@ class Prompted:
     beside: tuple[str, float] | None = None
     items: Sequence[LabelledText] = ()
 
-    def compared_with(self, tuned: Loaded, reading: Data) -> "Prompted":
+    def compared_with(self, tuned: LoadedModel, reading: Data) -> "Prompted":
         """The results beside those of a run that was fine-tuned on labels. Raises UsageError for other runs."""
         (results,) = measure_tables(tuned, [self.source], reading=reading)
         if "accuracy" not in results.figures:
@@ -216,7 +216,7 @@ def read_answers(named: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
 
 
 def measure_prompts(
-    loaded: Loaded,
+    loaded: LoadedModel,
     source: str,
     prompting: Prompting,
     reading: Data = AS_TRAINED,
@@ -320,7 +320,7 @@ def _read(
     return texts, labels.names
 
 
-def _training_table(loaded: Loaded) -> str:
+def _training_table(loaded: LoadedModel) -> str:
     """The table that a run was trained on. Raises UsageError where there is none."""
     data = loaded.recipe.data
     if not isinstance(loaded.recipe.objective, Classification | Seq2Seq) or len(data.train) != 1:

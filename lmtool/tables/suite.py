@@ -12,7 +12,7 @@ from lmtool.data.files import display, unpacked_name
 from lmtool.data.rowfile import ENDINGS
 from lmtool.data.table import Skipped
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.text import Data
 from lmtool.run.paths import INFO
 from lmtool.tables.predict import AS_TRAINED, measure_tables
@@ -98,7 +98,7 @@ def runs_in(reference: str) -> dict[str, str]:
 def measure_folder(
     tables: Mapping[str, str],
     runs: Mapping[str, str],
-    load: Callable[[str], Loaded],
+    load: Callable[[str], LoadedModel],
     reading: Data = AS_TRAINED,
     skipped: Skipped | None = None,
 ) -> Suite:

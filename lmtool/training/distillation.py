@@ -7,8 +7,8 @@ import torch
 
 from lmtool.compute.device import Compute
 from lmtool.errors import UsageError
-from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import predicted, trained_model
+from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.model.size import outline
 from lmtool.objective import Objective
 from lmtool.objective.distillation import DistilledObjective
@@ -23,11 +23,11 @@ from lmtool.tokenization.tokenizer import Tokenizer
 WHERE = "distillation.teacher"
 
 
-def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base | None]:
+def with_teacher(resolved: Resolved, base: Reference | None) -> tuple[Resolved, Reference | None]:
     """The recipe with the tokenizer of its teacher, and the teacher's best checkpoint; None without one.
 
     base: the run that the student is initialized from. Raises UsageError when its tokenizer is another one, or when
-    another one is asked for; CheckpointError as `open_base` does.
+    another one is asked for; CheckpointError as `resolve_reference` does.
     """
     recipe = resolved.recipe
     if recipe.distillation.teacher is None:
@@ -36,7 +36,7 @@ def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base 
             fix = "name one with --teacher RUN, or omit the settings of distillation"
             raise UsageError("this setting needs a teacher, and none is named", where=setting, fix=fix)
         return resolved, None
-    teacher = open_base(recipe.distillation.teacher)
+    teacher = resolve_reference(recipe.distillation.teacher)
     if base is not None:
         _check_tokenizer(teacher, base.tokenizer, base.run.name)
         return resolved, teacher
@@ -48,14 +48,8 @@ def with_teacher(resolved: Resolved, base: Base | None) -> tuple[Resolved, Base 
     return replace(resolved, recipe=tokenizer), teacher
 
 
-def tokenizer_of(base: Base | None, teacher: Base | None) -> Tokenizer | None:
-    """The tokenizer that a run begins with; None for a new one."""
-    source = base or teacher
-    return None if source is None else source.tokenizer
-
-
 def distilled(
-    objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Base | None, compute: Compute
+    objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Reference | None, compute: Compute
 ) -> Objective:
     """The objective of a student, with its teacher on the same device; itself without one. recipe: the student's,
     resolved."""
@@ -70,7 +64,7 @@ def distilled(
     return DistilledObjective(objective, recipe.distillation, lm, head, tokenizer.vocab_size)
 
 
-def check_teacher(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
+def check_teacher(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Raise UsageError for a run that cannot teach a student. recipe: the student's, resolved."""
     _check_tokenizer(teacher, tokenizer, "the student")
     _check_kind(teacher, recipe, tokenizer)
@@ -97,14 +91,14 @@ def _wide(model: Model) -> str:
     return "none at each position" if width is None else f"{width} wide"
 
 
-def _check_tokenizer(teacher: Base, tokenizer: Tokenizer, student: str) -> None:
+def _check_tokenizer(teacher: Reference, tokenizer: Tokenizer, student: str) -> None:
     if teacher.tokenizer.fingerprint != tokenizer.fingerprint:
         what = f"teacher and student have different tokenizers: {teacher.run.name} and {student}"
         fix = "name a teacher with the student's tokenizer, or train the student from scratch, with its teacher's"
         raise UsageError(what, where=WHERE, fix=fix)
 
 
-def _check_kind(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
+def _check_kind(teacher: Reference, recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Raise UsageError for a teacher that predicts something else, or reads rows of another form."""
     ours, theirs = recipe.objective, teacher.recipe.objective
     if ours.kind != theirs.kind:

@@ -9,9 +9,8 @@ from lmtool.checks.check import subject_of
 from lmtool.data.survey import Report
 from lmtool.data.table import open_table
 from lmtool.errors import LmtoolError, UsageError
-from lmtool.inference.base import Base, open_base
 from lmtool.inference.evaluation import not_reported
-from lmtool.interop.reference import with_runs
+from lmtool.inference.reference import Reference, resolve_reference, with_runs
 from lmtool.recipe.finetuning import FEW, FEW_OF_CLASS, HeadKind, TableShape
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.resolve import CHARACTERS, LINEAR, resolve
@@ -26,7 +25,8 @@ from lmtool.tables.columns import RowKind, is_related
 from lmtool.tables.labels import LabelKind
 from lmtool.tables.language import published_encoder
 from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
-from lmtool.training.folds import RecipeWithData, choose_features
+from lmtool.training.folds import choose_features
+from lmtool.training.job import RecipeWithData
 from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_adapters_alone
 
 
@@ -44,7 +44,7 @@ def plan_finetuning(
     if recipe is not None:
         plan = _plan_scratch(recipe, settings)
     elif source is not None:
-        plan = _plan_tuning(open_base(source), settings)
+        plan = _plan_tuning(resolve_reference(source), settings)
     else:
         plan = _plan_linear(settings, report)
     return replace(plan, resolved=with_runs(plan.resolved, None if plan.base is None else plan.base.recipe))
@@ -78,7 +78,7 @@ def plan_training(
     if unread := next((setting for setting in settings if setting.key in OF_TABLES), None):
         what = f"{unread.flag} is for labelled tables, not for a text"
         raise UsageError(what, fix="omit it, or name the label of a table with --label-column")
-    return plan_pretraining(recipe, settings, open_base(source) if source is not None and sources else None, report)
+    return plan_pretraining(source if sources else None, recipe, settings, report)
 
 
 def _plan_scratch(name: str, settings: Sequence[Setting]) -> Plan:
@@ -95,7 +95,7 @@ def _plan_scratch(name: str, settings: Sequence[Setting]) -> Plan:
     return Plan(resolved, tables=tables)
 
 
-def _plan_tuning(base: Base, settings: Sequence[Setting]) -> Plan:
+def _plan_tuning(base: Reference, settings: Sequence[Setting]) -> Plan:
     """A run's model."""
     # settings of the data come first: the rest depends on them
     about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
@@ -123,7 +123,7 @@ def _trains_all(recipe: Recipe) -> bool:
     return recipe.tuning == Tuning() and not isinstance(recipe.optimizer, Lbfgs)
 
 
-def _embeds(base: Base, data: Data, settings: Sequence[Setting]) -> str:
+def _embeds(base: Reference, data: Data, settings: Sequence[Setting]) -> str:
     """Why vectors of texts are trained, where no objective is named; empty where they are not.
 
     An encoder cannot write the second text of a row. A model that gives vectors also learns how near they should be.
@@ -162,10 +162,10 @@ def named_kind(settings: Sequence[Setting]) -> RowKind | None:
 def _last_body() -> str:
     """What the last run is, if it is a pretrained body for other tasks; else empty."""
     try:
-        base = open_base("last")
+        base = resolve_reference("last")
+        recipe = base.recipe
     except LmtoolError:
         return ""
-    recipe = base.recipe
     if isinstance(recipe.objective, HeadSpec) or not isinstance(recipe.model, Transformer | Recurrent):
         return ""
     return f"{base.run.name}, a {recipe.model.title}"

@@ -365,7 +365,7 @@ class GradientSteps(Stepper):
             try:
                 return self._accumulate(step, before)
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                     raise
                 alone = self.world.size == 1
                 if self.recipe.training.recompute == "auto" and alone and recompute_layers(self.model):
@@ -509,7 +509,3 @@ def micro_batches(examples: list[Example], rows: int, tokens: int | None, least:
         middle = len(parts[at]) // 2
         parts[at : at + 1] = parts[at][:middle], parts[at][middle:]
     return parts
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

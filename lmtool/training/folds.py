@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
 from lmtool.batch import Batch
-from lmtool.compute.device import CPU, Compute
+from lmtool.compute.device import CPU
 from lmtool.data.survey import Report
-from lmtool.inference.base import base_of
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.load import Initialization, build_for_training
 from lmtool.inference.pretrained import open_vectors
-from lmtool.model import LanguageModel
+from lmtool.inference.reference import base_of
 from lmtool.model.heads import Classifier
-from lmtool.objective import Objective, build_objective
+from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.finetuning import FEW
 from lmtool.recipe.spec.objective import Classification
@@ -29,6 +27,7 @@ from lmtool.tables.tasks.task import AnsweringModel
 from lmtool.training.convex import HeadProblem, cross_validate
 from lmtool.training.distillation import distilled
 from lmtool.training.fit import Trainable, fit
+from lmtool.training.job import RecipeWithData, TrainingJob
 from lmtool.training.optimizer import Optimizers
 
 MOST_FITTED = 2_000
@@ -48,13 +47,6 @@ class ScoringStopped(Exception):
     """A stop was requested while a model was trained for its score."""
 
 
-class RecipeWithData(NamedTuple):
-    """A recipe of a table, and the rows as its model reads them."""
-
-    recipe: Recipe
-    data: TableData
-
-
 def is_cross_validated(recipe: Recipe, data: TableData) -> bool:
     """Whether each row is scored by a model of the other folds, and not a quarter alone."""
     most = MOST_FITTED if isinstance(recipe.optimizer, Lbfgs) else MOST_TRAINED
@@ -69,26 +61,20 @@ def n_scoring_models(recipe: Recipe, data: TableData) -> int:
 
 
 def train_folds(
-    whole: RecipeWithData,
-    candidates: Sequence[RecipeWithData],
-    initialization: Initialization,
-    compute: Compute,
-    steps: int,
-    stop: Callable[[], bool],
+    job: TrainingJob, data: TableData, steps: int, stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
     """For each fold its data, with the features that its training rows choose, and a model trained on these.
 
-    candidates: with the features to choose from; empty where nothing is chosen. initialization, steps: of the model
-    that is trained on all rows. A model is used before the next one is asked for.
+    job, data, steps: of the model that is trained on all rows. A model is used before the next one is asked for.
     Yields nothing where the rows cannot be divided. Raises ScoringStopped, and the errors of training.
     """
-    recipe, data = whole
+    recipe, candidates, compute = job.recipe, job.candidates, job.compute
     n_parts, n_scored = (FOLDS, FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
     folds = data.folds(n_parts)[:n_scored]
     if not folds:
         return
     if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body":
-        yield from _fit_heads(whole, recipe.optimizer, folds, initialization, compute, stop)
+        yield from _fit_heads(job, data, recipe.optimizer, folds, stop)
         return
     folds_of_candidates = [one.data.folds(n_parts) for one in candidates]  # the same rows in each
     for number, fold in enumerate(folds):
@@ -98,12 +84,8 @@ def train_folds(
                 RecipeWithData(c.recipe, of[number]) for c, of in zip(candidates, folds_of_candidates, strict=True)
             ]
             chosen = every[choose_features(every)[0]]
-        lm, objective = _build(chosen, initialization, compute)
-        for parameter in objective.idle(lm):
-            parameter.requires_grad_(False)
-        taught = distilled(
-            objective, chosen.recipe, chosen.data.prompt_format.tokenizer, initialization.teacher, compute
-        )
+        lm, objective, _ = replace(job, recipe=chosen.recipe, data=chosen.data).build()
+        taught = distilled(objective, chosen.recipe, chosen.data.prompt_format.tokenizer, job.teacher, compute)
         optimizers = Optimizers(chosen.recipe.optimizer, lm, compute, chosen.recipe.tuning)
         examples = chosen.data.examples(objective)
         for step in fit(Trainable(lm, taught, optimizers), examples, chosen.recipe, compute, stop=stop):
@@ -115,22 +97,18 @@ def train_folds(
 
 
 def _fit_heads(
-    whole: RecipeWithData,
-    optimizer: Lbfgs,
-    folds: Sequence[TableData],
-    initialization: Initialization,
-    compute: Compute,
-    stop: Callable[[], bool],
+    job: TrainingJob, data: TableData, optimizer: Lbfgs, folds: Sequence[TableData], stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
     """The same for heads on a body that stays: the vectors of all rows are computed once."""
-    lm, objective = _build(whole, initialization, compute)
-    rows = whole.data.tasks[0].train
+    compute = job.compute
+    lm, objective, _ = job.build()
+    rows = data.tasks[0].train
     with_labels = cast(ClassificationObjective, objective)
     problem = HeadProblem.of(cast(Classifier, lm), with_labels, _batches(objective, rows))
     for fold in folds:
         numbers = {row.number for row in fold.tasks[0].train}
         some = problem.take(np.array([i for i, row in enumerate(rows) if row.number in numbers]))
-        some.fit_head(optimizer.l2, whole.recipe.seed)
+        some.fit_head(optimizer.l2, job.recipe.seed)
         if compute.world.sum((float(stop()),))[0]:
             raise ScoringStopped
         yield fold, AnsweringModel(lm.eval(), objective, compute)
@@ -145,7 +123,7 @@ def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_r
     reached: list[float] = []
     for one in candidates:
         report("choosing features", len(reached), len(candidates))
-        lm, objective = _build(one, Initialization(), CPU)
+        lm, objective, _ = TrainingJob(one.recipe, one.data, CPU).build()
         batches = _batches(objective, one.data.tasks[0].train)
         with_labels = cast(ClassificationObjective, objective)
         reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, one.recipe.seed) or 0.0)
@@ -157,20 +135,17 @@ def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_r
     return len(candidates) - 1 if n_rows < FEW and is_close else best, reached
 
 
-def reopened(run: Run, whole: RecipeWithData, initialization: Initialization) -> Initialization:
-    """What the model of a run began with, also where the run is resumed. Raises LmtoolError for what is missing."""
-    base, vectors = initialization.base, initialization.vectors
+def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:
+    """A job that begins as the run did, also where it is resumed.
+
+    Raises LmtoolError for what is missing.
+    """
+    base, vectors = job.base, job.vectors
     if run.info.base is not None and base is None:
         base = base_of(run)
-    if vectors is None and (source := open_vectors(whole.recipe, base)) is not None:
-        vectors = source.match(whole.data.prompt_format.tokenizer, whole.data.token_counts())
-    return replace(initialization, base=base, vectors=vectors)
-
-
-def _build(of: RecipeWithData, initialization: Initialization, compute: Compute) -> tuple[LanguageModel, Objective]:
-    recipe, tokenizer = of.recipe, of.data.prompt_format.tokenizer
-    lm, _ = build_for_training(recipe, tokenizer, compute, of.data.set_statistics, initialization)
-    return lm, build_objective(recipe, tokenizer, lm.counts_V)
+    if vectors is None and (source := open_vectors(job.recipe, base)) is not None:
+        vectors = source.match(job.data.prompt_format.tokenizer, job.data.token_counts())
+    return replace(job, base=base, vectors=vectors, checkpoint=None)
 
 
 def _batches(objective: Objective, rows: Sequence[EncodedRow]) -> list[Batch]:

@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from lmtool.compute.device import Compute, device_memory
 from lmtool.compute.processes import World, local_size
-from lmtool.data.survey import DividedText, Report, resolve_for_text
+from lmtool.data.survey import DividedText, Report
 from lmtool.errors import UsageError
-from lmtool.inference.base import Base
-from lmtool.inference.load import Initialization
-from lmtool.inference.pretrained import open_features, open_vectors
-from lmtool.interop.reference import with_runs
+from lmtool.inference.load import LoadedModel
+from lmtool.inference.pretrained import describe_features, open_features, open_vectors
+from lmtool.inference.reference import Reference, resolve_for_text, resolve_reference, with_runs
 from lmtool.model.size import check_fits, training_bytes
 from lmtool.printable import counted
 from lmtool.recipe.dump import dump
@@ -22,37 +21,11 @@ from lmtool.recipe.spec.objective import Embedding, RowSpec
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.checkpoint import Checkpoint
 from lmtool.tables.prepare import TaskTables, read_tables
-from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher
-from lmtool.training.folds import RecipeWithData
+from lmtool.training.distillation import check_teacher, with_teacher
+from lmtool.training.job import RecipeWithData, TrainingJob
 from lmtool.training.length import with_length
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """All that is known before the first step of a training.
-
-    recipe: with all that follows from the data.
-    initialization: the models and vectors that the weights begin with, and learn from.
-    candidates: the recipes of the features that cross-validation chose from, with the rows as they read them; empty
-        where nothing was chosen, and where rows are held out.
-    resolved: where the values of the recipe come from.
-    checkpoint, state: of the run that goes on; None and a new state for a new run.
-    lines, warnings: about the data and what was chosen, for people.
-    """
-
-    recipe: Recipe
-    data: TrainingData
-    compute: Compute
-    initialization: Initialization = field(default_factory=Initialization)
-    candidates: Sequence[RecipeWithData] = ()
-    checkpoint: Checkpoint | None = None
-    state: TrainingState = field(default_factory=TrainingState)
-    lines: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +42,7 @@ class Plan:
     """
 
     resolved: Resolved
-    base: Base | None = None
+    base: Reference | None = None
     text: DividedText | None = None
     tables: tuple[TaskTables, ...] = ()
     choice: str = ""
@@ -85,20 +58,24 @@ class Plan:
         recipe, *candidates = (one.with_values({"seed": seed}) for one in (self.recipe, *self.candidates))
         return replace(self, resolved=replace(self.resolved, recipe=recipe), candidates=tuple(candidates))
 
-    def read(self, report: Report, world: World | None = None) -> tuple[Recipe, TrainingData, Initialization]:
-        """The recipe with what the data decide, the data, and the models that it names, opened."""
+    def read(
+        self, report: Report, world: World | None = None
+    ) -> tuple[Recipe, TrainingData, Reference | None, LoadedModel | None]:
+        """The recipe with what the data decide, the data, and the models that it names: its teacher, and that whose
+        states it reads."""
         if not self.tables:
             _check_text(self.resolved, self.base)
         resolved, teacher = with_teacher(self.resolved, self.base)
         recipe, features = open_features(resolved.recipe, self.base)
-        tokenizer = tokenizer_of(self.base if features is None else features.base, teacher)
+        source = self.base or teacher if features is None else features.reference
+        tokenizer = None if source is None else source.tokenizer
         data: TrainingData
         if self.tables:
             report("reading", 0, 0)
             recipe, data = read_tables(recipe, self.tables, tokenizer)
         else:
             recipe, data = read_text(recipe, tokenizer, world or World(), report, self.text)
-        return recipe, data, Initialization(self.base, teacher, features=features)
+        return recipe, data, teacher, features
 
     def job(self, compute: Compute, report: Report) -> TrainingJob:
         """Read the data, all processes together. compute: as `checked_compute` gives it.
@@ -109,31 +86,36 @@ class Plan:
             refuse_adapters_alone(self.recipe)
         else:
             _refuse_other_positions(self.recipe.model, self.base.recipe.model)
-        vectors = open_vectors(self.recipe, self.base)
-        recipe, data, initialization = self.read(report, compute.world)
+        source = open_vectors(self.recipe, self.base)
+        recipe, data, teacher, features = self.read(report, compute.world)
         agree(recipe, data.fingerprint, compute.world)
-        if initialization.teacher is not None:
-            check_teacher(initialization.teacher, recipe, data.prompt_format.tokenizer)
+        if teacher is not None:
+            check_teacher(teacher, recipe, data.prompt_format.tokenizer)
         data.check()
         recipe, length = with_length(recipe, data)
-        features = initialization.features
-        inferred = [*(self.resolved.inferred if not self.tables else ()), *([features.line] if features else ())]
+        inferred = [
+            *(self.resolved.inferred if not self.tables else ()),
+            *([describe_features(recipe.model, features)] if features else ()),
+        ]
         inferred += filter(None, [length])
-        if vectors is not None:
-            matched = vectors.match(data.prompt_format.tokenizer, data.token_counts())
-            initialization = replace(initialization, vectors=matched)
-            inferred.append(matched.line)
+        vectors = None
+        if source is not None:
+            vectors = source.match(data.prompt_format.tokenizer, data.token_counts())
+            inferred.append(vectors.line)
         # for the score each part of the rows chooses anew
         candidates = (
             () if data.holds_out else [RecipeWithData(*read_tables(c, self.tables, None)) for c in self.candidates]
         )
-        models = [self.base, initialization.teacher, None if features is None else features.base]
+        models = [self.base, teacher, None if features is None else features.reference]
         warnings = [warning for one in models if one is not None for warning in one.warnings]
         return TrainingJob(
             recipe,
             data,
             compute,
-            initialization,
+            self.base,
+            teacher,
+            vectors,
+            features,
             candidates,
             lines=(*data.lines, *inferred),
             warnings=(*warnings, *data.warnings),
@@ -141,23 +123,22 @@ class Plan:
 
 
 def plan_pretraining(
-    recipe: str | None, settings: Sequence[Setting], base: Base | None = None, report: Report | None = None
+    source: str | None, recipe: str | None, settings: Sequence[Setting], report: Report | None = None
 ) -> Plan:
     """A training on a text, which is read through where the recipe depends on it.
 
-    recipe: its name or path; None for the default one, or for that of the base. base: the run whose training goes on
-    with another text. report: None where the text is not read, and the recipe is as for any text.
-    Raises UsageError, RecipeError, and the errors of texts.
+    source: the run whose training goes on with another text. recipe: its name or path; None for the default one, or for
+    that of the run. report: None where the text is not read, and the recipe is as for any text.
+    Raises UsageError, RecipeError, CheckpointError, and the errors of texts.
     """
-    if base is not None:
+    if source is not None:
+        base = resolve_reference(source)
         return Plan(with_runs(resolve(recipe, settings, parent=base.parent), base.recipe), base)
-    if report is None:
-        return Plan(with_runs(resolve(recipe, settings)))
     resolved, text = resolve_for_text(recipe, settings, report)
-    return Plan(with_runs(resolved), text=text)
+    return Plan(resolved, text=text)
 
 
-def _check_text(resolved: Resolved, base: Base | None) -> None:
+def _check_text(resolved: Resolved, base: Reference | None) -> None:
     """Raise UsageError for a recipe that names no text, or cannot be trained on one."""
     recipe = resolved.recipe
     if not recipe.data.sources:

@@ -9,10 +9,9 @@ from lmtool.compute.device import Compute, choose_compute
 from lmtool.data.survey import Report
 from lmtool.durable import write_file
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.base import base_of, read_tokenizer, recipe_of, teacher_of, written_recipe
-from lmtool.inference.load import Initialization, features_of
+from lmtool.inference.load import features_of
+from lmtool.inference.reference import base_of, read_tokenizer, recipe_of, resolve_reference, teacher_of
 from lmtool.interop.names import HUB, pointer_of
-from lmtool.interop.reference import find
 from lmtool.printable import counted
 from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
 from lmtool.recipe.dump import dump
@@ -23,15 +22,13 @@ from lmtool.recipe.spec.training import Lbfgs
 from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
-from lmtool.run.files import describe_environment
 from lmtool.run.find import find_resumable
 from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_metric
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.events import AlreadyFinished, Event, Info, Started, Warn
-from lmtool.training.folds import RecipeWithData
-from lmtool.training.plan import TrainingJob, agree, checked_compute, is_for_tables
-from lmtool.training.start import Invocation, baselines
+from lmtool.training.events import AlreadyFinished, Event, Info, Warn
+from lmtool.training.job import Invocation, RecipeWithData, TrainingJob
+from lmtool.training.plan import agree, checked_compute, is_for_tables
 from lmtool.training.train import train
 
 PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in RESUMING.items() if rule.resets)}
@@ -52,11 +49,11 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         reference = str(run.path)
     if reference.startswith(HUB) and not pointer_of(reference).exists():  # it would be downloaded first
         raise _without_training(reference)
-    named = find(reference)
+    named = resolve_reference(reference)
     run = named.run
     if run.info.origin is not None:
         raise _without_training(str(run.path))
-    written, doubts = written_recipe(named)
+    written, doubts = named.written_recipe()
     recipe = resolve(written, settings).recipe
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
@@ -85,7 +82,10 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
             world.wait()  # all have read the run before the first one changes anything on disk
             if not is_over:
                 job = _job_of(run, recipe, checkpoint, state, compute, invocation.report)
-                yield from _continue(run, job, tuple(changed.values()), invocation)
+                if world.is_main and job.data.split is not None and run.saved_split is None:
+                    write_file(run.path / SPLIT, encode(job.data.split.model_dump()))
+                    yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
+                yield from train(job, run if world.is_main else None, invocation, tuple(changed.values()))
                 return
             yield from (Warn(why if name in why else f"{name}: {why}") for name, why in unusable.items())
             if world.is_main:
@@ -131,32 +131,10 @@ def _job_of(
         where = ", ".join((*recipe.data.sources, *recipe.data.valid))
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
     agree(read, data.fingerprint, compute.world)
-    initialization = Initialization(base, teacher, features=features_of(run, read, compute))
-    return TrainingJob(read, data, compute, initialization, candidates, checkpoint, state, data.lines)
-
-
-def _continue(run: Run, job: TrainingJob, changed: tuple[str, ...], invocation: Invocation) -> Iterator[Event]:
-    """Train on from a checkpoint. changed: what of its recipe is another, in words."""
-    state, data, compute = job.state, job.data, job.compute
-    step = 0 if job.checkpoint is None else job.checkpoint.step
-    with data.streaming(compute, state.stream or ()):
-        if compute.world.is_main:
-            damaged = run.start(
-                step=step,
-                command=invocation.command,
-                environment=describe_environment(str(compute.device)),
-                validated=None if state.pending is not None else state.note(step),
-                pending=state.pending is not None,
-            )
-            run.write_recipe(dump(job.recipe))
-            yield from map(Warn, damaged)
-            if data.split is not None and run.saved_split is None:
-                write_file(run.path / SPLIT, encode(data.split.model_dump()))
-                yield Warn(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
-            yield Started(run.path, run.name, job.recipe, data.prompt_format.tokenizer, job.lines, changed)
-            yield from baselines(run, data, job.recipe)
-        main = run if compute.world.is_main else None
-        yield from train(job, main, stop=invocation.stop, until=invocation.until)
+    features = features_of(run, read, compute)
+    return TrainingJob(
+        read, data, compute, base, teacher, None, features, candidates, checkpoint, state, lines=data.lines
+    )
 
 
 def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:

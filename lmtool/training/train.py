@@ -3,39 +3,46 @@
 import math
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lmtool.compute.agreement import agree, away
-from lmtool.compute.device import Compute
+from lmtool.compute.device import Compute, choose_compute
 from lmtool.compute.fsdp import Sharding
 from lmtool.compute.kernels import ops
 from lmtool.compute.shards import ShardedBuild
+from lmtool.durable import write_file
 from lmtool.errors import LmtoolError, NumericalError
 from lmtool.generation.generate import complete
 from lmtool.generation.params import AnyParams, MaskPredict, SamplingParams
+from lmtool.inference.embedding import Vectors
 from lmtool.inference.evaluation import Validation
-from lmtool.inference.load import build_for_training, load_weights
+from lmtool.inference.load import load_run, load_weights
+from lmtool.inference.reference import Reference
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel, evaluating
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
-from lmtool.objective import build_objective
-from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.dump import dump
+from lmtool.recipe.spec.objective import Classification, objectives_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.words import Averaging
-from lmtool.records import finite
+from lmtool.records import encode, finite
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
-from lmtool.run.directory import Run
-from lmtool.run.find import find
+from lmtool.run.directory import BASELINE, Run
+from lmtool.run.files import describe_environment
 from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
+from lmtool.search.index import text_vectors
+from lmtool.tables.baseline import Baseline
 from lmtool.tables.data import TableData
 from lmtool.tables.tasks.results import QUARTER, Results
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -43,9 +50,21 @@ from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.distillation import distilled
-from lmtool.training.events import Ended, EndReason, Event, FitStarted, Info, Sampled, Stepped, StepsChanged, Warn
-from lmtool.training.fit import LossModule, Step, Trainable, fit, never, validates
-from lmtool.training.folds import RecipeWithData, ScoringStopped, is_cross_validated, reopened, train_folds
+from lmtool.training.events import (
+    Ended,
+    EndReason,
+    Event,
+    FitStarted,
+    Info,
+    Sampled,
+    Started,
+    Stepped,
+    StepsChanged,
+    Warn,
+)
+from lmtool.training.fit import LossModule, Step, Trainable, fit, validates
+from lmtool.training.folds import ScoringStopped, is_cross_validated, rewind_job, train_folds
+from lmtool.training.job import Invocation, TrainingJob
 from lmtool.training.length import (
     LEAST_SHARE,
     FirstSteps,
@@ -57,7 +76,6 @@ from lmtool.training.length import (
     with_steps,
 )
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.plan import TrainingJob
 from lmtool.training.schedule import TimeBudget, doubtful_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.windows import ExampleSource
@@ -80,23 +98,12 @@ LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
 
 
-def train(
-    job: TrainingJob,
-    run: Run | None,
-    *,
-    stop: Callable[[], bool] = never,
-    until: float = 1.0,
-    is_baseline_least: bool = False,
-    began: float | None = None,
-) -> Iterator[Event]:
-    """Train, from the start or from a checkpoint, save everything in a run, and evaluate its best checkpoint.
+def train(job: TrainingJob, run: Run | None, invocation: Invocation, changed: tuple[str, ...] = ()) -> Iterator[Event]:
+    """Begin a session of a run, train from the start or from a checkpoint, and evaluate the best checkpoint.
 
-    run: locked and started; None in processes that only compute. Every process iterates to the end.
-    stop: called after each step; when True the run is saved and ends, in all processes at the same step.
-    until: the share of its steps after which it is saved and ends.
-    is_baseline_least: it ends as well where a first validation is far below the baseline.
-    began: when the command of a new run did, by time.perf_counter. Where time limits the run, its first steps tell the
-        number of steps.
+    run: locked; everything is saved in it. None in processes that only compute. changed: what of its recipe is another
+    than before, in words. Every process iterates to the end. Where time limits the run, its first steps tell the number
+    of steps.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
     is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
@@ -105,21 +112,64 @@ def train(
     Raises NumericalError, also when the first validation loss is not finite, ResourceError and CheckpointError. When
     saving fails, training continues with a warning, but a run whose last save fails ends with that error.
     """
-    checkpoint, recipe, world = job.checkpoint, job.recipe, job.compute.world
+    recipe, data, state, checkpoint, world = job.recipe, job.data, job.state, job.checkpoint, job.compute.world
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
     peers = world.side_group() if world.sharded else SINGLE_PROCESS
-    with ThreadPoolExecutor(1) as thread:
+    with data.streaming(job.compute, state.stream or ()), ThreadPoolExecutor(1) as thread:
+        if run is not None:
+            step = 0 if checkpoint is None else checkpoint.step
+            is_noted = checkpoint is not None and state.pending is None
+            damaged = run.start(
+                step=step,
+                command=invocation.command,
+                environment=describe_environment(str(job.compute.device)),
+                validated=state.note(step) if is_noted else None,
+                pending=state.pending is not None,
+            )
+            if checkpoint is not None:
+                run.write_recipe(dump(recipe))
+            yield from map(Warn, damaged)
+            yield Started(run.path, run.name, recipe, data.prompt_format.tokenizer, job.lines, changed)
+            yield from _baselines(run, job)
+        yield from map(Warn, job.warnings)
         manager = CheckpointManager(run, recipe.checkpoint, thread, checkpoint, superseded, peers)
-        session = _TrainingSession(job, manager, stop, until, is_baseline_least, began)
+        session = _TrainingSession(job, manager, invocation)
         yield from map(Warn, session.warnings)
-        session.examples = job.data.examples(session.objective)
+        session.examples = data.examples(session.objective)
         yield session.fit_started()
         if _compiles(recipe, job.compute) and session.last < recipe.training.steps:
             yield from map(Warn, session.compile())
-        if session.state.pending is not None:
-            yield from session.validate(None)
-        yield from session.loop()
+        try:
+            if state.pending is not None:
+                yield from session.validate(None)
+            yield from session.loop()
+        except NumericalError as error:
+            where = "; ".join(filter(None, (error.where, manager.saved)))
+            raise NumericalError(error.what, where=where, fix=error.fix) from error
         yield from session.finish()
+
+
+def _baselines(run: Run, job: TrainingJob) -> Iterator[Event]:
+    """Measure the baselines of tables with labels, or read those that the run has kept."""
+    data, recipe = job.data, job.recipe
+    if not isinstance(data, TableData):
+        return
+    kept, base = run.saved_baselines, job.base if job.checkpoint is None and job.compute.world.size == 1 else None
+    if kept is not None:
+        data.baselines = {name: Baseline(**dict(figures)) for name, figures in kept.root.items()}
+    else:
+        is_encoder = base is not None and "embedding" in objectives_of(base.recipe.model)
+        compute = choose_compute(recipe.training.device, "float32")
+        data.measure_baselines(partial(_vectors_of, base, compute) if base is not None and is_encoder else None)
+        if data.baselines:
+            figures = {name: baseline.model_dump() for name, baseline in data.baselines.items()}
+            write_file(run.path / BASELINE, encode(figures))
+    for name, baseline in data.baselines.items():
+        yield Info(f"{name}: {baseline.line()}" if name else baseline.line())
+
+
+def _vectors_of(base: Reference, compute: Compute, texts: Sequence[str]) -> Vectors:
+    return text_vectors(load_run(base, compute), texts)
 
 
 def _saves(recipe: Recipe, step: int) -> bool:
@@ -146,20 +196,14 @@ class _TrainingSession:
 
     examples: ExampleSource
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        manager: CheckpointManager,
-        stop: Callable[[], bool],
-        until: float,
-        is_baseline_least: bool,
-        began: float | None,
-    ) -> None:
-        """At its beginning, or at a checkpoint. stop, until, is_baseline_least, began: see `train`."""
-        recipe, data, compute, initialization = job.recipe, job.data, job.compute, job.initialization
-        checkpoint, state, tokenizer, world = job.checkpoint, job.state, data.prompt_format.tokenizer, compute.world
+    def __init__(self, job: TrainingJob, manager: CheckpointManager, invocation: Invocation) -> None:
+        """At its beginning, or at a checkpoint."""
+        recipe, data, compute = job.recipe, job.data, job.compute
+        checkpoint, state, world = job.checkpoint, job.state, compute.world
         self.job, self.data, self.compute, self.manager, self.state = job, data, compute, manager, state
-        self.stop, self.until, self.is_baseline_least, self.began = stop, until, is_baseline_least, began
+        self.stop, self.until = invocation.stop, invocation.until
+        self.began = invocation.began if checkpoint is None else None
+        self.is_baseline_least = invocation.is_baseline_least and checkpoint is None and job.base is not None
         self.prompts = _sample_prompts(recipe, data)
         self.recipe = recipe
         self.speed: Speed | None = None
@@ -176,14 +220,9 @@ class _TrainingSession:
         self.last = 0 if checkpoint is None else checkpoint.step
         # shards move to the device layer by layer, and word vectors are put into a whole table
         device = replace(compute, device=torch.device("cpu")) if world.sharded else compute
-        shards = ShardedBuild(world.rank, world.size) if world.sharded and initialization.vectors is None else None
-        self.lm, notice = build_for_training(recipe, tokenizer, device, data.set_statistics, initialization, shards)
-        if checkpoint is not None:
-            load_weights(self.lm, checkpoint)
-        self.objective = build_objective(recipe, tokenizer, self.lm.counts_V)
-        for parameter in self.objective.idle(self.lm):
-            parameter.requires_grad_(False)
-        taught = distilled(self.objective, recipe, tokenizer, initialization.teacher, compute)
+        shards = ShardedBuild(world.rank, world.size) if world.sharded and job.vectors is None else None
+        self.lm, self.objective, notice = replace(job, recipe=recipe).build(device, shards)
+        taught = distilled(self.objective, recipe, data.prompt_format.tokenizer, job.teacher, compute)
         self.sharding = Sharding(self.lm, LossModule(self.lm, taught), compute) if world.sharded else None
         module = None if self.sharding is None else self.sharding.module
         self.trainable = Trainable(
@@ -377,22 +416,17 @@ class _TrainingSession:
         yield StepsChanged(recipe.training.steps, why)
 
     def _fit(self) -> Generator[Step]:
-        """The steps after the last one; a NumericalError among them also says what is saved."""
-        compute = self.compute if self.sharding is None else self.compute.in_step()
-        try:
-            yield from fit(
-                self.trainable,
-                self.examples,
-                self.recipe,
-                compute,
-                done=self.last,
-                micro_batch=self.state.micro_batch,
-                carried=self.carried,
-                stop=self.stop,
-            )
-        except NumericalError as error:
-            where = "; ".join(filter(None, (error.where, self.manager.saved)))
-            raise NumericalError(error.what, where=where, fix=error.fix) from error
+        """The steps after the last one."""
+        return fit(
+            self.trainable,
+            self.examples,
+            self.recipe,
+            self.compute if self.sharding is None else self.compute.in_step(),
+            done=self.last,
+            micro_batch=self.state.micro_batch,
+            carried=self.carried,
+            stop=self.stop,
+        )
 
     def _after(self, step: Step) -> Iterator[Event]:
         """Log a step that is done; save and validate where the recipe says so, or where it is the last."""
@@ -466,7 +500,7 @@ class _TrainingSession:
             what = f"the first validation loss, of step {step}, is {validation.loss}: the weights are useless"
             lower = f"optimizer.lr below {self.recipe.optimizer.lr:g}"
             fix = f"start anew with {lower}, more schedule.warmup_steps, or training.precision=float32"
-            raise NumericalError(what, where=self.manager.saved, fix=fix)
+            raise NumericalError(what, fix=fix)
         if not math.isfinite(value):
             yield Warn(f"the validation {metric} of step {step} is {value}, which cannot be the best")
         if self.data.unit == "token" and before is not None and self.state.stale == RISING and value > TOLD * before:
@@ -529,12 +563,12 @@ class _TrainingSession:
     def _measure(self) -> Iterator[Event]:
         """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
         run, peers = self.manager.run, self.manager.peers
-        path = self.compute.world.from_main("" if run is None else str(run.path.resolve()))
-        checkpoint, _ = find(path).best(optimizer=False, peers=peers)
+        named = Run.open(Path(self.compute.world.from_main("" if run is None else str(run.path.resolve()))))
+        checkpoint, _ = named.best(optimizer=False, peers=peers)
         of_folds: list[Results] = []
         if isinstance(self.data, TableData) and self.data.needs_folds:
             try:
-                of_folds = yield from self._measure_folds(self.data, find(path).run, checkpoint.step)
+                of_folds = yield from self._measure_folds(self.data, named, checkpoint.step)
             except ScoringStopped:
                 yield Ended("interrupted", self.last, None, None, self.recipe.evaluation.metric)
                 return
@@ -567,9 +601,7 @@ class _TrainingSession:
         self.lm.cpu()
         del self.trainable  # whose moments take memory
         try:
-            whole = RecipeWithData(self.job.recipe, data)
-            initialization = reopened(run, whole, self.job.initialization)
-            folds = train_folds(whole, self.job.candidates, initialization, self.compute, step, self.stop)
+            folds = train_folds(rewind_job(run, self.job), data, step, self.stop)
             results = data.measure_folds(folds, part, step)
         except LmtoolError as error:
             yield Warn(f"{UNSCORED}: {error.what}")

@@ -13,7 +13,7 @@ from lmtool.analysis.attribution import STEPS, attribution, integrated_gradients
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.model.heads import Classifier
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import MemoryAttention
@@ -56,13 +56,13 @@ TEXT = "They waited for rain"
 
 
 @pytest.fixture(scope="module")
-def loaded_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loaded]:
+def loaded_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     return {}
 
 
 @pytest.fixture
-def load(loaded_runs: dict[str, Loaded], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    def by_name(name: str) -> Loaded:
+def load(loaded_runs: dict[str, LoadedModel], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def by_name(name: str) -> LoadedModel:
         if name not in loaded_runs:
             model, objective, more = MODELS[name]
             folder = tmp_path_factory.mktemp("runs") / name.replace(" ", "-")
@@ -79,7 +79,7 @@ def axes(found: TextAttention) -> dict[str, tuple[tuple[str, ...], tuple[str, ..
     return {part.kind: (part.queries, part.keys) for part in found.parts}
 
 
-def pieces(loaded: Loaded, text: str) -> tuple[str, ...]:
+def pieces(loaded: LoadedModel, text: str) -> tuple[str, ...]:
     return tuple(map(loaded.tokenizer.piece, loaded.tokenizer.encode(text)))
 
 

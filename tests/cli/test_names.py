@@ -16,9 +16,9 @@ from lmtool.compute.device import CPU
 from lmtool.data.survey import silent
 from lmtool.export.exporting import export, export_gguf
 from lmtool.inference.load import load_run
+from lmtool.inference.reference import RESOLVED
 from lmtool.interop import importing
 from lmtool.interop.names import imports_folder, pointer_of
-from lmtool.interop.reference import RESOLVED
 from lmtool.recipe.dump import dump
 from lmtool.recipe.grammar import keys, owners
 from lmtool.recipe.load import load

@@ -14,8 +14,8 @@ import typer
 from lmtool.checks import check as checking
 from lmtool.cli import app, settings
 from lmtool.cost import planning
-from lmtool.data import survey
-from lmtool.data.survey import resolve_for_text
+from lmtool.inference import reference
+from lmtool.inference.reference import resolve_for_text
 from lmtool.recipe.spec.text import OF_TABLES
 from lmtool.training import start as starting
 from lmtool.training.plan import Plan
@@ -218,7 +218,7 @@ def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(starting, "start", keep)
     monkeypatch.setattr(planning, "forecast", settled)
-    monkeypatch.setattr(survey, "resolve_for_text", tokenized)
+    monkeypatch.setattr(reference, "resolve_for_text", tokenized)
     monkeypatch.setattr(checking, "check_text", looked)
     monkeypatch.setattr(checking, "check_labelled", looked)
 

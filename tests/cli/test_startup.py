@@ -68,6 +68,12 @@ LIGHT = {
     "pretrain text.txt --recipe typo.yaml": 2,
     "pretrain text.txt -s training.stpes=5": 2,
     "tokenize text.txt -s tokenizer.knd=char": 2,
+    "pretrain text.txt --from last -s training.stpes=5": 2,
+    "finetune table.csv -s training.stpes=5": 2,
+    "finetune table.csv --recipe dan -s model.d_model=wide": 2,
+    "plan text.txt -s training.stpes=5": 2,
+    "plan tiny -s model.d_model=wide": 2,
+    "resume last -s training.stpes=5": 2,
     "pretrian text.txt": 2,
 }
 """Commands that import nothing heavy, and their exit codes."""

@@ -22,7 +22,7 @@ from lmtool.compute.fsdp import _layers
 from lmtool.compute.processes import World
 from lmtool.inference import load
 from lmtool.model import LanguageModel
-from lmtool.training import train
+from lmtool.training import job, train
 
 Given = TypeVar("Given")
 
@@ -104,7 +104,7 @@ class _Local:
         patch.setattr(World, "alone", lambda _, module: _alone(module))
         patch.setattr(device, "joined", self._joined)
         # threads draw from one generator, so that none may train while another one initializes its model
-        drawing, genuine = threading.Lock(), train.build_for_training
+        drawing, genuine = threading.Lock(), job.build_for_training
 
         def build_for_training(*arguments: Any, **options: Any) -> Any:
             self._enter("initializes")
@@ -113,7 +113,7 @@ class _Local:
             self._enter("initialized")
             return found
 
-        patch.setattr(train, "build_for_training", build_for_training)
+        patch.setattr(job, "build_for_training", build_for_training)
         for module in (train, load):
             patch.setattr(module, "Sharding", partial(Shared, self))
             patch.setattr(module, "ShardedBuild", lambda *_: None)

@@ -14,7 +14,6 @@ from lmtool.cost.devices import KINDS, DeviceKind
 from lmtool.cost.planning import Forecast, forecast
 from lmtool.data.survey import Report, silent
 from lmtool.errors import UsageError
-from lmtool.inference.load import Initialization
 from lmtool.model import build
 from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as build_objective
@@ -47,8 +46,8 @@ class Known(NamedTuple):
     def tables(self) -> bool:
         return self.known is not None
 
-    def read(self, report: Report) -> tuple[Recipe, TextData | TableData | None, Initialization]:
-        return self.recipe, self.known, Initialization()
+    def read(self, report: Report) -> tuple[Recipe, TextData | TableData | None, None, None]:
+        return self.recipe, self.known, None, None
 
 
 def found_for(session: Any, n_devices: int = 1, kind: str | None = None, utilisation: float = 0.4) -> Forecast:

@@ -20,8 +20,7 @@ from lmtool.batch import Batch
 from lmtool.errors import LmtoolError, NumericalError, ResourceError, UsageError
 from lmtool.export import exporting
 from lmtool.export.exporting import export
-from lmtool.inference.base import Base
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.perplexity import EvaluationText, measure
 from lmtool.model.heads import Classifier, Tagger
 from lmtool.recipe.load import load
@@ -128,7 +127,7 @@ def opened(folder: Path, recipe: Recipe, **more: Any) -> Any:
     return peer.eval()
 
 
-def rows_of(loaded: Loaded, *texts: list[str]) -> list[tuple[list[int], list[int] | None]]:
+def rows_of(loaded: LoadedModel, *texts: list[str]) -> list[tuple[list[int], list[int] | None]]:
     """Complete rows of one text or of two, as lmtool frames them: ids and segments."""
     rows = []
     for parts in zip(*texts, strict=True):
@@ -137,7 +136,7 @@ def rows_of(loaded: Loaded, *texts: list[str]) -> list[tuple[list[int], list[int
     return rows
 
 
-def ours(loaded: Loaded, peer_inputs: Any) -> Tensor:
+def ours(loaded: LoadedModel, peer_inputs: Any) -> Tensor:
     """Logits or scores of the inputs that a tokenizer of theirs made."""
     segments = peer_inputs.get("token_type_ids")
     tokens_BT, keep_BT = peer_inputs["input_ids"], peer_inputs["attention_mask"].bool()
@@ -519,7 +518,7 @@ def test_shipped_recipes(name: str) -> None:
         )
     expected = SHIPPED.get(name, "model.kind")
     open_run: Any = SimpleNamespace(info=SimpleNamespace(origin=None), all_results={}, step=1)
-    base = Base(open_run, open_run, recipe, tokenizer_of(), ())
+    base: Any = SimpleNamespace(run=open_run, checkpoint=open_run, recipe=recipe, tokenizer=tokenizer_of())
     if "." not in expected:
         assert exporting.express(base).family.model_type == expected
         return

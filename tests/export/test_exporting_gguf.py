@@ -10,8 +10,8 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export_gguf, express
-from lmtool.inference.base import open_base
 from lmtool.inference.load import load_run
+from lmtool.inference.reference import resolve_reference
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
 from tests.errors import refuses
@@ -82,7 +82,7 @@ def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path:
 def test_keys_of_the_recipe_are_told_where_another_format_has_the_model(tmp_path: Path) -> None:
     mpt = recipe_of({**SMALL, "position": {"kind": "alibi"}, "bias": False, "d_ff": 64}, {"kind": "causal"})
     run = made(tmp_path / "run", mpt, tokenizer_of())
-    assert express(open_base(str(run))).family.model_type == "mpt"
+    assert express(resolve_reference(str(run))).family.model_type == "mpt"
     with pytest.raises(UsageError, match="no family of GGUF files") as refusal:
         export_gguf(str(run), tmp_path / "model.gguf", "f16")
     assert str(refusal.value.where).startswith(

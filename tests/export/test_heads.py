@@ -15,7 +15,7 @@ import transformers
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError
 from lmtool.export.exporting import export
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.predict import Prediction, TablePredictor, predict
@@ -69,7 +69,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
 
 
-Bases = Callable[[str], Loaded]
+Bases = Callable[[str], LoadedModel]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     """The published model of a body with random weights, imported once."""
 
     @cache
-    def base(body: str) -> Loaded:
+    def base(body: str) -> LoadedModel:
         folder = tmp_path_factory.mktemp("published")
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(test_importing.CASES, body, BODIES[body])
@@ -119,7 +119,7 @@ def executed(folder: Path, **values: Any) -> dict[str, Any]:
     return found
 
 
-def back(folder: Path) -> Loaded:
+def back(folder: Path) -> LoadedModel:
     return load_run(str(imported(str(folder))), CPU)
 
 
@@ -147,7 +147,7 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def classified(loaded: Loaded, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
+def classified(loaded: LoadedModel, rows: Sequence[tuple[str, ...]]) -> list[Prediction]:
     classifier = TablePredictor.of(loaded)
     return classifier.predict(classifier.encode(rows))
 

@@ -11,7 +11,7 @@ from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
 from lmtool.export.exporting import export, export_gguf
 from lmtool.generation.chat import format_of
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.gguf.container import Container
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
@@ -73,7 +73,7 @@ def answering(folder: Path, body: str, template: str, data: dict[str, Any]) -> P
     return made(folder / "run", recipe, base.tokenizer)
 
 
-def rows(loaded: Loaded) -> list[tuple[list[int], list[int] | None]]:
+def rows(loaded: LoadedModel) -> list[tuple[list[int], list[int] | None]]:
     """Rows of a table, as training and evaluation read them."""
     turns = tuple(Message(role=role, content=text) for role, text in TURNS)
     if loaded.recipe.data.messages_column:
@@ -85,7 +85,7 @@ def rows(loaded: Loaded) -> list[tuple[list[int], list[int] | None]]:
     return [(row.tokens.tolist(), None if row.target is None else row.target.tolist()) for row in made]
 
 
-def conversation(loaded: Loaded) -> list[int] | str:
+def conversation(loaded: LoadedModel) -> list[int] | str:
     """What `chat` reads, or why it refuses."""
     try:
         return format_of(loaded).prompt([Message(role=role, content=text) for role, text in TURNS[:3]])

@@ -28,7 +28,7 @@ from lmtool.data.vectors import VectorFile
 from lmtool.generation.params import MaskPredict, SamplingParams, to_record
 from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_records
-from lmtool.inference.base import read_recipe
+from lmtool.inference.reference import read_recipe
 from lmtool.interop.importing import describe
 from lmtool.interop.sources import open_source
 from lmtool.interop.tokenization.reading import read_tokenizer

@@ -16,7 +16,7 @@ from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator, generate
 from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefixes import BLOCK
-from lmtool.inference.load import Loaded, load_packed, load_run
+from lmtool.inference.load import LoadedModel, load_packed, load_run
 from lmtool.interop.importing import imported
 from lmtool.tables.annotations import as_messages
 from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
@@ -37,7 +37,7 @@ def user(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
-def prompt_of(loaded: Loaded, messages: list[Message]) -> list[int]:
+def prompt_of(loaded: LoadedModel, messages: list[Message]) -> list[int]:
     return ChatFormat.of(loaded.tokenizer).prompt(messages)
 
 
@@ -51,7 +51,7 @@ def answered(conversation: Conversation, text: str) -> tuple[int, ...]:
 
 
 def generated(
-    loaded: Loaded, ids: list[int], settings: SamplingParams, ends: set[int], first: int = 0
+    loaded: LoadedModel, ids: list[int], settings: SamplingParams, ends: set[int], first: int = 0
 ) -> tuple[int, ...]:
     """What a new generation writes after these ids."""
     banned = set(loaded.tokenizer.special_ids) - ends
@@ -65,23 +65,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> Loaded:
+def loaded(folder: Path) -> LoadedModel:
     return load_run(str(imported(str(folder))), CPU)
 
 
 @pytest.fixture
-def conversation(loaded: Loaded) -> Conversation:
+def conversation(loaded: LoadedModel) -> Conversation:
     return Conversation(TextGenerator(loaded), STRATEGIES[1])
 
 
-def history(loaded: Loaded, context: int = 10_000) -> HistoryModel:
+def history(loaded: LoadedModel, context: int = 10_000) -> HistoryModel:
     return HistoryModel(loaded.tokenizer.vocab_size, context)
 
 
 class Script(HistoryModel):
     """Writes one text after the other, each ended by a token, after prompts that end with `mark`."""
 
-    def __init__(self, loaded: Loaded, *texts: str, context: int = 10_000) -> None:
+    def __init__(self, loaded: LoadedModel, *texts: str, context: int = 10_000) -> None:
         super().__init__(loaded.tokenizer.vocab_size, context)
         t = loaded.tokenizer
         names = [t.name(i) for i in range(t.vocab_size)]
@@ -99,7 +99,7 @@ class Script(HistoryModel):
         return logits
 
 
-def scripted(loaded: Loaded, *texts: str, **options: Any) -> tuple[Conversation, Script]:
+def scripted(loaded: LoadedModel, *texts: str, **options: Any) -> tuple[Conversation, Script]:
     model = Script(loaded, *texts)
     return Conversation(
         TextGenerator(replace(loaded, model=model)), SamplingParams("greedy", max_new_tokens=50), **options
@@ -110,7 +110,7 @@ def scripted(loaded: Loaded, *texts: str, **options: Any) -> tuple[Conversation,
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: f"{settings.strategy} {settings.max_new_tokens}")
 @pytest.mark.parametrize("system", ["", "Be kind. "])
 def test_answers_are_those_of_generate_after_the_ids_of_transformers(
-    loaded: Loaded, folder: Path, settings: SamplingParams, system: str
+    loaded: LoadedModel, folder: Path, settings: SamplingParams, system: str
 ) -> None:
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
     conversation = Conversation(TextGenerator(loaded), settings)
@@ -159,7 +159,7 @@ def test_a_model_trained_here_reads_questions_and_answers_between_its_marks(work
         ids += [*t.encode(conversation.turns[-1].content), t.eos_id]
 
 
-def test_what_was_read_is_not_read_again(loaded: Loaded) -> None:
+def test_what_was_read_is_not_read_again(loaded: LoadedModel) -> None:
     conversation, model = scripted(loaded, "yes it is", "Tom saw it")
     answered(conversation, "Who saw the ball?")
     n_first = model.read
@@ -181,7 +181,7 @@ def message(one: Any) -> Message:
     return Message(role=one.role, content=one.content)
 
 
-def test_the_same_question_has_another_sample_each_time(loaded: Loaded, conversation: Conversation) -> None:
+def test_the_same_question_has_another_sample_each_time(loaded: LoadedModel, conversation: Conversation) -> None:
     ids = prompt_of(loaded, user("Who?"))
     found = []
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_the_same_question_has_another_sample_each_time(loaded: Loaded, conversa
     assert len(set(found)) == 3
 
 
-def test_the_end_of_the_template_ends_an_answer(loaded: Loaded) -> None:
+def test_the_end_of_the_template_ends_an_answer(loaded: LoadedModel) -> None:
     conversation, model = scripted(loaded, " yes it is")
     answer = conversation.answer(user("Who?"))
     assert "".join(answer) == "yes it is", "without white space at the beginning"
@@ -202,13 +202,13 @@ def test_the_end_of_the_template_ends_an_answer(loaded: Loaded) -> None:
     assert not conversation.turns[-1].cut
 
 
-def test_a_stop_string_ends_an_answer(loaded: Loaded) -> None:
+def test_a_stop_string_ends_an_answer(loaded: LoadedModel) -> None:
     conversation, _ = scripted(loaded, "yes it is", stop=[" is"])
     assert "".join(conversation.answer(user("Who?"))) == "yes it"
     assert not conversation.turns[-1].cut
 
 
-def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded: Loaded) -> None:
+def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded: LoadedModel) -> None:
     model = history(loaded, context=100)
     settings = SamplingParams(max_new_tokens=30, seed=3)
     conversation = Conversation(TextGenerator(replace(loaded, model=model)), settings)
@@ -235,7 +235,7 @@ def test_the_oldest_turns_leave_the_context_and_the_system_message_stays(loaded:
     assert len(conversation.turns) == 16
 
 
-def test_an_answer_has_room_for_half_of_the_context_and_no_more_than_is_left(loaded: Loaded) -> None:
+def test_an_answer_has_room_for_half_of_the_context_and_no_more_than_is_left(loaded: LoadedModel) -> None:
     conversation = Conversation(
         TextGenerator(replace(loaded, model=history(loaded, 60))),
         SamplingParams("greedy", max_new_tokens=500, min_new_tokens=500),
@@ -274,7 +274,7 @@ def test_an_answer_that_is_not_read_to_its_end_stays_as_it_was_written(conversat
     assert [one.role for one in conversation.turns] == ["user", "assistant"] * 2
 
 
-def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loaded) -> None:
+def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: LoadedModel) -> None:
     conversation, model = scripted(loaded, "yes it is", "Tom saw it")
     step = model.logits_after
     model.logits_after = lambda ids: interrupt() if len(ids) == at else step(ids)  # type: ignore[method-assign]
@@ -298,7 +298,7 @@ def test_an_interrupt_within_the_model_leaves_the_conversation_whole(loaded: Loa
     assert conversation.turns == [], "an answer without text does not stay, nor its question"
 
 
-def test_an_answer_without_text_does_not_stay(loaded: Loaded) -> None:
+def test_an_answer_without_text_does_not_stay(loaded: LoadedModel) -> None:
     conversation, _ = scripted(loaded, " \n")
     answer = conversation.answer(user("Who?"))
     assert "".join(answer) == ""
@@ -306,7 +306,7 @@ def test_an_answer_without_text_does_not_stay(loaded: Loaded) -> None:
     assert conversation.turns == []
 
 
-def test_a_saved_conversation_is_read_by_finetune(loaded: Loaded, tmp_path: Path) -> None:
+def test_a_saved_conversation_is_read_by_finetune(loaded: LoadedModel, tmp_path: Path) -> None:
     conversation, _ = scripted(loaded, "yes it is", "Tom saw it")
     path = tmp_path / "my talk.jsonl"
     with pytest.raises(UsageError, match="nothing to save"):
@@ -367,7 +367,7 @@ def test_what_is_no_message_is_refused(conversation: Conversation, messages: Any
     assert conversation.turns == []
 
 
-def test_from_python(folder: Path, loaded: Loaded) -> None:
+def test_from_python(folder: Path, loaded: LoadedModel) -> None:
     model = lmtool.load(str(folder), device="cpu")
     messages = [
         Message(role="system", content="Be kind."),
@@ -400,7 +400,7 @@ def test_only_decoders_hold_conversations(work: Work, family: str) -> None:
     assert len(refusal.value.lines()) == 3
 
 
-def test_a_model_of_pairs_in_another_format_is_refused(loaded: Loaded) -> None:
+def test_a_model_of_pairs_in_another_format_is_refused(loaded: LoadedModel) -> None:
     prompt_format = replace(loaded.prompt_format, answers=True, chat=None)
     pairs = replace(loaded)
     pairs.__dict__["prompt_format"] = prompt_format
@@ -408,6 +408,6 @@ def test_a_model_of_pairs_in_another_format_is_refused(loaded: Loaded) -> None:
         Conversation(TextGenerator(pairs))
 
 
-def test_beam_search_is_refused(loaded: Loaded) -> None:
+def test_beam_search_is_refused(loaded: LoadedModel) -> None:
     with pytest.raises(UsageError, match="beam is not for conversations"):
         Conversation(TextGenerator(loaded), SamplingParams("beam"))

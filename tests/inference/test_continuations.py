@@ -8,7 +8,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import ScoredContinuation, score_continuations, score_whole
 from tests.inference.test_scoring import SHAPES, next_of
 from tests.training.tiny import Work
@@ -35,13 +35,13 @@ SCHEMAS = [
 
 
 def scores(
-    loaded: Loaded, groups: list[list[tuple[str, str]]], begins: bool = False, cuts: bool = False
+    loaded: LoadedModel, groups: list[list[tuple[str, str]]], begins: bool = False, cuts: bool = False
 ) -> list[list[ScoredContinuation]]:
     return score_continuations(loaded, groups, [f"row {n}" for n in range(len(groups))], begins=begins, cuts=cuts)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loaded]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     work = Work(tmp_path_factory.mktemp("runs"))
     for name, overrides in KINDS.items():
         work.pretrain(*overrides, "training.steps=2", name=name)
@@ -52,7 +52,7 @@ def text_of(context: str, continuation: str) -> str:
     return context + (" " if context.rstrip() == context else "") + continuation
 
 
-def plain(loaded: Loaded, context: str, continuation: str, n: int) -> tuple[list[float], bool]:
+def plain(loaded: LoadedModel, context: str, continuation: str, n: int) -> tuple[list[float], bool]:
     """Log-probabilities of the last n tokens, and whether each is the most probable one."""
     t, is_masked = loaded.tokenizer, loaded.recipe.model.reads == "both"
     opening = [] if is_masked else list(loaded.prompt_format.opening)
@@ -80,7 +80,7 @@ def n_common(texts: list[list[int]]) -> int:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "encoder-decoder"])
-def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, Loaded]) -> None:
+def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, LoadedModel]) -> None:
     """The sum as lm-eval's: from the end of the context on. The mean as nanochat's: over what texts differ by."""
     loaded = runs[name]
     encode = loaded.tokenizer.encode
@@ -101,7 +101,7 @@ def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, 
                 assert one.mean == pytest.approx(sum(wanted) / len(wanted), rel=1e-4)
 
 
-def test_a_continuation_is_the_target_of_an_encoder_decoder(runs: dict[str, Loaded]) -> None:
+def test_a_continuation_is_the_target_of_an_encoder_decoder(runs: dict[str, LoadedModel]) -> None:
     loaded = runs["encoder-decoder"]
     t = loaded.tokenizer
     for group, scored in zip(CHOICES, scores(loaded, CHOICES), strict=True):
@@ -113,7 +113,7 @@ def test_a_continuation_is_the_target_of_an_encoder_decoder(runs: dict[str, Load
             assert one.total == pytest.approx(wanted, rel=1e-4)
 
 
-def test_groups_do_not_depend_on_each_other(runs: dict[str, Loaded]) -> None:
+def test_groups_do_not_depend_on_each_other(runs: dict[str, LoadedModel]) -> None:
     for name in ("decoder", "recurrent", "attending"):
         together = scores(runs[name], [*CHOICES, *SCHEMAS])
         for group, scored in zip([*CHOICES, *SCHEMAS], together, strict=True):
@@ -121,7 +121,7 @@ def test_groups_do_not_depend_on_each_other(runs: dict[str, Loaded]) -> None:
             assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
 
 
-def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, Loaded]) -> None:
+def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, LoadedModel]) -> None:
     """Where it is asked for, and where nothing else precedes: the published bos_token, or else what ends a text."""
     loaded, pair = runs["stream"], ("a cat sat on the", "mat")
     t = loaded.tokenizer
@@ -142,7 +142,7 @@ def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, Load
         assert alone.total == pytest.approx(sum(wanted), rel=1e-4)
 
 
-def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, Loaded]) -> None:
+def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, LoadedModel]) -> None:
     loaded = runs["decoder"]
     context = "a cat " * 30 + "the dog"
     (scored,) = scores(loaded, [[(context, "ran"), (context, "sat")]], cuts=True)
@@ -163,7 +163,7 @@ def test_a_context_that_does_not_fit_loses_its_beginning(runs: dict[str, Loaded]
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["decoder", "stream", "recurrent", "ngram", "encoder"])
-def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, Loaded]) -> None:
+def test_whole_texts_are_scored_in_windows(name: str, runs: dict[str, LoadedModel]) -> None:
     loaded = runs[name]
     t = loaded.tokenizer
     texts = ["a cat sat", "the dog ran away and " * 8, ""]

@@ -11,7 +11,7 @@ from lmtool.batch import Batch
 from lmtool.errors import DataError, UsageError
 from lmtool.inference import embedding
 from lmtool.inference.embedding import embed
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.tables.columns import Columns
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tasks.build import build_task
@@ -31,13 +31,13 @@ BASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def states(loaded: Loaded, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
+def states(loaded: LoadedModel, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
     """The states of a row of tokens, read alone."""
     with torch.inference_mode():
         return loaded.model.layers(Batch(torch.tensor([tokens])))[layer][0].numpy()
 
 
-def marks(loaded: Loaded) -> tuple[str, str]:
+def marks(loaded: LoadedModel) -> tuple[str, str]:
     """The special tokens before and after a text, by name."""
     t = loaded.tokenizer
     names = {t.bos_id: "[BOS]", t.eos_id: "[EOS]", t.cls_id: "[CLS]", t.sep_id: "[SEP]"}
@@ -91,7 +91,7 @@ def test_a_language_model_reads_texts_as_its_training_text(work: Work, family: s
 
 
 @pytest.fixture
-def encoder(work: Work) -> Loaded:
+def encoder(work: Work) -> LoadedModel:
     work.pretrain(*ENCODER, "training.steps=1")
     return load_run(str(work.run()))
 
@@ -100,7 +100,7 @@ def encoder(work: Work) -> Loaded:
 @pytest.mark.parametrize("size", [2, 7])
 @pytest.mark.parametrize("pool", ["none", "mean"])
 def test_any_number_of_processes_gives_the_same(
-    encoder: Loaded, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int
+    encoder: LoadedModel, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int
 ) -> None:
     monkeypatch.setattr(embedding, "TEXTS", 4)  # so that there are two rounds
     alone = list(embed(encoder, TEXTS, -1, pool))
@@ -111,7 +111,7 @@ def test_any_number_of_processes_gives_the_same(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_text_that_cannot_be_read_is_told(encoder: Loaded, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_text_that_cannot_be_read_is_told(encoder: LoadedModel, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     # 14 tokens fit between the special tokens
     long = "cat " * 4
     with pytest.raises(UsageError, match="text 2 has 16 tokens, but the model reads 14"):
@@ -123,7 +123,7 @@ def test_a_text_that_cannot_be_read_is_told(encoder: Loaded, monkeypatch: pytest
         list(embed(encoder, [], -1, "mean"))
 
 
-def test_no_path_is_left_behind(encoder: Loaded, tmp_path: Path) -> None:
+def test_no_path_is_left_behind(encoder: LoadedModel, tmp_path: Path) -> None:
     """A file that cannot be completed is not created."""
     with pytest.raises(UsageError, match="text 2"):
         embedding.save(tmp_path / "a.npz", embed(encoder, ["cat", "cat " * 9], -1, "mean"))

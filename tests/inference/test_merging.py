@@ -10,8 +10,8 @@ import pytest
 from lmtool.checks.runs import verify_run
 from lmtool.durable import TEMPORARY
 from lmtool.inference.merging import merge
+from lmtool.inference.reference import resolve_reference
 from lmtool.run.directory import BASELINE, FILES, LOGS, METRICS, RESULTS, SAMPLES, SPLIT, Run
-from lmtool.run.find import find
 from lmtool.run.listing import evaluations_of, keep_evaluation
 from tests.errors import refuses
 from tests.run.killing import die_at_event, in_child
@@ -37,7 +37,7 @@ def adapted(work: Work) -> Path:
 
 def test_a_merged_run_has_all_that_still_holds(work: Work, adapted: Path) -> None:
     old = Run.open(adapted)
-    step = find(str(adapted)).best()[0].step
+    step = resolve_reference(str(adapted)).checkpoint.step
     for number, measured in enumerate((step, step + 2)):
         keep_evaluation(adapted, [f"{number}.txt"], [], {"step": measured, "loss": 1.0})
     merged, _ = merge(str(adapted), work.run("merged"), ["test"])
@@ -81,12 +81,12 @@ def test_a_merged_student_can_learn_on_from_its_teacher(work: Work) -> None:
 def test_the_best_of_a_merged_run_is_the_merged_step(work: Work, adapted: Path) -> None:
     """As training that goes on compares with it: also where it was validated after it was saved."""
     merged, _ = merge(str(adapted), work.run("merged"), ["test"])
-    step = find(str(adapted)).best()[0].step
-    state = find(str(merged)).best()[0].state()
+    step = resolve_reference(str(adapted)).checkpoint.step
+    state = resolve_reference(str(merged)).checkpoint.state()
     (record,) = (record for record in metrics(adapted) if record["step"] == step)
     assert (state["best_step"], state["best_value"]) == (step, record["valid_loss"])
     merged, _ = merge(f"{adapted}@{10 if step != 10 else 12}", work.run("other"), ["test"])
-    assert find(str(merged)).best()[0].state()["best_step"] != step
+    assert resolve_reference(str(merged)).checkpoint.state()["best_step"] != step
 
 
 def test_a_folder_with_other_files_is_refused(work: Work, adapted: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import UsageError
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import score, score_continuations
 from tests.training.tiny import Work
 
@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: work.run(name) for name in {**SHAPES, **ANSWERING}}
 
 
-def next_of(loaded: Loaded, row: list[int], source: list[int] | None = None) -> torch.Tensor:
+def next_of(loaded: LoadedModel, row: list[int], source: list[int] | None = None) -> torch.Tensor:
     """Log-probabilities (V) after a row."""
     tokens_BT = torch.tensor([row])
     if source is None:
@@ -136,7 +136,7 @@ class Answers(NamedTuple):
     tokens_PA: NDArray[np.int64]
 
 
-def score_answers(loaded: Loaded, prompts: list[str], answers: list[str], origins: list[str] = PROMPTS) -> Answers:
+def score_answers(loaded: LoadedModel, prompts: list[str], answers: list[str], origins: list[str] = PROMPTS) -> Answers:
     groups = [[(prompt, answer) for answer in answers] for prompt in prompts]
     scored = score_continuations(loaded, groups, origins)
     totals, lengths = ([[getattr(one, name) for one in group] for group in scored] for name in ("total", "n_tokens"))

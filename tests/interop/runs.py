@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from lmtool.compute.device import choose_compute
-from lmtool.inference.base import open_base
-from lmtool.inference.load import Initialization, build_for_training
+from lmtool.inference.load import build_for_training
+from lmtool.inference.reference import resolve_reference
 from lmtool.model import lora
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
@@ -60,9 +60,9 @@ def made(
     where it is not that of all weights."""
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
-    found = None if base is None else open_base(str(base))
+    found = None if base is None else resolve_reference(str(base))
     cpu = choose_compute("cpu", "float32")
-    lm, _ = build_for_training(recipe, tokenizer, cpu, lambda lm: None, Initialization(found))
+    lm, _ = build_for_training(recipe, tokenizer, cpu, lambda lm: None, base=found)
     torch.manual_seed(2)
     trained = lora.kept(lm)
     with torch.no_grad():

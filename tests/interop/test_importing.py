@@ -23,10 +23,10 @@ from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.export.exporting import export
 from lmtool.generation.generate import TextGenerator
 from lmtool.inference.embedding import embed
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
+from lmtool.inference.reference import run_of
 from lmtool.interop.importing import import_run, imported
 from lmtool.interop.names import is_published
-from lmtool.interop.reference import run_of
 from lmtool.run.directory import Run
 from lmtool.tokenization.encoder import is_plain
 from lmtool.tokenization.tokenizer import Tokenizer as OurTokenizer
@@ -216,11 +216,11 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
 
 
-def brought(folder: Path) -> Loaded:
+def brought(folder: Path) -> LoadedModel:
     return load_run(str(imported(str(folder))), CPU)
 
 
-def rows_of(loaded: Loaded) -> list[list[int]]:
+def rows_of(loaded: LoadedModel) -> list[list[int]]:
     """Complete rows of the texts, special tokens included."""
     rows = []
     for text in TEXTS:

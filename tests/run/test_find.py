@@ -5,62 +5,63 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError
+from lmtool.inference.reference import Reference, resolve_reference
 from lmtool.run.creation import create_run
 from lmtool.run.files import RunInfo
-from lmtool.run.find import find, find_resumable
+from lmtool.run.find import find_resumable
 from tests.run.conftest import MakeRun
 
 
 def test_a_run_is_found_by_path_name_and_last(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run, other = make(), make()
     for reference in (str(run.path), f"{run.path}/", run.name):
-        found = find(reference)
+        found = resolve_reference(reference)
         assert found.run.path.samefile(run.path)
         assert found.named is None
-        assert (found.newest()[0].step, found.best()[0].step) == (20, 10)
-    assert find("last").run.path.samefile(other.path)
+        assert (found.newest()[0].step, found.checkpoint.step) == (20, 10)
+    assert resolve_reference("last").run.path.samefile(other.path)
     monkeypatch.chdir(run.path)
-    assert find(".").run.name == run.name
+    assert resolve_reference(".").run.name == run.name
 
 
 def test_last_is_the_one_resumed_last(make: MakeRun) -> None:
     first, second = make(), make()
-    assert find("last").run.name == second.name
+    assert resolve_reference("last").run.name == second.name
     with first:
         first.lock()
         first.start(step=20, command=[], environment={})
-    assert find("last").run.name == first.name
+    assert resolve_reference("last").run.name == first.name
     (first.path / "run.json").write_text("damaged")
-    assert find("last").run.name == second.name
+    assert resolve_reference("last").run.name == second.name
 
 
 def test_a_run_elsewhere_is_remembered(make: MakeRun, tmp_path: Path) -> None:
     run = make(folder=tmp_path / "else where\n")
-    assert find("last").run.path.samefile(run.path)
-    assert find(run.name).run.path.samefile(run.path)
+    assert resolve_reference("last").run.path.samefile(run.path)
+    assert resolve_reference(run.name).run.path.samefile(run.path)
     inside = make()
-    assert find("last").run.name == inside.name
+    assert resolve_reference("last").run.name == inside.name
     with run:
         run.lock()
         run.start(step=20, command=[], environment={})
-    assert find("last").run.path.samefile(run.path)
+    assert resolve_reference("last").run.path.samefile(run.path)
     shutil.rmtree(run.path)
-    assert find("last").run.name == inside.name
+    assert resolve_reference("last").run.name == inside.name
     other = make(folder=tmp_path / "other")
     assert len((tmp_path / "runs" / ".elsewhere").read_text().splitlines()) == 1
     (tmp_path / "runs" / ".elsewhere").write_bytes(b"\xff{")
-    assert find("last").run.name == inside.name
-    assert find(str(other.path)).run.name == "other"
+    assert resolve_reference("last").run.name == inside.name
+    assert resolve_reference(str(other.path)).run.name == "other"
 
 
 def test_a_name_of_two_runs_is_refused_unless_one_is_in_the_folder_of_runs(make: MakeRun, tmp_path: Path) -> None:
     both = [make(folder=tmp_path / sweep / "lr=0.1") for sweep in ("one", "two")]
     with pytest.raises(CheckpointError, match=r"2 runs are called 'lr=0\.1'") as refused:
-        find("lr=0.1")
+        resolve_reference("lr=0.1")
     assert all(str(run.path) in str(refused.value.where) for run in both)
-    assert find(str(both[0].path)).run.path.samefile(both[0].path)
+    assert resolve_reference(str(both[0].path)).run.path.samefile(both[0].path)
     inside = make(folder=tmp_path / "runs" / "lr=0.1")
-    assert find("lr=0.1").run.path.samefile(inside.path)
+    assert resolve_reference("lr=0.1").run.path.samefile(inside.path)
 
 
 def test_a_runs_folder_that_cannot_be_written_does_not_matter(
@@ -75,35 +76,35 @@ def test_a_checkpoint_is_found_by_its_path(make: MakeRun, monkeypatch: pytest.Mo
     run = make()
     path = run.path / "checkpoints" / "step-000010"
     for reference in (str(path), f"{path}/"):
-        found = find(reference)
+        found = resolve_reference(reference)
         assert found.run.path.samefile(run.path)
-        assert (found.newest()[0].step, found.best()[0].step) == (10, 10)
+        assert (found.newest()[0].step, found.checkpoint.step) == (10, 10)
     monkeypatch.chdir(path)
-    assert find(".").newest()[0].step == 10
-    assert find("../step-000020").newest()[0].step == 20
+    assert resolve_reference(".").newest()[0].step == 10
+    assert resolve_reference("../step-000020").newest()[0].step == 20
 
 
 def test_a_checkpoint_is_found_by_its_path_on_windows(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     name = make().name
     monkeypatch.setattr(os, "sep", "\\")
-    assert find(f"{name}\\checkpoints\\step-000010\\").newest()[0].step == 10
+    assert resolve_reference(f"{name}\\checkpoints\\step-000010\\").newest()[0].step == 10
 
 
 def test_a_named_checkpoint_that_is_damaged_is_refused(make: MakeRun) -> None:
     run = make()
     path = run.path / "checkpoints" / "step-000020"
     (path / "model.safetensors").write_bytes(b"")
-    for attempt in (find(str(path)).newest, find(str(path)).best):
+    for read in (Reference.newest, lambda reference: reference.checkpoint):
         with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
-            attempt()
-    newest, (warning,) = find(str(run.path)).newest()
+            read(resolve_reference(str(path)))
+    newest, (warning,) = resolve_reference(str(run.path)).newest()
     assert newest.step == 10
     assert "step-000020" in warning
 
 
 def test_a_checkpoint_that_is_not_there(make: MakeRun) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint 'step-000099' in this run") as caught:
-        find(str(make().path / "checkpoints" / "step-000099"))
+        resolve_reference(str(make().path / "checkpoints" / "step-000099"))
     assert caught.value.where == "it has: step-000010, step-000020"
 
 
@@ -121,21 +122,21 @@ def test_a_checkpoint_is_named_by_run_and_step(
             f"{name}/checkpoints/step-10",
             f"{name}/checkpoints/step-000010/",
         ):
-            found = find(reference)
+            found = resolve_reference(reference)
             assert found.run.path.samefile(run.path)
-            assert (found.newest()[0].step, found.best()[0].step) == (10, 10), reference
+            assert (found.newest()[0].step, found.checkpoint.step) == (10, 10), reference
         with pytest.raises(CheckpointError, match="no checkpoint 'step-000015' in this run") as caught:
-            find(f"{name}@15")
+            resolve_reference(f"{name}@15")
         assert caught.value.where == "it has: step-000010, step-000020"
 
 
 def test_a_name_may_end_like_a_step(make: MakeRun, tmp_path: Path) -> None:
     run = make(folder=tmp_path / "mine@10")
-    assert find("mine@10").named is None
-    assert find("mine@10@20").newest()[0].step == 20
-    assert find("mine@10").run.path.samefile(run.path)
+    assert resolve_reference("mine@10").named is None
+    assert resolve_reference("mine@10@20").newest()[0].step == 20
+    assert resolve_reference("mine@10").run.path.samefile(run.path)
     with pytest.raises(CheckpointError, match="no run called 'mine@best'"):
-        find("mine@best")
+        resolve_reference("mine@best")
 
 
 def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
@@ -150,16 +151,16 @@ def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
             {"recipe.yaml": b"", "tokenizer.json": b""},
         ).release()
     with pytest.raises(CheckpointError) as caught:
-        find("gpt-tyni")
+        resolve_reference("gpt-tyni")
     assert caught.value.exit_code == 4
     assert caught.value.what == "no run called 'gpt-tyni'"
     assert caught.value.where == "similar: gpt-tiny"
     with pytest.raises(CheckpointError, match="has a similar name") as caught:
-        find("zzzzzzzz")
+        resolve_reference("zzzzzzzz")
     assert not any(name in str(caught.value.lines()) for name in ("gpt-tiny", "gpt-small", "lstm"))
     for reference in ("runs/small", "small@500"):
         with pytest.raises(CheckpointError, match="similar: gpt-small"):
-            find(reference)
+            resolve_reference(reference)
 
 
 def test_dates_make_no_names_similar(runs: Path) -> None:
@@ -174,16 +175,16 @@ def test_dates_make_no_names_similar(runs: Path) -> None:
             {"recipe.yaml": b"", "tokenizer.json": b""},
         ).release()
     with pytest.raises(CheckpointError, match="has a similar name"):
-        find("2026-11-20-names-7f3b")
+        resolve_reference("2026-11-20-names-7f3b")
     with pytest.raises(CheckpointError, match="similar: 2026-11-21-tiny-01bc"):
-        find("2026-11-20-tinny-7f3b")
+        resolve_reference("2026-11-20-tinny-7f3b")
 
 
 @pytest.mark.parametrize("reference", ["nothing", "", "a/b/c", "x" * 10_000, "\x1b[31m", "last"])
 def test_nothing_to_find(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError) as caught:
-        find(reference)
+        resolve_reference(reference)
     lines = caught.value.lines()
     assert len(lines) <= 3
     assert all(line.isprintable() and len(line) < 300 for line in lines)
@@ -193,10 +194,10 @@ def test_nothing_to_find(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_folder_that_is_no_run(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(CheckpointError, match=r"not a run: it has no run\.json"):
-        find(str(tmp_path / "a"))
+        resolve_reference(str(tmp_path / "a"))
     os.symlink(tmp_path / "loop", tmp_path / "loop")
     with pytest.raises(CheckpointError, match="no run called"):
-        find(str(tmp_path / "loop"))
+        resolve_reference(str(tmp_path / "loop"))
 
 
 def test_a_name_wins_over_a_folder_that_is_no_run(
@@ -205,7 +206,7 @@ def test_a_name_wins_over_a_folder_that_is_no_run(
     run = make(folder=tmp_path / "runs" / "mine")
     (tmp_path / "work" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
-    assert find("mine").run.path.samefile(run.path)
+    assert resolve_reference("mine").run.path.samefile(run.path)
 
 
 def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None:
@@ -240,9 +241,9 @@ def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None
 def test_a_misspelt_last_is_recognized_and_a_file_is_no_run(make: MakeRun, tmp_path: Path) -> None:
     make()
     with pytest.raises(CheckpointError) as refused:
-        find("lst")
+        resolve_reference("lst")
     assert refused.value.where == "similar: last"
     (tmp_path / "book.txt").write_text("text")
     with pytest.raises(CheckpointError, match="a file, not a run") as refused:
-        find(str(tmp_path / "book.txt"))
+        resolve_reference(str(tmp_path / "book.txt"))
     assert "last" in refused.value.fix

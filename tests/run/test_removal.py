@@ -10,7 +10,7 @@ import pytest
 from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.records import sealed
 from lmtool.run.directory import Run
-from lmtool.run.find import find
+from lmtool.run.find import find_run
 from lmtool.run.lock import RunLock
 from lmtool.run.removal import named_runs, parse_age, remove_run, runs_older_than
 from tests.errors import refuses
@@ -78,7 +78,7 @@ def test_files_of_others_stay_where_a_run_is_elsewhere(make: MakeRun, tmp_path: 
     (folder / "notes.txt").write_text("mine")
     (folder / "checkpoints-old").mkdir()
     run = make(folder=folder)
-    assert find("project").run.path.samefile(folder)
+    assert find_run("project")[0].path.samefile(folder)
     assert remove_run(run.path) > 0
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints-old", "notes.txt"]
     alone = make(folder=tmp_path / "alone")

@@ -13,8 +13,8 @@ import pytest
 from lmtool.checksum import xxh3
 from lmtool.compute.device import CPU
 from lmtool.errors import DataError, LmtoolError, ResourceError
+from lmtool.inference import reference
 from lmtool.inference.load import load_run
-from lmtool.interop import reference
 from lmtool.search import database
 from lmtool.search.index import LISTS, SCHEMA, TEXTS, VECTORS, Entry, Index, add, open_index, remove
 from tests.errors import refuses

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.data.table import RowFault
 from lmtool.errors import UsageError
-from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.load import LoadedModel, load_run
 from lmtool.recipe.spec.text import Data
 from lmtool.tables import predict as predicting
 from lmtool.tables.predict import answers_tables, measure_tables, predict
@@ -28,7 +28,7 @@ def write(path: Path, label: Any, n: int = 24) -> Path:
     return path
 
 
-def learned(work: Work, kind: str) -> tuple[Loaded, Path]:
+def learned(work: Work, kind: str) -> tuple[LoadedModel, Path]:
     """A briefly trained model, and its table."""
     short = ("training.epochs=null", "training.steps=2")
     if kind == "answers":
@@ -41,7 +41,7 @@ def learned(work: Work, kind: str) -> tuple[Loaded, Path]:
     return load_run(str(work.run())), table
 
 
-def cells(loaded: Loaded, table: Path) -> list[list[Any]]:
+def cells(loaded: LoadedModel, table: Path) -> list[list[Any]]:
     """Predictions for all rows, with their rows; numbers parsed."""
     return [[row.values[0], *map(number, answer)] for row, answer in predict(loaded, str(table)).rows]
 

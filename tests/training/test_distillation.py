@@ -8,8 +8,8 @@ import torch
 
 from lmtool.compute.device import CPU
 from lmtool.errors import CheckpointError, RecipeError, UsageError
-from lmtool.inference.base import open_base
 from lmtool.inference.load import load_run
+from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.recipe.spec.training import Distillation
@@ -150,7 +150,7 @@ def test_distilbert_learns_from_bert_by_soft_targets_masked_tokens_and_cosine(wo
     ):
         own = [one for one in short if of is None or not one.startswith("tokenizer.")]
         settings = settings_of(own, [Setting("data.train", [str(work.text)], "TEXT"), *taught_by(of)])
-        assert ended(list(start(plan_pretraining(recipe, settings, report=no_report), work.session(name)))).step == 3
+        assert ended(list(start(plan_pretraining(None, recipe, settings, no_report), work.session(name)))).step == 3
     distillation = load(work.run("student") / "recipe.yaml").recipe.distillation
     assert distillation.weight / (1 - distillation.weight) == pytest.approx(5 / 2, rel=0.01)
     assert distillation.weight / distillation.cosine == pytest.approx(5, rel=0.01)
@@ -160,7 +160,7 @@ def test_distilbert_learns_from_bert_by_soft_targets_masked_tokens_and_cosine(wo
 
 def test_training_goes_on_without_the_teacher(work: Work, teacher: Path) -> None:
     work.pretrain(teacher=teacher)
-    resolved = resolve(None, (), parent=open_base(str(work.run())).parent)
+    resolved = resolve(None, (), parent=resolve_reference(str(work.run())).parent)
     assert resolved.recipe.distillation == Distillation()
 
 

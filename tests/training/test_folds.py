@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lmtool.export.card import _measured
-from lmtool.inference.base import open_base
 from lmtool.inference.load import load_run
+from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import settings_of
 from lmtool.report.training import write_report
 from lmtool.run.directory import Run
@@ -20,8 +20,9 @@ from lmtool.tables.predict import TablePredictor
 from lmtool.tables.tasks.results import Results, spread
 from lmtool.training.events import Ended, FitStarted, Info
 from lmtool.training.finetuning import plan_finetuning
+from lmtool.training.job import Invocation
 from lmtool.training.resuming import resume
-from lmtool.training.start import Invocation, start
+from lmtool.training.start import start
 from tests.training.tiny import Work
 
 FEW_FEATURES = "model.buckets=500"
@@ -114,7 +115,7 @@ def test_every_headline_of_a_run_is_the_score_of_rows_left_out(random_run: tuple
     assert "Of the validation rows" not in page
     assert "cross-validation" in page
 
-    measured = dict(_measured(open_base(str(path))))
+    measured = dict(_measured(resolve_reference(str(path))))
     assert measured["cross-validation accuracy"] == f"{accuracy:.4f}"
     assert not any("validation" in name and "cross" not in name for name in measured)
     assert "1.0000" not in measured.values()

@@ -11,13 +11,13 @@ import pytest
 
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
-from lmtool.inference.base import read_tokenizer
+from lmtool.inference.reference import read_tokenizer
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
 from lmtool.tables.prepare import open_tables, read_tables
 from lmtool.training import data as text_data
-from lmtool.training import finetuning, length
+from lmtool.training import finetuning, job, length
 from lmtool.training import train as training
 from lmtool.training.data import read_text
 from lmtool.training.events import FitStarted, Stepped, StepsChanged, Timed
@@ -116,17 +116,17 @@ def test_no_model_is_built_and_nothing_validated_to_measure_the_speed(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, validated = [], []
-    real_build, real_validate = training.build_for_training, text_data.TextData.validate
+    real_build, real_validate = job.build_for_training, text_data.TextData.validate
 
-    def build(*args: Any) -> Any:
+    def build(*args: Any, **options: Any) -> Any:
         built.append(args)
-        return real_build(*args)
+        return real_build(*args, **options)
 
     def validate(*args: Any) -> Any:
         validated.append(args)
         return real_validate(*args)
 
-    monkeypatch.setattr(training, "build_for_training", build)
+    monkeypatch.setattr(job, "build_for_training", build)
     monkeypatch.setattr("lmtool.inference.load.build_for_training", build)
     monkeypatch.setattr(text_data.TextData, "validate", validate)
     planned(monkeypatch, 12)

@@ -13,7 +13,7 @@ from lmtool.compute.processes import World
 from lmtool.data import streaming
 from lmtool.data.blocks import AHEAD, BlockStores
 from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
-from lmtool.inference.base import Base, open_base
+from lmtool.inference.reference import resolve_reference
 from lmtool.recipe.load import Resolved, Setting, load, settings_of
 from lmtool.recipe.resolve import resolve
 from lmtool.run.files import StreamMark
@@ -41,8 +41,8 @@ def mixed(work: Work, *overrides: str, **shares: float) -> Resolved:
     return load(work.recipe, mixture(work, *overrides, **shares))
 
 
-def pretrained(work: Work, settings: list[Setting], name: str, base: Base | None = None, **options: Any) -> list[Any]:
-    return list(start(plan_pretraining(str(work.recipe), settings, base, no_report), work.session(name, **options)))
+def pretrained(work: Work, settings: list[Setting], name: str, source: str | None = None, **options: Any) -> list[Any]:
+    return list(start(plan_pretraining(source, str(work.recipe), settings, no_report), work.session(name, **options)))
 
 
 def test_texts_have_their_shares(work: Work) -> None:
@@ -104,10 +104,10 @@ def test_what_is_no_mixture(work: Work) -> None:
 
 def test_a_run_goes_on_with_a_mixture_and_then_with_one_text(work: Work) -> None:
     work.pretrain("training.steps=2", name="first")
-    pretrained(work, mixture(work, "training.steps=2"), "mixed", open_base(str(work.run("first"))))
+    pretrained(work, mixture(work, "training.steps=2"), "mixed", str(work.run("first")))
     assert list(load(work.run("mixed") / "recipe.yaml").recipe.data.mixture.values()) == [3, 1]
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
-    alone = resolve(None, flags, parent=open_base(str(work.run("mixed"))).parent)
+    alone = resolve(None, flags, parent=resolve_reference(str(work.run("mixed"))).parent)
     assert alone.recipe.data.mixture == {}
 
 

@@ -77,7 +77,7 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
         events = work.learn_table(name, table_for(name, work.folder), *settings, "training.epochs=null", stop=at_times)
     else:
         flags = [Setting("data.train", [str(work.text)], "TEXT")]
-        plan = plan_pretraining(name, settings_of(settings, flags), report=no_report)
+        plan = plan_pretraining(None, name, settings_of(settings, flags), no_report)
         events = list(start(plan, work.session(stop=at_times)))
     assert events
     assert learned()

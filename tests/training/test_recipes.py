@@ -131,7 +131,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
     settings = settings_of(small(name), [Setting("data.train", [str(work.text)], "TEXT")])
-    events = list(start(plan_pretraining(name, settings, report=no_report), work.session()))
+    events = list(start(plan_pretraining(None, name, settings, no_report), work.session()))
     assert ended(events).step == 2
     assert without_gradient == set()
     assert metrics(work.run())[-1]["valid_loss"] > 0

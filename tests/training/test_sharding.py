@@ -19,9 +19,9 @@ from lmtool.compute.processes import World
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.errors import RecipeError, UsageError
 from lmtool.inference import load as loading
-from lmtool.inference.base import open_base
-from lmtool.inference.load import Initialization, build_for_training, load_run, load_weights
+from lmtool.inference.load import build_for_training, load_run, load_weights
 from lmtool.inference.perplexity import EvaluationText, measure
+from lmtool.inference.reference import resolve_reference
 from lmtool.model.size import training_bytes
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Tuning
@@ -128,21 +128,18 @@ def test_any_number_of_processes_goes_on(place: Work, recipe: str) -> None:
 
 def assert_loaded_by_rows(place: Work, source: str) -> None:
     """Each process has its rows of the weights of a run, which it goes on with, or begins with under another head."""
-    base = open_base(str(place.run(source)))
-    of_tables = open_base(str(place.run("lora"))).recipe
+    base = resolve_reference(str(place.run(source)))
+    of_tables = resolve_reference(str(place.run("lora"))).recipe
     for labelled in (False, True):
         recipe = base.recipe.model_copy(update={"objective": of_tables.objective}) if labelled else base.recipe
         recipe = recipe.model_copy(update={"tuning": Tuning()})
         is_own = not labelled and source != "lora"
-        initialization = Initialization() if is_own else Initialization(base)
 
         def learned(
-            shards: ShardedBuild | None,
-            recipe: Recipe = recipe,
-            is_own: bool = is_own,
-            initialization: Initialization = initialization,
+            shards: ShardedBuild | None, recipe: Recipe = recipe, is_own: bool = is_own
         ) -> dict[str, torch.Tensor]:
-            lm, _ = build_for_training(recipe, base.tokenizer, CPU, lambda lm: None, initialization, shards)
+            begun = None if is_own else base
+            lm, _ = build_for_training(recipe, base.tokenizer, CPU, lambda lm: None, base=begun, shards=shards)
             if is_own:
                 load_weights(lm, base.checkpoint)
             return dict(lm.named_parameters()) | dict(lm.named_buffers())
@@ -232,9 +229,9 @@ def test_auto_shards_what_one_process_cannot_hold(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.system
 def test_evaluation_shares_what_one_process_cannot_hold(place: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else: no other precision than training has, and no model that takes several passes for a batch."""
-    base = open_base(str(place.run("muon")))
+    base = resolve_reference(str(place.run("muon")))
     n_bytes = sum((base.checkpoint.path / name).stat().st_size for name in base.checkpoint.model_files)
-    masked, adapted = (open_base(str(place.run(name))).recipe for name in ("encoder", "lora"))
+    masked, adapted = (resolve_reference(str(place.run(name))).recipe for name in ("encoder", "lora"))
 
     def decided(memory: int | None, recipe: Recipe = base.recipe, precision: str = "float32", size: int = 2) -> bool:
         monkeypatch.setattr(loading, "device_memory", lambda device: memory)

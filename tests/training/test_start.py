@@ -33,9 +33,9 @@ from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import plan, start
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, FitStarted, Sampled, Saved, Started, Stepped
+from lmtool.training.job import Invocation
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.resuming import resume
-from lmtool.training.start import Invocation
 from tests.training.tiny import Work, after, documents, ended, lasting, metrics, no_report, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
@@ -600,6 +600,6 @@ def test_a_text_is_hashed_once(work: Work, monkeypatch: pytest.MonkeyPatch, layo
     flags = [*settings, Setting("data.train", [str(work.text)], "TEXT")]
     invocation = Invocation(["test"], no_report, lambda: False, work.run("hashed"))
     assert any(
-        isinstance(event, Stepped) for event in start.start(plan_pretraining(None, flags, report=no_report), invocation)
+        isinstance(event, Stepped) for event in start.start(plan_pretraining(None, None, flags, no_report), invocation)
     )
     assert len(hashed) == 1

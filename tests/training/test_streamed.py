@@ -22,10 +22,9 @@ from lmtool.data import blocks, streaming
 from lmtool.data.blocks import AHEAD, STREAMS, BlockStores
 from lmtool.data.corpus import Chunk
 from lmtool.data.streaming import BlockStart
-from lmtool.data.survey import resolve_for_text
 from lmtool.durable import cache_folder, scratch_in
 from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
-from lmtool.inference.base import open_base
+from lmtool.inference.reference import resolve_for_text, resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.recipe.finetuning import continued
 from lmtool.recipe.load import Resolved, Setting, load, settings_of
@@ -71,7 +70,7 @@ def streamed(work: Work, *overrides: str) -> Resolved:
 
 
 def pretrained(work: Work, name: str, *overrides: str, **options: Any) -> list[Any]:
-    plan = plan_pretraining(str(work.recipe), settings(work, *overrides), report=no_report)
+    plan = plan_pretraining(None, str(work.recipe), settings(work, *overrides), no_report)
     return list(start.start(plan, work.session(name, **options)))
 
 
@@ -340,7 +339,7 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
     pretrained(work, "run", "training.steps=1")
     assert load(work.run() / "recipe.yaml").recipe.data.stream is True
     small = [Setting("data.train", [str(work.text)], "TEXT")]
-    parent = open_base(str(work.run())).parent
+    parent = resolve_reference(str(work.run())).parent
     assert resolve(None, small, parent=parent).recipe.data.stream == "auto"
     assert continued(parent, streamed(work).recipe, small).recipe.data.stream is True
 

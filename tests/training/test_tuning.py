@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
-from lmtool.inference.base import open_base
+from lmtool.inference import reference
 from lmtool.inference.load import load_run, trained_model, weights_of
-from lmtool.interop import reference
+from lmtool.inference.reference import resolve_reference
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
 from lmtool.recipe.finetuning import PART_RATE, RATE
@@ -51,7 +51,7 @@ def weights(run: Path, step: int) -> dict[str, Tensor]:
 
 def model_of(run: Path) -> LanguageModel:
     """The model of a run's best checkpoint, as in training."""
-    base = open_base(str(run))
+    base = resolve_reference(str(run))
     return trained_model(base, CPU)
 
 
@@ -141,17 +141,17 @@ def test_embeddings_can_stay(work: Work, base: Path) -> None:
 @pytest.mark.slow
 def test_published_weights_are_told_from_those_trained_here(work: Work, base: Path) -> None:
     """They are recognized in runs that were fine-tuned from them, too."""
-    assert not open_base(str(base)).is_published
+    assert not resolve_reference(str(base)).is_published
     info = json.loads((base / "run.json").read_text())
     info["origin"] = {"reference": "hf:somebody/model", "revision": None, "model_type": "gpt2", "sha256": {}}
     del info["checksum"]
     (base / "run.json").write_text(json.dumps(info))
     source = base
     for name in ("first", "second"):
-        assert open_base(str(source)).is_published
+        assert resolve_reference(str(source)).is_published
         work.finetune(source=source, name=name)
         source = work.run(name)
-    assert open_base(str(source)).is_published
+    assert resolve_reference(str(source)).is_published
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
     work.resume(name="again")
     work.finetune(LORA, source=tuned, name="whole")
     assert lasting(work.run("again"), 12) == lasting(work.run("whole"), 12)
-    base = open_base(str(tuned))
+    base = resolve_reference(str(tuned))
     model = model_of(work.run("again"))
     merged = weights_of(base)
     for name, tensor in model.state_dict().items():

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.inference.base import open_base
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import inspect
 from lmtool.tables.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, start
 from lmtool.training.comparison import TextResults
+from lmtool.training.job import Invocation
 
 RECIPE = """\
 model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}
@@ -95,8 +95,8 @@ class Work:
     def run(self, name: str = "run") -> Path:
         return self.folder / name
 
-    def session(self, name: str = "run", stop: Stop = lambda: False) -> start.Invocation:
-        return start.Invocation(["test"], no_report, stop, self.run(name))
+    def session(self, name: str = "run", stop: Stop = lambda: False) -> Invocation:
+        return Invocation(["test"], no_report, stop, self.run(name))
 
     def pretrain(
         self,
@@ -110,8 +110,8 @@ class Work:
         flags = [Setting("data.train", [str(self.text)], "TEXT"), *taught_by(teacher)]
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
-        base = None if source is None else open_base(str(source))
-        planned = plan.plan_pretraining(str(self.recipe), settings_of(overrides, flags), base, no_report)
+        named = None if source is None else str(source)
+        planned = plan.plan_pretraining(named, str(self.recipe), settings_of(overrides, flags), no_report)
         return list(start.start(planned, self.session(name, stop)))
 
     def finetune(

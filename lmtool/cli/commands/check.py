@@ -59,8 +59,8 @@ def check(
     lmtool check --device
     """
     from lmtool.data.files import unpacked_name
+    from lmtool.inference.reference import run_of
     from lmtool.interop.names import HUB
-    from lmtool.interop.reference import run_of
 
     if run is not None and fix is None and not names:
         names, run = [run], None
@@ -154,7 +154,7 @@ def _recipe(settings: "list[Setting]") -> "Recipe":
 
 def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
-    from lmtool.interop.reference import tokenizer_path
+    from lmtool.inference.reference import tokenizer_path
     from lmtool.run.directory import Run
     from lmtool.run.paths import INFO
     from lmtool.tokenization.tokenizer import Tokenizer

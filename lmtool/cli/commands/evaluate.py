@@ -25,7 +25,7 @@ from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
 from lmtool.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
-    from lmtool.inference.load import Loaded
+    from lmtool.inference.load import LoadedModel
 
 
 @sets(READING)
@@ -137,7 +137,7 @@ def evaluate(
         describe_skipped(skipped)
         return
 
-    def opened(name: str) -> "Loaded":
+    def opened(name: str) -> "LoadedModel":
         return open_model(name, device, precision).with_beams(num_beams)
 
     runs = runs_in(run)
@@ -184,7 +184,7 @@ def evaluate(
 
 
 def _measure_suite(
-    loaded: "Loaded", named: tuple[str, str], rows: Path | None, output: Path | None, as_json: bool, quiet: bool
+    loaded: "LoadedModel", named: tuple[str, str], rows: Path | None, output: Path | None, as_json: bool, quiet: bool
 ) -> None:
     """Measure the tasks of a suite, or one, and write what is asked for."""
     from lmtool.compute.processes import is_main
@@ -209,7 +209,7 @@ def _measure_suite(
     put_result(results, as_json, leaks)
 
 
-def _keep(loaded: "Loaded", sources: list[str], figures: Mapping[str, object]) -> None:
+def _keep(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
     """Keep figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
     from lmtool.run.listing import keep_evaluation

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from lmtool.run.directory import Run
     from lmtool.training.events import Event
+    from lmtool.training.job import Invocation
     from lmtool.training.plan import Plan
-    from lmtool.training.start import Invocation
 
 _data, _training, _evaluation = (partial(option, panel=panel) for panel in ("Data", "Training", "Evaluation"))
 _TASK_HELP = "Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated."
@@ -80,6 +80,7 @@ def finetune(
     lmtool finetune questions.tsv --from hf:sentence-transformers/all-MiniLM-L6-v2 --seeds 3
     lmtool finetune pairs.csv --from last --source-column de --target-column en --lora-rank 8
     """
+    from lmtool.recipe.load import check_settings
     from lmtool.recipe.resolve import resolve
 
     if start_or_resume and (merge or seeds > 1):
@@ -95,8 +96,8 @@ def finetune(
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
         raise UsageError("--seeds cannot be used in several processes", fix=fix)
-    if recipe is not None:
-        resolve(recipe, settings)  # mistakes are told before anything heavy is imported
+    # mistakes are told before anything heavy is imported
+    check_settings(settings) if recipe is None else resolve(recipe, settings)
 
     from lmtool.compute.processes import is_main
     from lmtool.inference.merging import merge as make_merged

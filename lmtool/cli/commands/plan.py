@@ -51,6 +51,11 @@ def plan(
     lmtool plan reviews.csv --from last
     lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000
     """
+    from lmtool.recipe.load import check_settings, settings_of
+    from lmtool.recipe.resolve import resolve
+
+    # here and below mistakes are told before anything heavy is imported
+    check_settings(settings_of(overrides or ()))
     names, text, options["valid"] = with_stdin("text or table", names, text, options["valid"])
     recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
@@ -58,6 +63,8 @@ def plan(
         raise UsageError(f"a plan takes one recipe, not {' and '.join(recipes)}", fix="name one of them")
     others = ("data.train", sources, "TEXT"), stated_labels(options.pop("labels"))
     settings = settings_in(options, OF_TEXT | READING, *others, overrides=overrides)
+    if recipes:
+        resolve(recipes[0], settings)
 
     from lmtool.cost.planning import forecast
     from lmtool.training.finetuning import plan_training

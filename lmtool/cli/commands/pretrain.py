@@ -36,23 +36,22 @@ def pretrain(
     """
     if start_or_resume and continued(output, quiet, until):
         return
+    from lmtool.recipe.load import check_settings
     from lmtool.recipe.resolve import resolve
 
     text, options["valid"] = with_stdin("text", text, options["valid"])
     others = ("data.train", text, "TEXT"), ("distillation.teacher", teacher, "--teacher")
     chosen = settings_in(options, OF_TEXT, *others, overrides=overrides)
-    if source is None:
-        resolve(recipe, chosen)  # mistakes are told before anything heavy is imported
+    # mistakes are told before anything heavy is imported
+    check_settings(chosen) if source else resolve(recipe, chosen)
 
-    from lmtool.inference.base import open_base
     from lmtool.run.creation import check_folder
     from lmtool.training.plan import plan_pretraining
     from lmtool.training.start import start
 
     check_folder(output, start_or_resume)  # before the text is read
-    base = None if source is None else open_base(source)
     follow(
-        lambda invocation: start(plan_pretraining(recipe, chosen, base, invocation.report), invocation),
+        lambda invocation: start(plan_pretraining(source, recipe, chosen, invocation.report), invocation),
         quiet,
         output=output,
         retry=start_or_resume,
@@ -81,7 +80,9 @@ def resume(
     lmtool resume last -s training.steps=+500
     lmtool resume last@500
     """
-    from lmtool.recipe.load import settings_of
+    from lmtool.recipe.load import check_settings, settings_of
+
+    check_settings(settings := settings_of(overrides or ()))
     from lmtool.training.resuming import resume as start
 
-    follow(partial(start, run, settings_of(overrides or ())), quiet)
+    follow(partial(start, run, settings), quiet)

@@ -100,7 +100,6 @@ def batch(
     lmtool recipes batch tagger data/tags.conll --rows 2 -o batch.html
     """
     from lmtool.cli.progress import Display
-    from lmtool.inference.base import open_base
     from lmtool.recipe.load import Setting, settings_of
     from lmtool.training.finetuning import plan_training
     from lmtool.training.plan import plan_pretraining
@@ -116,7 +115,7 @@ def batch(
 
     with Display(shown=True, quiet=quiet) as display:
         if texts:
-            plan = plan_pretraining(recipe, settings, None if run is None else open_base(run), display.report)
+            plan = plan_pretraining(run, recipe, settings, display.report)
         else:
             plan = plan_training(run, recipe, settings, display.report)
         collated = described.collate(plan, texts, step, rows, display.report)

@@ -26,13 +26,13 @@ def report(
     """
     import time
 
-    from lmtool.interop.reference import find
+    from lmtool.inference.reference import resolve_reference
     from lmtool.report.page import refuse_other, write_page
     from lmtool.report.training import TRAINED, training_page
     from lmtool.run.directory import Run
     from lmtool.run.history import History
 
-    paths = list(dict.fromkeys(find(run).run.path for run in runs or ["last"]))
+    paths = list(dict.fromkeys(resolve_reference(run).run.path for run in runs or ["last"]))
 
     refuse_other(output, TRAINED)
 

@@ -57,11 +57,11 @@ def show(run: RunName = "last", json: Json = False) -> None:
     lmtool runs show last
     lmtool runs show last --json
     """
-    from lmtool.interop.reference import find
+    from lmtool.inference.reference import resolve_reference
     from lmtool.run.history import trained_on
     from lmtool.run.listing import lineage, part_of, read_values, summarise
 
-    shown = find(run).run
+    shown = resolve_reference(run).run
     summary = summarise(shown.path)
     if json:
         put_json(asdict(summary) | shown.info.model_dump(exclude={"checksum"}, exclude_unset=True), indent=1)
@@ -138,7 +138,7 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from lmtool.interop.reference import find
+    from lmtool.inference.reference import resolve_reference
     from lmtool.records import finite
     from lmtool.run.history import History, differences, doubts, figures
 
@@ -152,7 +152,7 @@ def compare(
             fix="name one with --test",
         )
     (test,) = with_stdin("table", test)
-    histories = [History.of(find(run).run) for run in runs]
+    histories = [History.of(resolve_reference(run).run) for run in runs]
     different = differences(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
     tested += [] if suite is None else _compared_on_suite((suite, task), runs, json)
@@ -181,7 +181,7 @@ def _compared_on(table: str, runs: Sequence[str], task: str, reading: "Data") ->
     scored = []
     for run in runs:
         loaded = open_model(run, "auto", "float32")
-        warn(loaded.warnings)
+        warn(loaded.reference.warnings)
         scored.append(score_rows(loaded, run, table, task, reading))
         warn_of_leaks(loaded, scored[-1].rows)
     return (compare_rows(table, scored[0], other) for other in scored[1:])
@@ -196,7 +196,7 @@ def _compared_on_suite(suite: tuple[str, str], runs: Sequence[str], quiet: bool)
     scored = []
     for run in runs:
         loaded = open_model(run, "auto", "float32")
-        warn(loaded.warnings)
+        warn(loaded.reference.warnings)
         tasks = open_tasks(loaded, read_suite(*suite))
         warn_of_leaks(loaded, texts_of(tasks))
         with kept_rows(loaded) as folder, Display(shown=True, quiet=quiet) as display:

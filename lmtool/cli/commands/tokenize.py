@@ -74,29 +74,28 @@ def tokenize(
     (text,) = with_stdin("text", text)
     loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
     settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
-    planned = resolve(recipe, settings)
+    sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
     from lmtool.data.prepare import prepare
-    from lmtool.data.survey import resolve_for_text
-    from lmtool.interop.reference import with_runs
+    from lmtool.inference.reference import resolve_for_text
     from lmtool.recipe.spec.text import TokenizerFile
     from lmtool.tokenization.tokenizer import Tokenizer
 
-    if not planned.recipe.data.sources:
-        spec = with_runs(planned).recipe.tokenizer
+    if not sources:
+        spec = resolve_for_text(recipe, settings)[0].recipe.tokenizer
         if not isinstance(spec, TokenizerFile) or show is None:
             raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
         _show(Tokenizer.load(spec.path), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
-        chosen, _ = resolve_for_text(recipe, settings, display.report)
-        resolved = with_runs(chosen).recipe
-        data, seed, report = resolved.data.with_values({"stream": False}), resolved.seed, display.report
-        prepared = prepare(data, resolved.tokenizer, seed=seed, report=report, out=output)
+        resolved, _ = resolve_for_text(recipe, settings, display.report)
+        spec, data = resolved.recipe.tokenizer, resolved.recipe.data.with_values({"stream": False})
+        seed, report = resolved.recipe.seed, display.report
+        prepared = prepare(data, spec, seed=seed, report=report, out=output)
     if show is not None:
         _show(prepared.tokenizer, show, as_json, html)
         return
-    _summarise(prepared, resolved.tokenizer, output, as_json)
+    _summarise(prepared, spec, output, as_json)
 
 
 def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:

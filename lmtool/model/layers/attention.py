@@ -252,15 +252,12 @@ class _MultiHead(Attending, Mixer):
         dropout = self.dropout if self.training else 0.0
         return attend(q_BNTH, k_BKSH, v_BKSH, dropout, self.score, self.observer).transpose(1, 2).flatten(2)
 
-    def attended_so_far(
-        self, attend: Attend, past: LayerState | None, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor
-    ) -> tuple[Tensor, LayerState | None]:
-        """The same with new keys and values after those of a cache, if there is one; and the updated cache."""
-        k_BKSH, v_BKSH, now = self.score.keys(k_BKTH), v_BKTH, None
-        if isinstance(past, KeyValue):
-            now = past.plus(k_BKSH, v_BKSH)
-            k_BKSH, v_BKSH = now
-        return self.attended(attend, q_BNTH, k_BKSH, v_BKSH), now
+    def append_to_cache(
+        self, past: LayerState | None, k_BKTH: Tensor, v_BKTH: Tensor
+    ) -> KeyValue | tuple[Tensor, Tensor]:
+        """Transformed keys, and values, after those of a cache, which is then the updated one; alone without any."""
+        k_BKTH = self.score.keys(k_BKTH)
+        return past.plus(k_BKTH, v_BKTH) if isinstance(past, KeyValue) else (k_BKTH, v_BKTH)
 
 
 class SelfAttention(_MultiHead):
@@ -291,8 +288,8 @@ class SelfAttention(_MultiHead):
         qk, v = torch.split(qkv, [qkv.shape[-1] - n_values, n_values], -1)
         qk, v = _by_head(qk, self.head_width), _by_head(v, self.value_width)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        mixed_BTD, now = self.attended_so_far(attend, past, q, k, v)
-        return Mixed(self.out(mixed_BTD), now)
+        seen = self.append_to_cache(past, k, v)
+        return Mixed(self.out(self.attended(attend, q, *seen)), None if past is None else seen)
 
     def adaptable(self) -> Adaptable:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
@@ -322,7 +319,8 @@ class PlainAttention(_MultiHead):
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         v = _by_head(x_BTD, self.head_width)
         q = attend.rotate(v)
-        return Mixed(*self.attended_so_far(attend, past, q, q, v))
+        seen = self.append_to_cache(past, q, v)
+        return Mixed(self.attended(attend, q, *seen), None if past is None else seen)
 
 
 class CrossAttention(_MultiHead):

@@ -65,8 +65,15 @@ class Kernel:
         if score.scale is None:
             return ops.dropout(self.weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
         if self._plain:
-            k_BNSH, v_BNSH = (_grouped(t_BKSH, q_BNTH.shape[1]) for t_BKSH in (k_BKSH, v_BKSH))
-            return self._products(q_BNTH, k_BNSH, v_BNSH, dropout, score.scale)
+            (B, N, T, _), addend = q_BNTH.shape, self._addend(q_BNTH.dtype, len(q_BNTH))
+            k_BNSH, v_BNSH = (_grouped(t_BKSH, N) for t_BKSH in (k_BKSH, v_BKSH))
+            if addend.shape[0] * addend.shape[1] == 1:
+                q, k = q_BNTH.reshape(B * N, T, -1), k_BNSH.reshape(B * N, -1, k_BNSH.shape[-1])
+                score_BNTS = torch.baddbmm(addend[0], q, k.transpose(1, 2), alpha=score.scale).view(B, N, T, -1)
+            else:
+                score_BNTS = (q_BNTH * score.scale) @ k_BNSH.transpose(-1, -2)
+                score_BNTS += addend  # in place, for memory
+            return ops.dropout(score_BNTS.softmax(-1), dropout) @ v_BNSH
         mask = None
         if self._bias_RNTS is not None:
             mask = self._addend(q_BNTH.dtype, len(q_BNTH))
@@ -81,18 +88,6 @@ class Kernel:
         """The attention weights (B, N, T, S), by the formula."""
         score_BNTS = score.compare(q_BNTH, _grouped(k_BKSH, q_BNTH.shape[1]))
         return (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
-
-    def _products(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, dropout: float, scale: float) -> Tensor:
-        B, N, T, _ = q_BNTH.shape
-        addend = self._addend(q_BNTH.dtype, B)
-        if addend.shape[0] * addend.shape[1] == 1:
-            q, k = q_BNTH.reshape(B * N, T, -1), k_BNSH.reshape(B * N, -1, k_BNSH.shape[-1])
-            score_BNTS = torch.baddbmm(addend[0], q, k.transpose(1, 2), alpha=scale).view(B, N, T, -1)
-        else:
-            score_BNTS = (q_BNTH * scale) @ k_BNSH.transpose(-1, -2)
-            # in place, for memory
-            score_BNTS += addend
-        return ops.dropout(score_BNTS.softmax(-1), dropout) @ v_BNSH
 
     def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
         """Positional bias, and -inf at masked keys: (1 or n_rows, 1 or N, T or 1, S or 1)."""

@@ -23,7 +23,7 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.evaluation import not_reported
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import ScoredContinuation, check_continues, score_continuations, score_whole
 from lmtool.recipe.spec.text import Data
 from lmtool.records import parse
@@ -45,7 +45,7 @@ CHUNK = 1024
 
 
 @contextmanager
-def kept_rows(loaded: Loaded) -> Iterator[Path]:
+def kept_rows(loaded: LoadedModel) -> Iterator[Path]:
     """The folder of a run for what was scored, or one that goes away where the run cannot be written to.
 
     Another command that measures the same run waits.
@@ -59,7 +59,7 @@ def kept_rows(loaded: Loaded) -> Iterator[Path]:
         yield folder
 
 
-def open_tasks(loaded: Loaded, tasks: Mapping[str, AnyTask]) -> list[Rendering]:
+def open_tasks(loaded: LoadedModel, tasks: Mapping[str, AnyTask]) -> list[Rendering]:
     """The tasks of a suite with their tables.
 
     Raises UsageError for one that the model cannot do, or whose templates do not fit its table; the errors of tables.
@@ -70,7 +70,7 @@ def open_tasks(loaded: Loaded, tasks: Mapping[str, AnyTask]) -> list[Rendering]:
 
 
 def measure_suite(
-    loaded: Loaded, suite: str, tasks: Sequence[Rendering], folder: Path, report: Report = not_reported
+    loaded: LoadedModel, suite: str, tasks: Sequence[Rendering], folder: Path, report: Report = not_reported
 ) -> SuiteResults:
     """Results of each task of a suite by all processes together. folder: where rows are kept, and found again."""
     with loaded.joined() as loaded:
@@ -91,7 +91,7 @@ def texts_of(tasks: Sequence[Rendering]) -> Iterator[tuple[str, str]]:
             yield f"{one.name}, row {row.number}", joined(*item.pairs[item.right])
 
 
-def _check(loaded: Loaded, name: str, task: AnyTask) -> None:
+def _check(loaded: LoadedModel, name: str, task: AnyTask) -> None:
     """Raise UsageError for a task that a model cannot do."""
     check_continues(loaded)
     model = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind}"
@@ -123,7 +123,7 @@ def _table(source: str, reading: Data) -> Table:
         raise
 
 
-def _measure(loaded: Loaded, rendering: Rendering, folder: Path, report: Report) -> TaskFigures:
+def _measure(loaded: LoadedModel, rendering: Rendering, folder: Path, report: Report) -> TaskFigures:
     """Results of a task; its rows that were scored before are read."""
     task, table = rendering.task, rendering.table
     paths = [one.path for one in (table, rendering.pool) if one is not None]
@@ -160,7 +160,7 @@ def _read(results: TaskFigures) -> int:
     return results.sums["rows"]
 
 
-def _scores(loaded: Loaded, task: AnyTask, items: Sequence[TaskItem], names: Sequence[str]) -> Iterator[RowScores]:
+def _scores(loaded: LoadedModel, task: AnyTask, items: Sequence[TaskItem], names: Sequence[str]) -> Iterator[RowScores]:
     """What is kept of each row. names: of the rows, for messages."""
     if isinstance(task, TextTask):
         texts = [item.pairs[0][1] for item in items]

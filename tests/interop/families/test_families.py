@@ -16,7 +16,7 @@ from lmtool.errors import UsageError
 from lmtool.export.exporting import export, export_gguf
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.load import Loaded
+from lmtool.inference.load import LoadedModel
 from lmtool.interop.families import EVERY, FAMILIES, GGUF_FAMILIES
 from lmtool.model.heads import Classifier, SpanReader, Tagger
 from tests.interop.families.cases import CASES, PLAIN, TOKENIZERS
@@ -117,7 +117,7 @@ def theirs(peer: Any) -> Tensor:
     return found.logits if is_row else found.logits[KEEP]  # type: ignore[no-any-return]
 
 
-def ours(loaded: Loaded, peer: Any) -> Tensor:
+def ours(loaded: LoadedModel, peer: Any) -> Tensor:
     """The same of ours."""
     lm, batch = loaded.model, Batch(tokens_of(peer), keep_BT=KEEP, segments_BT=segments_of(peer))
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_in_and_out_and_back(name: str, tmp_path: Path) -> None:
         assert_same_gguf(row, loaded, peer, tmp_path)
 
 
-def assert_same_text(loaded: Loaded, peer: Any) -> None:
+def assert_same_text(loaded: LoadedModel, peer: Any) -> None:
     """24 tokens by greedy search, of two texts in one batch."""
     roles = loaded.tokenizer.roles
     never = sorted({*roles.specials, *range(loaded.tokenizer.vocab_size, peer.config.vocab_size)} - roles.ends)
@@ -195,7 +195,7 @@ def assert_same_text(loaded: Loaded, peer: Any) -> None:
         assert list(completion.tokens) == wanted[0, len(roles.starts) if answers else len(row) :].tolist()
 
 
-def assert_same_gguf(row: Row, loaded: Loaded, peer: Any, folder: Path) -> None:
+def assert_same_gguf(row: Row, loaded: LoadedModel, peer: Any, folder: Path) -> None:
     """A GGUF file has llama.cpp's tensors, and comes in as the same recipe but for dropout; or a key is in the way."""
     if row.model_type not in GGUF or row.case in NOT_IN_GGUF:
         with pytest.raises(UsageError) as refusal:
