@@ -16,12 +16,12 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, RowSpec, Seq2Seq, Tagging
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
-from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.costs import decide_by
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.prepare import kind_of_rows, known_kind, task_names, with_loss
 from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
 from lmtool.tables.rows import EncodedRow
+from lmtool.tables.schema import Columns, choose_columns
 from lmtool.tables.tasks.build import build_task, with_decided
 from lmtool.tables.tasks.classification import HeadTask
 from lmtool.tables.tasks.results import Results

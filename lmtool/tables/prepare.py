@@ -30,12 +30,12 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
 from lmtool.run.files import HeldRows, SavedSplit
 from lmtool.tables.annotations import has_entities
-from lmtool.tables.columns import Columns, RowKind, choose_columns
 from lmtool.tables.data import TableData, TaskRows
 from lmtool.tables.findings import find_in_tables
 from lmtool.tables.labels import LabelKind, LabelMap, as_cell
 from lmtool.tables.notices import Notice
 from lmtool.tables.reading import LabelledTexts, label_index, read_labelled, shared_rows, stream_texts
+from lmtool.tables.schema import Columns, RowKind, choose_columns
 from lmtool.tables.split import divide, hold_out
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.task import Task

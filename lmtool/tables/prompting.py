@@ -28,10 +28,10 @@ from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.predict import AS_TRAINED, CHUNK_ROWS, Predictions, measure_tables, open_beside
 from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
+from lmtool.tables.schema import Columns, choose_columns
 from lmtool.tables.tasks.metrics import MetricValues, class_metrics
 from lmtool.tables.tasks.task import Cells
 

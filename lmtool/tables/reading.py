@@ -14,7 +14,6 @@ from lmtool.printable import counted
 from lmtool.recipe.grammar import either
 from lmtool.tables import annotations
 from lmtool.tables.annotations import AnswerSpan, CellFault, has_entities
-from lmtool.tables.columns import GOLD_LABEL, SEVERAL, Columns
 from lmtool.tables.labels import (
     COMMA,
     PLAIN,
@@ -28,6 +27,7 @@ from lmtool.tables.labels import (
     merge_labels,
 )
 from lmtool.tables.notices import Notice, label_notices, merge_option, misspelt
+from lmtool.tables.schema import GOLD_LABEL, SEVERAL, Columns
 from lmtool.tokenization.chat import ChatFormat, Message
 
 SUGGESTED = 10

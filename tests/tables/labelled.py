@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.table import open_table
-from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import LabelledTexts, read_labelled
+from lmtool.tables.schema import choose_columns
 
 
 def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> LabelledTexts:

@@ -9,7 +9,7 @@ import pytest
 from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import Columns, choose_columns
+from lmtool.tables.schema import USUAL, Columns, choose_columns
 
 
 def table(path: Path, header: str) -> Table:
@@ -49,7 +49,7 @@ def table(path: Path, header: str) -> Table:
 )
 def test_usual_names(header: str, texts: list[str], label: str | None, target: str | None, tmp_path: Path) -> None:
     found = choose_columns(table(tmp_path, header))
-    assert found == Columns(tuple(texts), label, target, inferred=True)
+    assert found == Columns(tuple(texts), label, target)
     assert found.describe().endswith("(inferred from their names)")
 
 
@@ -88,9 +88,9 @@ def test_given_names(
 ) -> None:
     labelled = given.get("labelled", True)
     given = {key: value for key, value in given.items() if key != "labelled"}
-    assert choose_columns(table(tmp_path, header), Data(**given), labelled=labelled) == Columns(
-        tuple(texts), label, target, found
-    )
+    chosen = choose_columns(table(tmp_path, header), Data(**given), labelled=labelled)
+    assert chosen == Columns(tuple(texts), label, target)
+    assert chosen.inferred == found
 
 
 def test_what_is_read_is_said(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> No
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "x", "label": "y", name: [{"role": "user", "content": "a"}]}) + "\n")
     found = choose_columns(open_table(str(path)))
-    assert found == Columns((), inferred=True, messages=name)
+    assert found == Columns((), messages=name)
     assert found.writes
     assert found.describe() == f"columns: messages '{name}' (inferred from their names)"
     named = choose_columns(open_table(str(path)), Data(messages_column=name))
@@ -217,7 +217,7 @@ def test_names_in_other_languages(header: str, tmp_path: Path) -> None:
     text, label = header.split(",")
     # beside another column, so that it is the name that tells
     found = choose_columns(table(tmp_path, f"nr,{header},x"))
-    assert (found.texts, found.label, found.by_cells) == ((text,), label, False)
+    assert (found.texts, found.label, set(found.reasons.values())) == ((text,), label, {USUAL})
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,8 @@ def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path
     else:
         table = written(tmp_path, header, rows)
     found = choose_columns(table)
-    assert (found.texts, found.label, found.by_cells) == ((table.names[1],), table.names[2], True)
+    assert (found.texts, found.label) == ((table.names[1],), table.names[2])
+    assert USUAL not in found.reasons.values()
     assert "--text-column" in found.describe()
     assert "--label-column" in found.describe()
 
@@ -268,10 +269,12 @@ def test_cells_decide_where_names_are_unknown(script: str, header: str, tmp_path
 def test_a_known_name_is_joined_by_what_cells_tell(tmp_path: Path) -> None:
     rows = [[str(i), f"the quiet film of number {i}", "ab"[i % 2], f"remark {i}"] for i in range(30)]
     known_text = choose_columns(written(tmp_path, "n,text,zq,extra", rows))
-    assert (known_text.texts, known_text.label, known_text.by_cells) == (("text",), "zq", True)
+    assert (known_text.texts, known_text.label, known_text.reasons["text"]) == (("text",), "zq", USUAL)
+    assert "2 different values" in known_text.reasons["zq"]
     rows = [row[:3] for row in rows]
     known_label = choose_columns(written(tmp_path, "n,zq,label", rows))
-    assert (known_label.texts, known_label.label, known_label.by_cells) == (("zq",), "label", True)
+    assert (known_label.texts, known_label.label, known_label.reasons["label"]) == (("zq",), "label", USUAL)
+    assert known_label.reasons["zq"] != USUAL
     named = choose_columns(written(tmp_path, "n,zq,wq", rows), Data(text_columns=["zq"]))
     assert (named.texts, named.label) == (("zq",), "wq")
 

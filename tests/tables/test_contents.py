@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.data.table import open_table
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import Columns, choose_columns, is_code, is_prose
+from lmtool.tables.schema import Columns, choose_columns, is_code, is_prose
 
 RNG = random.Random(0)
 WORDS = ["fine", "old", "story", "of", "the", "sea", "many", "quiet", "people", "who", "never", "went", "home"]
@@ -72,7 +72,7 @@ def columns(path: Path, **cells: str) -> Columns:
         ({"title": "title", "description": "description", "label": "y"}, ("title", "description")),
         ({"description": "description", "label": "y", "title": "title"}, ("description", "title")),
         (
-            {"Title": "title", "Review Text": "description", "Body": "description", "label": "y"},
+            {"Title": "title", "Review Text": "description", "Body": "chinese", "label": "y"},
             ("Title", "Review Text", "Body"),
         ),
         ({"title": "code", "description": "description", "label": "y"}, ("description",)),

@@ -13,8 +13,8 @@ from lmtool.data.table import RowFault, Table, open_table
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.tables.annotations import as_messages
-from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.reading import LabelledText, read_labelled, stream_texts
+from lmtool.tables.schema import Columns, choose_columns
 from lmtool.tables.tasks.text_to_text import AnswerTask
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.prompt_format import PromptFormat

@@ -8,8 +8,8 @@ import pytest
 from lmtool.data.rowfile import Delimited
 from lmtool.data.table import open_table
 from lmtool.errors import DataError
-from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import LabelledTexts, read_labelled
+from lmtool.tables.schema import choose_columns
 
 PARSES = "sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 
@@ -65,7 +65,7 @@ def cell(name: str, row: int, label: str) -> str:
     """A cell as the published files have them: texts with quotes that nothing closes, parses, one genre for all."""
     text = f"{TEXTS[row % 4]} This is {row} of them"
     if "parse" in name:
-        return f"( ( {text} ) . )"
+        return f"( ( {text}{name.partition('_')[0]} ) . )"
     if name.startswith("label") and name != "label":
         return "entailment"
     kinds = {"genre": ["main-news", "fiction", "main-forum"][row % 3], "year": "2012test", "filename": "MSRvid"}
@@ -138,7 +138,7 @@ def cola(path: Path, n: int = 8) -> Path:
 def test_cola_has_no_header(tmp_path: Path) -> None:
     found = opened(cola(tmp_path / "train.tsv"))
     assert found.table.names == ("column 1", "column 2", "column 3", "column 4")
-    described = "columns: text 'column 4', label 'column 2' (inferred from their cells)"
+    described = "columns: text 'column 4', label 'column 2' (inferred from their cells: "
     assert found.columns.describe().startswith(described)
     assert found.table.describe().endswith("8 rows, 4 columns, delimiter tab, no quoting, no header, UTF-8")
     assert found.items[0].texts == ('The "sailors rode breeze number 0.',)

@@ -11,9 +11,9 @@ import pytest
 
 from lmtool.data.table import RowFault, Skipped, open_table
 from lmtool.errors import DataError
-from lmtool.tables.columns import choose_columns
 from lmtool.tables.labels import LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_texts
+from lmtool.tables.schema import choose_columns
 from tests.tables.labelled import labelled, read
 
 

@@ -9,8 +9,8 @@ from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import Columns, choose_columns, is_related
 from lmtool.tables.prepare import with_loss
+from lmtool.tables.schema import Columns, choose_columns, is_related
 
 WORDS = ["cat", "dog", "sea", "boat", "rain"]
 
@@ -53,7 +53,7 @@ CLASSES, NUMBERS = ["yes", "no"], ["0.5", "3.25", "1"]
 def test_columns_by_name(columns: dict[str, list[str]], texts: list[str], label: str | None, tmp_path: Path) -> None:
     found = choose_columns(table(tmp_path, **columns), kind="related")
     ignored = tuple(name for name in columns if name not in (*texts, label))
-    assert found == Columns(tuple(texts), label, inferred=True, kind="related", ignored=ignored)
+    assert found == Columns(tuple(texts), label, kind="related", ignored=ignored)
 
 
 def test_what_is_not_read_is_said(tmp_path: Path) -> None:

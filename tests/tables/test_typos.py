@@ -129,7 +129,7 @@ def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     from lmtool.data.table import open_table
-    from lmtool.tables.columns import choose_columns
+    from lmtool.tables.schema import choose_columns
 
     pq.write_table(
         pa.table({"text": list("abcde"), "label": ["good", "good", "good", "Good", "Good"]}), tmp_path / "a.parquet"

@@ -199,9 +199,9 @@ def test_refusals(work: Work) -> None:
 def test_texts_of_rows_have_the_vectors_of_embed(work: Work) -> None:
     """The same special tokens and the same pooling as where vectors are used."""
     from lmtool.api import load
-    from lmtool.tables.columns import choose_columns
     from lmtool.tables.predict import _model, task_of
     from lmtool.tables.reading import read_labelled
+    from lmtool.tables.schema import choose_columns
 
     run = embedder(work, "pairs")
     table = open_table(str(write(work.folder / "pairs.csv", "pairs", n=9)))

@@ -6,7 +6,7 @@ from typing import Any
 from lmtool.recipe.spec.objective import Classification, Embedding, QuestionAnswering, Tagging
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.annotations import has_entities
-from lmtool.tables.columns import Columns
+from lmtool.tables.schema import Columns
 from lmtool.tables.tasks.classification import HEADS
 from lmtool.tables.tasks.embedding import embedding_task
 from lmtool.tables.tasks.spans import SpanTask

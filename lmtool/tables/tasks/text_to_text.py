@@ -15,10 +15,10 @@ from lmtool.generation.params import SamplingParams
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer
-from lmtool.tables.columns import Columns
 from lmtool.tables.labels import SEPARATOR
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
+from lmtool.tables.schema import Columns
 from lmtool.tables.tasks import metrics
 from lmtool.tables.tasks.metrics import NO_LABEL, MetricValues
 from lmtool.tables.tasks.results import Results

@@ -25,11 +25,11 @@ from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
 from lmtool.run.files import Figures
-from lmtool.tables.columns import Columns
 from lmtool.tables.labels import Label
 from lmtool.tables.prepare import open_tables, task_names
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
+from lmtool.tables.schema import Columns
 from lmtool.tables.tasks import classification, text_to_text
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.classification import ClassTask
@@ -99,7 +99,7 @@ def test_tasks_are_a_name_a_file_and_a_weight(tmp_path: Path, monkeypatch: pytes
     assert task_names(data) == ["nli", "sst", "c"]
     (one,) = open_tables(Data(train=("a.csv",), valid=("v.csv",), test="t.csv"))
     assert (one.name, one.table.source, one.valid, one.test) == ("", "a.csv", "v.csv", "t.csv")
-    assert one.columns == Columns(("text",), label="label", inferred=True)
+    assert one.columns == Columns(("text",), label="label")
     assert task_names(Data(train=("a.csv",))) == [""]
 
 

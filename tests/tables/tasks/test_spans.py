@@ -18,8 +18,8 @@ from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tables.annotations import AnswerSpan
-from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import LabelledText, read_labelled
+from lmtool.tables.schema import choose_columns
 from lmtool.tables.split import divide, hold_out
 from lmtool.tables.tasks.spans import Extracted, SpanTask, Window
 from lmtool.tables.tasks.task import AnsweringModel

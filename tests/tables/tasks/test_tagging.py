@@ -12,8 +12,8 @@ from lmtool.model.heads import Tagger
 from lmtool.objective import build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
-from lmtool.tables.columns import Columns
 from lmtool.tables.reading import LabelledText
+from lmtool.tables.schema import Columns
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.tagging import EntityTask, TaggedRow, TagTask
 from lmtool.tables.tasks.task import AnsweringModel
