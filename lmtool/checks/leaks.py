@@ -21,8 +21,9 @@ from lmtool.run.directory import Run
 from lmtool.run.find import Found
 from lmtool.run.listing import with_bases
 from lmtool.tables.notices import Notice
-from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables
+from lmtool.tables.prepare import TaskTables, open_tables
 from lmtool.tables.reading import stream_texts
+from lmtool.tables.tasks.build import kind_of_rows
 
 SHARE = 0.8
 """Share of the words of a row in n-grams of the training text from which it stands there (Touvron et al. 2023)."""

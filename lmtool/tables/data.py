@@ -19,7 +19,7 @@ from lmtool.tables.baseline import Baseline, VectorsOf, measure_baseline
 from lmtool.tables.reading import LabelledTexts
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.split import draw_folds
-from lmtool.tables.tasks.classification import Examined, HeadTask
+from lmtool.tables.tasks.heads import Examined, HeadTask
 from lmtool.tables.tasks.results import Results
 from lmtool.tables.tasks.task import AnsweringModel, Task
 from lmtool.tokenization.prompt_format import PromptFormat

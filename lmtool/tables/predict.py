@@ -1,6 +1,6 @@
 """`eval` and `predict` on tables: evaluate a fine-tuned run on labelled rows, and predict unlabelled ones."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple, Self, cast
@@ -18,15 +18,15 @@ from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.tables.costs import decide_by
 from lmtool.tables.labels import LabelKind, LabelMap
-from lmtool.tables.prepare import kind_of_rows, known_kind, task_names, with_loss
+from lmtool.tables.prepare import task_names
 from lmtool.tables.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.schema import Columns, choose_columns
-from lmtool.tables.tasks.build import build_task, with_decided
-from lmtool.tables.tasks.classification import HeadTask
+from lmtool.tables.tasks.build import build_task, kind_of_rows, task_class, with_decided
+from lmtool.tables.tasks.embedding import with_loss
+from lmtool.tables.tasks.heads import HeadTask
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.tagging import TaggedRow, TagTask
-from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, Task
+from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, Prediction, Task
 from lmtool.tokenization.tokenizer import find_words
 
 AS_TRAINED = Data()
@@ -94,7 +94,8 @@ def _read_related(loaded: Loaded, spec: Embedding, source: str, reading: Data) -
         named = _laid_over(data, reading)
     columns = choose_columns(table, named, kind="related")
     merged = data.merge_labels | reading.merge_labels
-    texts = read_labelled(table, columns, kind=known_kind(spec, columns), skip_bad_rows=skips, merged=merged)
+    kind = task_class(spec).label_kind(spec, columns)
+    texts = read_labelled(table, columns, kind=kind, skip_bad_rows=skips, merged=merged)
     of_table = with_loss(spec.with_values({"loss": "auto"}), columns)
     loaded = replace(loaded, recipe=loaded.recipe.with_values({"objective": of_table}))
     return texts, task_of(loaded, "", columns, ())
@@ -156,22 +157,6 @@ def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAI
     )
 
 
-class Prediction(NamedTuple):
-    """The answer of a fine-tuned model for one row.
-
-    label: the class; the labels with a probability above their thresholds, in a tuple or joined; a number; the tag of
-        each word; or the text that was generated, or found in a context.
-    probabilities: of each class or label; empty for others.
-    words: which are tagged; empty for others.
-    start: where an answer begins in its context; None for none, and for others.
-    """
-
-    label: str | tuple[str, ...] | float
-    probabilities: Mapping[str, float]
-    words: tuple[str, ...] = ()
-    start: int | None = None
-
-
 @dataclass(frozen=True)
 class TablePredictor:
     """A model that was fine-tuned on classes, numbers, tags or answers. Texts are tokenized first, and read later."""
@@ -206,17 +191,8 @@ class TablePredictor:
 
     def predict(self, rows: Sequence[EncodedRow]) -> list[Prediction]:
         """The answer for each of the rows that were encoded."""
-        if isinstance(self.task, HeadTask):
-            return [
-                Prediction(self.task.label(p_C), dict(zip(self.task.labels, p_C.tolist(), strict=False)))
-                for p_C in self.probabilities(rows)
-            ]
         with self.loaded.joined() as loaded:
-            answers = self.task.answer(_model(loaded), rows)
-        if isinstance(self.task, TagTask):
-            pairs = zip(answers, cast(Sequence[TaggedRow], rows), strict=True)
-            return [Prediction(tuple(cast(list[str], tags)), {}, row.words) for (tags,), row in pairs]
-        return [Prediction(str(text), {}, start=cast(int | None, start)) for text, start, _ in answers]
+            return self.task.predict(_model(loaded), rows)
 
 
 def words_of(sentence: str) -> tuple[str, ...]:

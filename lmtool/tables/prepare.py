@@ -1,15 +1,12 @@
 """From the tables that a recipe names to rows for training, validation and testing."""
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from lmtool.data.files import display, shown, shown_all
 from lmtool.data.rowfile import matching_column
@@ -18,28 +15,24 @@ from lmtool.errors import DataError, UsageError
 from lmtool.objective import build_objective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import (
-    AnyObjective,
     Classification,
     Embedding,
     HeadSpec,
-    QuestionAnswering,
     Seq2Seq,
     Tagging,
 )
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data, TokenizerFile
 from lmtool.run.files import HeldRows, SavedSplit
-from lmtool.tables.annotations import has_entities
 from lmtool.tables.data import TableData, TaskRows
 from lmtool.tables.findings import find_in_tables
-from lmtool.tables.labels import LabelKind, LabelMap, as_cell
+from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.notices import Notice
 from lmtool.tables.reading import LabelledTexts, label_index, read_labelled, shared_rows, stream_texts
 from lmtool.tables.schema import Columns, RowKind, choose_columns
 from lmtool.tables.split import divide, hold_out
-from lmtool.tables.tasks.build import build_task
+from lmtool.tables.tasks.build import build_task, resolve_objective, task_class, usual_metric
 from lmtool.tables.tasks.task import Task
-from lmtool.tables.tasks.text_to_text import as_answer, as_source
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
@@ -139,12 +132,6 @@ def task_names(data: Data) -> list[str]:
     return [text.partition(":")[0] for text in data.tasks] or [""]
 
 
-def kind_of_rows(objective: AnyObjective) -> RowKind:
-    """What the rows are that train a model with this objective."""
-    kinds: dict[type, RowKind] = {Tagging: "words", QuestionAnswering: "questions", Embedding: "related"}
-    return kinds.get(type(objective), "texts")
-
-
 def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Table, Columns]:
     table = open_table(source, data)
     return table, choose_columns(table, data, kind=kind)
@@ -184,17 +171,6 @@ class _Read:
     def held(self) -> dict[str, LabelledTexts]:
         """The rows that are not for training, by part."""
         return {name: part for name, part in self.parts.items() if name != "train"}
-
-    def texts(self, objective: AnyObjective) -> Iterable[str]:
-        """The texts of the training rows."""
-        for item in self.train.items:
-            if isinstance(objective, Tagging):
-                yield " ".join(item.texts)
-            elif isinstance(objective, Classification | QuestionAnswering | Embedding):
-                yield from item.texts
-            else:
-                yield as_source(self.tables.name, self.tables.columns.texts, item.texts)
-                yield as_answer(item) or ""
 
     def encode(self, recipe: Recipe, prompt_format: PromptFormat) -> tuple[TaskRows, list[str], list[str]]:
         """The rows as token ids, and the lines and the warnings about them."""
@@ -244,7 +220,7 @@ def read_tables(
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else PromptFormat.of(recipe, tokenizer).chat
     known = recipe.objective.labels if isinstance(recipe.objective, Classification | Tagging) else ()
-    kind = known_kind(recipe.objective, tasks[0].columns)
+    kind = task_class(recipe.objective).label_kind(recipe.objective, tasks[0].columns)
     labels = LabelMap(kind, known) if kind is not None and known else None
     read = []
     for task in tasks:
@@ -252,18 +228,15 @@ def read_tables(
         read.append(read_task(task, recipe, labels, held, chat))
         if held is None:
             read[-1].notices.extend(find_in_tables(read[-1].train, read[-1].held, tokenizer, None, brief=True))
-    if isinstance(recipe.objective, Classification):
-        recipe = recipe.with_values({"objective": _settled(recipe.objective, read)})
-    elif isinstance(recipe.objective, Embedding):
-        recipe = recipe.with_values({"objective": with_loss(recipe.objective, tasks[0].columns)})
-    elif isinstance(recipe.objective, Tagging):
-        recipe = recipe.with_values({"objective.labels": cast(LabelMap, read[0].train.labels).names})
+    recipe = recipe.with_values({"objective": resolve_objective(recipe.objective, read[0].train)})
     if recipe.evaluation.metric == "auto":
         recipe = recipe.with_values({"evaluation.metric": usual_metric(recipe.objective)})
     if tokenizer is None:
         assert not isinstance(recipe.tokenizer, TokenizerFile)
-        texts = chain.from_iterable(part.texts(recipe.objective) for part in read)
-        tokenizer = Tokenizer.train(recipe.tokenizer, texts)
+        of_rows = task_class(recipe.objective).texts
+        pairs = ((part.tables, item) for part in read for item in part.train.items)
+        texts = (of_rows(tables.name, tables.columns, item) for tables, item in pairs)
+        tokenizer = Tokenizer.train(recipe.tokenizer, chain.from_iterable(texts))
     prompt_format = PromptFormat.of(recipe, tokenizer)
     tasks_rows, lines, warnings = zip(*(part.encode(recipe, prompt_format) for part in read), strict=True)
     recipe = _with_sizes(recipe, sum(round(task.weight * len(task.train)) for task in tasks_rows), tokenizer)
@@ -280,40 +253,6 @@ def read_tables(
         recipe.training.batch_size,
         recipe.seed,
     )
-
-
-def usual_metric(objective: AnyObjective) -> str:
-    """The metric that chooses the best checkpoint where the recipe leaves it to the table."""
-    match objective:
-        case Classification(task="class"):
-            return "accuracy"
-        case Tagging(labels=tags):
-            return "f1" if has_entities(tags) else "accuracy"
-        case QuestionAnswering():
-            return "f1"
-        case Embedding(loss=loss):
-            return {"ranking": "ndcg", "cosent": "spearman"}.get(loss, "accuracy")
-    return "loss"
-
-
-def with_loss(spec: Embedding, columns: Columns) -> Embedding:
-    """The spec with the loss that rows of these columns train. Raises UsageError for one that they cannot."""
-    n_texts, has_label = len(columns.texts), columns.label is not None
-    fits = {
-        "ranking": n_texts > 1 and not has_label,
-        "cosent": n_texts == 2 and has_label,
-        "triplet": n_texts == 3 and not has_label,
-        "labels": n_texts == 1 and has_label,
-    }
-    able = [loss for loss, is_able in fits.items() if is_able]
-    if spec.loss == "auto" and able:
-        return spec.with_values({"loss": able[0]})
-    if spec.loss not in able:
-        rows = f"rows of {counted(n_texts, 'text')} {'with' if has_label else 'without'} a label"
-        what = f"loss {spec.loss} is not for {rows}"
-        fix = f"take {' or '.join(able)}" if able else "name two texts with --text-column, or omit the label"
-        raise UsageError(what, where="objective.loss", fix=fix)
-    return spec
 
 
 def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
@@ -336,15 +275,6 @@ def _refuse_unfit(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
             what = f"{task.columns.describe()}: a target text, where a classifier needs a label"
             fix = "name the label with --label-column, or train a text-to-text model: see lmtool recipes ls"
             raise DataError(what, where=str(task.table.path), fix=fix)
-
-
-def known_kind(spec: AnyObjective, columns: Columns) -> LabelKind | None:
-    """The kind of labels that an objective says, if any; of related texts a number, of one text a class."""
-    if isinstance(spec, Embedding):
-        return "number" if len(columns.texts) > 1 else "class"
-    if isinstance(spec, Tagging):
-        return "tags"
-    return spec.task if isinstance(spec, Classification) and spec.task != "auto" else None
 
 
 def check_tables(
@@ -372,7 +302,8 @@ def read_task(
 
     labels: the known ones. split: the rows that are held out, where they are known.
     """
-    data, skips, kind = recipe.data, recipe.data.skip_bad_rows, known_kind(recipe.objective, task.columns)
+    data, skips = recipe.data, recipe.data.skip_bad_rows
+    kind = task_class(recipe.objective).label_kind(recipe.objective, task.columns)
     read_rows = partial(read_labelled, skip_bad_rows=skips, chat=chat, merged=data.merge_labels)
     texts = read_rows(task.table, task.columns, kind=kind, labels=labels)
     notices = [*texts.notices, *_skipped(texts.skipped)]
@@ -420,53 +351,6 @@ def _columns(columns: Columns) -> dict[str, Any]:
     if columns.target is not None:
         return {"source_column": columns.texts[0], "target_column": columns.target, "input_column": columns.input}
     return {"text_columns": columns.texts, "label_column": columns.label}
-
-
-def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
-    """The spec with what is inferred from the table: kind and names of labels, and the scaling of numbers."""
-    train = read[0].train
-    labels = cast(LabelMap, train.labels)
-    if spec.contrastive and labels.kind != "class":
-        what = f"vectors are trained by contrast for rows of one class each, but rows have {SEVERAL[labels.kind]}"
-        fix = "omit it, or add --labels class if each row has one"
-        raise UsageError(what, where="objective.contrastive", fix=fix)
-    spec = spec.with_values({"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
-    if labels.kind == "number":
-        value_R = np.array([item.label for item in train.items], dtype=np.float64)
-        center = float(value_R.mean()) if spec.center is None else spec.center
-        # relative to the largest deviation, since squares of very small ones are 0
-        largest = float(np.abs(value_R - value_R.mean()).max()) or 1.0
-        deviation = largest * float(np.std((value_R - value_R.mean()) / largest))
-        scale = (deviation or 1.0) if spec.scale is None else spec.scale
-        spec = spec.with_values({"center": center, "scale": scale})
-    return spec.with_values({"class_weights": class_weights(spec, train)})
-
-
-SEVERAL = {"multi": "several labels", "number": "a number"}
-"""What rows have instead of one class."""
-
-
-def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ...] | None:
-    """The weight of each class in the loss: n / (C n_c) where the recipe has `balanced`, else as given.
-
-    Raises UsageError when rows do not have one class each, or when the numbers of weights and classes differ.
-    """
-    weights, where = spec.class_weights, "objective.class_weights"
-    if weights is None:
-        return None
-    if spec.task != "class":
-        what = f"class weights need one class per row, but rows have {SEVERAL[spec.task]}"
-        raise UsageError(what, where=where, fix="omit it, or add --labels class if each row has one")
-    if weights == "balanced":
-        counts = Counter(item.label for item in train.items)
-        n, n_classes = len(train), len(spec.labels)
-        # a class whose rows are all held out has no weight
-        return tuple(n / (n_classes * counts[name]) if counts[name] else 0.0 for name in spec.labels)
-    if len(weights) != len(spec.labels):
-        given, needed = counted(len(weights), "weight"), counted(len(spec.labels), "class", "classes")
-        what = f"{given} for {needed}: {', '.join(spec.labels)}"[:200]
-        raise UsageError(what, where=where, fix="give one for each, in this order, or balanced")
-    return weights
 
 
 def _check_metric(recipe: Recipe, task: Task) -> None:

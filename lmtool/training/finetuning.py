@@ -24,8 +24,9 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
 from lmtool.tables.labels import LabelKind
 from lmtool.tables.language import published_encoder
-from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
+from lmtool.tables.prepare import TaskTables, open_tables, read_tables, rows_per_class, sample_texts
 from lmtool.tables.schema import RowKind, is_related
+from lmtool.tables.tasks.build import kind_of_rows
 from lmtool.training.folds import RecipeWithData, choose_features
 from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_adapters_alone
 

@@ -9,8 +9,8 @@ from lmtool.data.table import Table, open_table
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.prepare import with_loss
 from lmtool.tables.schema import Columns, choose_columns, is_related
+from lmtool.tables.tasks.embedding import with_loss
 
 WORDS = ["cat", "dog", "sea", "boat", "rain"]
 

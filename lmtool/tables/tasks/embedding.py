@@ -11,12 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Items, Validation, evaluate
 from lmtool.objective import Loss
 from lmtool.objective.contrastive import EmbeddingObjective, texts_of
+from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Embedding
-from lmtool.tables.reading import LabelledText
+from lmtool.tables.labels import LabelKind
+from lmtool.tables.reading import LabelledText, LabelledTexts
 from lmtool.tables.rows import EncodedRow
+from lmtool.tables.schema import Columns
 from lmtool.tables.tasks.metrics import MetricValues, regression_metrics
 from lmtool.tables.tasks.results import Results
 from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, Task
@@ -34,6 +38,16 @@ QUERIES = 512
 
 class EmbeddingTask(Task):
     """Vectors of the texts of a row. spec: with the loss of the table."""
+
+    rows = "related"
+
+    @classmethod
+    def label_kind(cls, spec: Embedding, columns: Columns) -> LabelKind:
+        return "number" if len(columns.texts) > 1 else "class"
+
+    @classmethod
+    def resolve(cls, spec: Embedding, train: LabelledTexts) -> Embedding:
+        return with_loss(spec, train.columns)
 
     def __init__(self, prompt_format: PromptFormat, spec: Embedding) -> None:
         super().__init__(prompt_format, "", ())
@@ -94,6 +108,7 @@ class ScoredTask(EmbeddingTask):
     """Pairs with a number: Spearman's correlation of the cosines with these."""
 
     metrics: ClassVar[Mapping[str, str]] = {"spearman": "spearman", "correlation": "pearson"}
+    usual_metric = "spearman"
 
     def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         assert labels_R is not None
@@ -105,6 +120,7 @@ class RankingTask(EmbeddingTask):
     """Queries and their documents: how well each query ranks all documents of the rows."""
 
     metrics: ClassVar[Mapping[str, str]] = {"ndcg": "ndcg@10"}
+    usual_metric = "ndcg"
 
     def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         texts = [
@@ -125,6 +141,7 @@ class TripletTask(RankingTask):
     """Anchors with a text that is to be near, and others that are not: whether it is nearer than each of these."""
 
     metrics: ClassVar[Mapping[str, str]] = {"ndcg": "ndcg@10", "accuracy": "accuracy"}
+    usual_metric = "accuracy"
 
     def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         cosine_RK = (unit_RKD[:, :1] * unit_RKD[:, 1:]).sum(-1)
@@ -136,6 +153,7 @@ class NeighborTask(EmbeddingTask):
     """Texts with a label: whether the nearest other row has the same."""
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
+    usual_metric = "accuracy"
 
     def figures(self, unit_RKD: Floats, labels_R: Floats | None, rows: Sequence[EncodedRow]) -> MetricValues:
         assert labels_R is not None
@@ -144,11 +162,24 @@ class NeighborTask(EmbeddingTask):
         return {"accuracy": float((labels_R[cosine_RR.argmax(1)] == labels_R).mean())}
 
 
-def embedding_task(prompt_format: PromptFormat, spec: Embedding, n_texts: int) -> EmbeddingTask:
-    """The task of rows of so many texts. spec: with the loss of their table."""
-    of_ranking = TripletTask if n_texts > 2 else RankingTask
-    task = {"cosent": ScoredTask, "labels": NeighborTask}.get(spec.loss, of_ranking)
-    return task(prompt_format, spec)
+def with_loss(spec: Embedding, columns: Columns) -> Embedding:
+    """The spec with the loss that rows of these columns train. Raises UsageError for one that they cannot."""
+    n_texts, has_label = len(columns.texts), columns.label is not None
+    fits = {
+        "ranking": n_texts > 1 and not has_label,
+        "cosent": n_texts == 2 and has_label,
+        "triplet": n_texts == 3 and not has_label,
+        "labels": n_texts == 1 and has_label,
+    }
+    able = [loss for loss, is_able in fits.items() if is_able]
+    if spec.loss == "auto" and able:
+        return spec.with_values({"loss": able[0]})
+    if spec.loss not in able:
+        rows = f"rows of {counted(n_texts, 'text')} {'with' if has_label else 'without'} a label"
+        what = f"loss {spec.loss} is not for {rows}"
+        fix = f"take {' or '.join(able)}" if able else "name two texts with --text-column, or omit the label"
+        raise UsageError(what, where="objective.loss", fix=fix)
+    return spec
 
 
 def ranking_metrics(query_QD: Floats, document_MD: Floats, relevant: Sequence[set[int]]) -> MetricValues:

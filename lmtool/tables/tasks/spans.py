@@ -22,7 +22,7 @@ from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks.metrics import MetricValues, best_null_threshold, exact_match, word_f1
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, FormattedNumber, Task, worst_and_best
+from lmtool.tables.tasks.task import AnsweringModel, Cells, Floats, FormattedNumber, Prediction, Task, worst_and_best
 from lmtool.tokenization.prompt_format import PromptFormat
 
 
@@ -61,7 +61,9 @@ class SpanTask(Task):
     where all questions have one.
     """
 
+    rows = "questions"
     metrics: ClassVar[Mapping[str, str]] = {"f1": "f1", "exact": "exact"}
+    usual_metric = "f1"
     added = ("predicted", "start", "null_score")
 
     def __init__(self, prompt_format: PromptFormat, spec: QuestionAnswering) -> None:
@@ -163,6 +165,10 @@ class SpanTask(Task):
         extracted, _ = self._extracted(model, rows)
         pairs = zip(extracted, self._texts(extracted), strict=True)
         return [(text, one.start if text else None, FormattedNumber(one.null_score, ".6g")) for one, text in pairs]
+
+    def predict(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+        answers = self.answer(model, rows)
+        return [Prediction(str(text), {}, start=cast(int | None, start)) for text, start, _ in answers]
 
     def _texts(self, extracted: Sequence[Extracted]) -> list[str]:
         """The answers; empty where there is none."""

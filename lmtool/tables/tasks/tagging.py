@@ -3,7 +3,7 @@
 Shapes: W words of a row that have a token in it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -16,12 +16,13 @@ from lmtool.inference.evaluation import Validation
 from lmtool.model.heads import Tagger
 from lmtool.recipe.spec.objective import Tagging
 from lmtool.tables.annotations import OUTSIDE
-from lmtool.tables.labels import LabelMap
-from lmtool.tables.reading import LabelledText
+from lmtool.tables.labels import LabelKind, LabelMap
+from lmtool.tables.reading import LabelledText, LabelledTexts
 from lmtool.tables.rows import EncodedRow
+from lmtool.tables.schema import Columns
 from lmtool.tables.tasks.metrics import MetricValues, class_metrics, entity_metrics, find_entities
 from lmtool.tables.tasks.results import Results
-from lmtool.tables.tasks.task import LONGEST_TEXT, MISTAKES, AnsweringModel, Cells, Task
+from lmtool.tables.tasks.task import LONGEST_TEXT, MISTAKES, AnsweringModel, Cells, Prediction, Task
 from lmtool.tokenization.prompt_format import PromptFormat
 
 Tags = tuple[str, ...]
@@ -41,7 +42,21 @@ class TaggedRow(EncodedRow):
 class TagTask(Task):
     """A tag for each word, such as its part of speech, by the state of its first token."""
 
+    rows = "words"
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "macro-f1": "macro_f1"}
+    usual_metric = "accuracy"
+
+    @classmethod
+    def label_kind(cls, spec: Tagging, columns: Columns) -> LabelKind:
+        return "tags"
+
+    @classmethod
+    def resolve(cls, spec: Tagging, train: LabelledTexts) -> Tagging:
+        return spec.with_values({"labels": cast(LabelMap, train.labels).names})
+
+    @classmethod
+    def texts(cls, name: str, columns: Columns, item: LabelledText) -> Iterable[str]:
+        return [" ".join(item.texts)]
 
     def __init__(self, prompt_format: PromptFormat, spec: Tagging) -> None:
         super().__init__(prompt_format, "", spec.labels)
@@ -106,6 +121,11 @@ class TagTask(Task):
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         return [(list(tags),) for tags in self._tags(model, rows)[0]]
 
+    def predict(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+        sentences = cast(Sequence[TaggedRow], rows)
+        tags_of_rows = self._tags(model, rows)[0]
+        return [Prediction(tags, {}, row.words) for tags, row in zip(tags_of_rows, sentences, strict=True)]
+
     def parts(self, tags: Tags) -> set[tuple[str, int, int]]:
         """What is tagged: tag, first word, and word after the last."""
         return {(tag, i, i + 1) for i, tag in enumerate(tags)}
@@ -121,6 +141,7 @@ class EntityTask(TagTask):
     """BIO tags of entities, measured by the entities that are found."""
 
     metrics: ClassVar[Mapping[str, str]] = {"f1": "f1", "accuracy": "accuracy"}
+    usual_metric = "f1"
 
     def parts(self, tags: Tags) -> set[tuple[str, int, int]]:
         return find_entities(tags)

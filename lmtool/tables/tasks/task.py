@@ -2,10 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,11 @@ from lmtool.inference.evaluation import Evaluated, Items, Validation, evaluate
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
 from lmtool.objective.heads import RowObjective
-from lmtool.tables.reading import LabelledText
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.tables.labels import LabelKind
+from lmtool.tables.reading import LabelledText, LabelledTexts
 from lmtool.tables.rows import EncodedRow
+from lmtool.tables.schema import Columns, RowKind
 from lmtool.tables.tasks.results import Results
 from lmtool.tokenization.prompt_format import PromptFormat
 
@@ -44,6 +47,22 @@ class FormattedNumber(float):
 
     def __str__(self) -> str:
         return format(float(self), self._spec)
+
+
+class Prediction(NamedTuple):
+    """The answer of a fine-tuned model for one row.
+
+    label: the class; the labels with a probability above their thresholds, in a tuple or joined; a number; the tag of
+        each word; or the text that was generated, or found in a context.
+    probabilities: of each class or label; empty for others.
+    words: which are tagged; empty for others.
+    start: where an answer begins in its context; None for none, and for others.
+    """
+
+    label: str | tuple[str, ...] | float
+    probabilities: Mapping[str, float]
+    words: tuple[str, ...] = ()
+    start: int | None = None
 
 
 Read = Callable[[Tensor, Batch, list[int]], Sequence[NDArray[Any]]]
@@ -91,8 +110,11 @@ def worst_and_best(
 
 
 class Task(ABC):
-    """A task on the rows of a table.
+    """A task on the rows of a table: which columns its rows have, how a row becomes tokens, by which figures a model is
+    measured, and what a prediction is. Its loss is that of its objective.
 
+    rows: what the rows are, which says the roles of their columns; see `schema`.
+    usual_metric: the one of `metrics`, or the loss, that chooses the best checkpoint where a recipe leaves it open.
     name: prefix of each source where a model is trained on several tasks; else empty.
     labels: names of the classes or labels, empty where there are none.
     metrics: those that can choose the best checkpoint besides the loss, and their names among the figures.
@@ -100,7 +122,9 @@ class Task(ABC):
     reread: another reading of a training row, drawn by the generator; None where rows are always the same.
     """
 
+    rows: ClassVar[RowKind] = "texts"
     metrics: ClassVar[Mapping[str, str]] = {}
+    usual_metric: ClassVar[str] = "loss"
     added: tuple[str, ...] = ("predicted",)
     reread: Callable[[EncodedRow, np.random.Generator], EncodedRow] | None = None
 
@@ -108,6 +132,30 @@ class Task(ABC):
         self.prompt_format = prompt_format
         self.name = name
         self.labels = labels
+
+    @classmethod
+    def label_kind(cls, spec: Any, columns: Columns) -> LabelKind | None:
+        """The kind of labels that an objective says; None where the table decides, or has none."""
+        return None
+
+    @classmethod
+    def resolve(cls, spec: Any, train: LabelledTexts) -> Any:
+        """The objective with what follows from the training rows. Raises UsageError where it is not for them."""
+        return spec
+
+    @classmethod
+    def texts(cls, name: str, columns: Columns, item: LabelledText) -> Iterable[str]:
+        """The texts of a row of the task of this name, of which a tokenizer is made."""
+        return item.texts
+
+    @classmethod
+    def build(
+        cls, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
+    ) -> Self:
+        """The task of a resolved recipe; see `build_task`."""
+        of_objective: Any = cls
+        task: Self = of_objective(prompt_format, recipe.objective)
+        return task
 
     @abstractmethod
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
@@ -129,6 +177,10 @@ class Task(ABC):
     @abstractmethod
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         """The prediction for each row and its probabilities, as cells of a table."""
+
+    def predict(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Prediction]:
+        """The prediction for each row, as a value."""
+        return [Prediction(str(cells[0]), {}) for cells in self.answer(model, rows)]
 
     def decide(self, model: AnsweringModel, rows: Sequence[EncodedRow], *, held_out: bool) -> None:
         """Choose what validation rows decide, before other rows are measured. held_out: they are not trained on."""

@@ -1,10 +1,10 @@
 """The task of writing a text for each row: a target, or a label as text (Raffel et al. 2020)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,16 @@ class AnswerTask(Task):
         self._num_beams = recipe.evaluation.num_beams
         dropout = _dropout(recipe, prompt_format)
         self.reread = None if dropout is None else partial(self._resegmented, dropout)
+
+    @classmethod
+    def build(
+        cls, recipe: Recipe, prompt_format: PromptFormat, name: str, columns: Columns, labels: tuple[str, ...]
+    ) -> Self:
+        return cls(recipe, prompt_format, name, columns, labels)
+
+    @classmethod
+    def texts(cls, name: str, columns: Columns, item: LabelledText) -> Iterable[str]:
+        return as_source(name, columns.texts, item.texts), as_answer(item) or ""
 
     def _resegmented(self, dropout: BpeDropout, row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
         """The row with its texts segmented anew; one that is truncated stays, since its text has no end."""

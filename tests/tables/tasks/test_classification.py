@@ -30,7 +30,7 @@ from lmtool.tables.prepare import open_tables, task_names
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.schema import Columns
-from lmtool.tables.tasks import classification, text_to_text
+from lmtool.tables.tasks import heads, text_to_text
 from lmtool.tables.tasks.build import build_task
 from lmtool.tables.tasks.classification import ClassTask
 from lmtool.tables.tasks.metrics import NO_LABEL, class_metrics
@@ -316,7 +316,7 @@ def test_beside_a_mistake_are_the_words_that_decided(
 def test_words_of_rows_that_are_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("no", "yes")})
     task = a_task(recipe)
-    monkeypatch.setattr(classification, "LEFT_OUT", 0)
+    monkeypatch.setattr(heads, "LEFT_OUT", 0)
     model, _ = told(task, recipe, [[0.0, 0.0]], ["no"])
     model = replace(model, lm=Summed({"b": [0.0, 1.0]}))  # type: ignore[arg-type]
     rows = task.encode(items(["a b", "b " * 20, "b"], ["no"] * 3))

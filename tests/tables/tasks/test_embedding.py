@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.tables.rows import EncodedRow
-from lmtool.tables.tasks.embedding import EmbeddingTask, embedding_task, ranking_metrics
+from lmtool.tables.tasks.build import task_class
+from lmtool.tables.tasks.embedding import EmbeddingTask, ranking_metrics
 from lmtool.tokenization.prompt_format import PromptFormat
 from tests.reference import contrastive as plain
 
@@ -20,7 +21,9 @@ def unit(*shape: int, seed: int = 0) -> NDArray[np.float64]:
 
 
 def task(loss: Any, n_texts: int) -> EmbeddingTask:
-    return embedding_task(cast(PromptFormat, None), Embedding(kind="embedding", loss=loss), n_texts)
+    spec = Embedding(kind="embedding", loss=loss)
+    made: Any = task_class(spec, n_texts)
+    return cast(EmbeddingTask, made(cast(PromptFormat, None), spec))
 
 
 def test_rankings_are_judged_as_defined() -> None:

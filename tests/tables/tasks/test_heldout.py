@@ -5,15 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from lmtool.tables.tasks.heldout import (
-    DEVIATION,
-    HALF,
-    LEAST_ROWS,
-    LEAST_WRONG,
-    best_f1_threshold,
-    choose_temperature,
-    choose_thresholds,
-)
+from lmtool.tables.tasks.classification import DEVIATION, LEAST_WRONG, choose_temperature
+from lmtool.tables.tasks.multi_label import HALF, LEAST_ROWS, best_f1_threshold, choose_thresholds
 from tests.reference import calibrated as reference
 
 
