@@ -23,7 +23,7 @@ from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.tables.prepare import TaskTables, read_tables
+from lmtool.tasks.prepare import TaskTables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.distillation import check_teacher, tokenizer_of, with_teacher

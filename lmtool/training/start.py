@@ -22,8 +22,8 @@ from lmtool.run.creation import check_folder, create_run
 from lmtool.run.directory import BASELINE, RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo, describe_environment
 from lmtool.search.index import text_vectors
-from lmtool.tables.baseline import Baseline
-from lmtool.tables.data import TableData
+from lmtool.tasks.baseline import Baseline
+from lmtool.tasks.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Event, Info, Started, Warn
 from lmtool.training.plan import Plan, TrainingJob, checked_compute

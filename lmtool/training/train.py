@@ -36,8 +36,8 @@ from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
-from lmtool.tables.data import TableData
-from lmtool.tables.tasks.results import QUARTER, Results
+from lmtool.tasks.data import TableData
+from lmtool.tasks.results import QUARTER, Results
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager

@@ -8,8 +8,8 @@ import yaml
 
 from lmtool.data.table import open_table
 from lmtool.errors import DataError
-from lmtool.tables.schema import NAMED, Columns, choose_columns
-from tests.tasks.cells import rows_of, write_table
+from lmtool.tasks.schema import NAMED, Columns, choose_columns
+from tests.tasks.published import rows_of, write_table
 
 HEADERS = yaml.safe_load(Path(__file__).with_name("headers.yaml").read_text(encoding="utf-8"))
 LEAST_RIGHT = 0.95
