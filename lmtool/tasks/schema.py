@@ -64,6 +64,8 @@ the end, tell it."""
 
 SAMPLED = 1_000
 """Rows by which it is decided what a column holds."""
+COMPARED = 100
+"""Rows by which it is decided whether columns hold the same texts."""
 MOST = 0.9
 """Share of cells that decides for all of them."""
 SEVERAL = 0.5
@@ -247,10 +249,14 @@ class Header:
             return of_format[type(self.table.file)]
         return next((kind for kind, roles in OF_KIND.items() if self.complete(roles, labelled=True)), "texts")
 
+    @cached_property
+    def _words(self) -> dict[str, list[list[str]]]:
+        """The words of the first texts of each column."""
+        return {name: [_words(cell) for cell in cells[:COMPARED]] for name, cells in self.cells.items()}
+
     def same_text(self, name: str, other: str) -> bool:
         """Whether columns hold the same texts: parses, with marks, without case, or with more before or after."""
-        cells = zip(self.cells[name], self.cells[other], strict=True)
-        both = (sorted((_words(one), _words(two)), key=len) for one, two in cells)
+        both = (sorted(pair, key=len) for pair in zip(self._words[name], self._words[other], strict=True))
         pairs = [(short, long) for short, long in both if len(short) > 1]
         n = sum(f" {' '.join(a)} " in f" {' '.join(b)} " or (len(b) <= 2 * len(a) and _within(a, b)) for a, b in pairs)
         return len(pairs) >= LEAST and n >= MOST * len(pairs)
@@ -423,7 +429,7 @@ def _related(header: Header, named: Data, labelled: bool) -> Columns:
     texts = by_name or related_texts(header)
     label = named.label_column or (header.usual(LABELS, exclude=texts) if labelled else None)
     if not texts:
-        texts, _ = _texts_by_name(header, label)
+        texts, _ = _texts_by_name(header, label, labelled)
     if len(texts) < 1 + (label is None and labelled):
         raise _cannot_tell(header, {"--text-column or --label-column": "another text or a label"})
     ignored = () if by_name else tuple(name for name in header.names if name not in (*texts, label))
@@ -496,7 +502,7 @@ def _spoken(header: Header) -> tuple[str, ...]:
     spoken = [name for name in header.names if plain_name(name) in LANGUAGES]
     if len(spoken) == 2:
         return tuple(spoken)
-    words = {name: words_of_name(name) for name in header.names if header.is_prose(name)}
+    words = {name: words_of_name(name) for name in header.names if last_word(name) and header.is_prose(name)}
     for one, two in combinations(words, 2):
         (first, *rest), (second, *others) = words[one], words[two]
         if (
@@ -548,7 +554,7 @@ def _texts_and_label(header: Header, named: Data, labelled: bool) -> Columns:
     if not texts:
         if labelled:
             _refuse_lists(header, label)
-        texts, ignored = _texts_by_name(header, label)
+        texts, ignored = _texts_by_name(header, label, labelled)
         if labelled and label is None and ignored and len(texts) == 1 and plain_name(texts[0]) not in TEXTS:
             texts = ()  # neither is surely known
         reasons = dict.fromkeys(texts, USUAL) | reasons
@@ -567,10 +573,10 @@ def _texts_and_label(header: Header, named: Data, labelled: bool) -> Columns:
     return Columns(texts, label, ignored=tuple(name for name in ignored if labelled and name != label), reasons=reasons)
 
 
-def _texts_by_name(header: Header, label: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _texts_by_name(header: Header, label: str | None, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of texts by their names, and others that hold texts too."""
     others = [name for name in header.names if name != label]
-    if len(others) == 1 and (label is not None or plain_name(others[0]) in TEXTS):
+    if len(others) == 1 and (label is not None or not labelled):
         return tuple(others), ()
     usual = [name for name in others if plain_name(name) in TEXTS and not header.is_constant(name)]
     texts = header.pair(TEXT_PAIRS, (label,)) or _numbered(header, (label,))

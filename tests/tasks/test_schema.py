@@ -292,3 +292,35 @@ def test_numbers_of_rows_are_no_label(tmp_path: Path) -> None:
     # other numbers are
     rows = [[f"the quiet film of number {i}", str(i * i)] for i in range(50)]
     assert choose_columns(written(tmp_path, "text,preis", rows)).label == "preis"
+
+
+@pytest.mark.parametrize("name", ["???", "zq", "a1"])
+def test_a_column_alone_is_the_text_whatever_it_holds(name: str, tmp_path: Path) -> None:
+    table = written(tmp_path, name, [["ab"[i % 2]] for i in range(30)])
+    assert choose_columns(table, labelled=False).texts == (name,)
+
+
+def test_names_without_letters_tell_nothing(tmp_path: Path) -> None:
+    rows = [[f"the quiet film of number {i}", f"a second text about {i}", "ab"[i % 2]] for i in range(30)]
+    with pytest.raises(DataError, match="which column is the text"):
+        choose_columns(written(tmp_path, "???,!!!,%%%", rows))
+
+
+def test_what_may_be_several_things_is_asked(tmp_path: Path) -> None:
+    rows = [[f"the quiet film of number {i}", "ab"[i % 2], "cd"[i % 2]] for i in range(30)]
+    with pytest.raises(DataError, match="which column is the label: 'mood', 'place of it' may be"):
+        choose_columns(written(tmp_path, "text,mood,place of it", rows))
+    rows = [[f"a question about {i}", "one", "two", "ab"[i % 2]] for i in range(30)]
+    with pytest.raises(DataError, match="'option1', 'option2' are answers of which one is right"):
+        choose_columns(written(tmp_path, "question,option1,option2,label", rows))
+    named = choose_columns(written(tmp_path, "question,option1,option2,label", rows), Data(text_columns=("question",)))
+    assert (named.texts, named.label) == (("question",), "label")
+
+
+def test_a_text_that_is_another_one_again_is_read_once(tmp_path: Path) -> None:
+    rows = [
+        [f"The quiet film {i}!", f"the quiet film {i}", f"see: The quiet film {i}! (end)", "ab"[i % 2]]
+        for i in range(9)
+    ]
+    found = choose_columns(written(tmp_path, "text,comment,body,label", rows))
+    assert (found.texts, found.ignored) == (("text",), ())
