@@ -7,7 +7,7 @@ leave a choice, it asks.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, combinations, islice
 from shlex import quote
@@ -109,7 +109,7 @@ class Columns:
     tools: str | None = None
     kind: RowKind = "texts"
     ignored: tuple[str, ...] = ()
-    """Columns that are not read, where nobody has named those that are: of texts; of related ones, all."""
+    """Columns that are not read, where nobody has named those that are: of other texts; of related ones, all."""
     reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Why each of them is read, as a person is told."""
 
@@ -144,6 +144,8 @@ class Columns:
         if self.kind == "related":
             others = f"; ignored: {', '.join(map(shown, self.ignored))}"
             return others if self.label else f"{others}; name a number of how near texts are by --label-column"
+        if self.target is not None:
+            return f"; ignored: {', '.join(map(shown, self.ignored))}; --input-column NAME continues the source"
         options = " ".join(f"--text-column {quote(name)}" for name in (*self.texts, *self.ignored))
         it = "it" if len(self.ignored) == 1 else "them"
         return f"; ignored: {', '.join(map(shown, self.ignored))}; to read {it} too: {options}"
@@ -364,7 +366,8 @@ def choose_columns(
     label = header.usual(LABELS, exclude=header.pair(TRANSLATIONS))
     if written := _written(header, labelled):
         if label is None or not _may_be_label(header, label):
-            return written
+            read = [name for name in (*written.texts, written.input, written.target) if name]
+            return replace(written, ignored=_other_texts(header, read) if labelled else ())
         if plain_name(label) in FILED and labelled and not header.pair(TEXT_PAIRS):
             pair = f"--source-column {quote(written.texts[0])} --target-column {quote(str(written.target))}"
             what = f"cannot infer whether {shown(label)} or {shown(str(written.target))} is to be learned"
@@ -590,8 +593,13 @@ def _texts_by_name(header: Header, label: str | None, labelled: bool) -> tuple[t
             ends = (name for name in others if name not in usual and last_word(name) in TEXTS)
             kept = header.different([*kept, *(name for name in ends if not is_code(header.cells[name]))])
         texts = tuple(name for name in others if name in kept)
-    prose = (name for name in others if texts and name not in texts and header.is_prose(name))
-    return texts, tuple(header.different([*texts, *prose])[len(header.different(texts)) :])
+    return texts, tuple(name for name in _other_texts(header, texts) if name != label) if texts else ()
+
+
+def _other_texts(header: Header, read: Sequence[str]) -> tuple[str, ...]:
+    """The columns that hold texts, and others than those that are read."""
+    prose = (name for name in header.names if name not in read and header.is_prose(name))
+    return tuple(header.different([*read, *prose])[len(header.different(read)) :])
 
 
 def _refuse_lists(header: Header, label: str | None) -> None:

@@ -52,6 +52,7 @@ def test_roles_are_right_or_asked_for(name: str, found: dict[str, Columns | str]
     assert isinstance(columns, Columns)
     assert isinstance(wanted, dict), f"nobody can tell the roles, but they are {columns.describe()}"
     expected = {role: set(names) if role == "text" else names for role, names in wanted.items()}
+    assert {*expected.pop("ignored", ())} <= {*columns.ignored}
     got = roles(columns)
     if "text" in expected:
         # a text that is left out is told

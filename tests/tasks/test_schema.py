@@ -324,3 +324,10 @@ def test_a_text_that_is_another_one_again_is_read_once(tmp_path: Path) -> None:
     ]
     found = choose_columns(written(tmp_path, "text,comment,body,label", rows))
     assert (found.texts, found.ignored) == (("text",), ())
+
+
+def test_a_text_beside_a_source_and_its_target_is_told(tmp_path: Path) -> None:
+    rows = [[f"a question about {i}", f"since one follows {i}", f"it is number {i}"] for i in range(30)]
+    found = choose_columns(written(tmp_path, "question,reasoning,answer", rows))
+    assert (found.texts, found.target, found.ignored) == (("question",), "answer", ("reasoning",))
+    assert "ignored: 'reasoning'; --input-column" in found.describe()
