@@ -22,7 +22,7 @@ from typing import Any
 
 from bench import DATA, Series, figures, last_of, mean, parameters, read, run_named, sample, table, written
 
-from lmtool.tables.tasks.metrics import translation_metrics
+from lmtool.tasks.metrics import translation_metrics
 
 sys.path.insert(0, str(DATA / "make"))
 

@@ -27,9 +27,9 @@ from lmtool.data.table import open_table
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.reference import run_of
 from lmtool.recipe.load import Setting, settings_of
-from lmtool.tables.reading import read_labelled
-from lmtool.tables.rows import POOL_BATCHES
-from lmtool.tables.tasks.results import Results
+from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.results import Results
+from lmtool.tasks.rows import POOL_BATCHES
 from lmtool.training.events import Ended, FitStarted, Stepped
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import Invocation

@@ -43,10 +43,10 @@ from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
 from lmtool.search.entries import columns_of_texts, read_entries
 from lmtool.search.index import Index, add
-from lmtool.tables.columns import Columns
-from lmtool.tables.predict import Prediction, TablePredictor, task_of, texts_of_a_row
-from lmtool.tables.reading import LabelledText
-from lmtool.tables.tasks.task import AnsweringModel
+from lmtool.tasks.predict import TablePredictor, task_of, texts_of_a_row
+from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.schema import Columns
+from lmtool.tasks.task import AnsweringModel, Prediction
 from lmtool.tokenization.chat import Message
 from lmtool.training.events import Started, Warn
 from lmtool.training.finetuning import plan_finetuning

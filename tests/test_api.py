@@ -15,7 +15,7 @@ from lmtool.batch import Batch
 from lmtool.compute.device import CPU
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.inference.load import load_run
-from lmtool.tables.predict import predict as predict_table
+from lmtool.tasks.predict import predict as predict_table
 from tests.errors import refuses
 from tests.interop.test_importing import CASES, PLAIN, peer_in, word_pieces
 from tests.training.tiny import Work, words

@@ -28,7 +28,7 @@ LEVELS = [
     {"inference"},
     {"generation"},
     {"analysis"},
-    {"tables"},
+    {"tasks"},
     {"search"},
     {"checks"},
     {"training"},

@@ -21,7 +21,7 @@ from lmtool.cli import app
 from lmtool.compute.device import CPU
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
-from lmtool.tables.predict import TablePredictor
+from lmtool.tasks.predict import TablePredictor
 from tests.export.test_heads import executed
 
 pytestmark = pytest.mark.real

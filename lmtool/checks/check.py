@@ -27,9 +27,10 @@ from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find_run, run_directory
-from lmtool.tables.columns import may_be_labelled, named_label
-from lmtool.tables.notices import Notice
-from lmtool.tables.prepare import TaskTables, check_tables, kind_of_rows, open_tables, read_tables, tables_of_tasks
+from lmtool.tasks.build import kind_of_rows
+from lmtool.tasks.notices import Notice
+from lmtool.tasks.prepare import TaskTables, check_tables, open_tables, read_tables, tables_of_tasks
+from lmtool.tasks.schema import may_be_labelled, named_label
 from lmtool.tokenization.tokenizer import TOKENIZER, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]

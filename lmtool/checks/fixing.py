@@ -13,9 +13,9 @@ from lmtool.inference.load import LoadedModel
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.search.index import text_vectors
 from lmtool.search.nearest import near_duplicates
-from lmtool.tables.findings import duplicates
-from lmtool.tables.prepare import open_tables, read_task
-from lmtool.tables.reading import LabelledTexts, contradictions, rows_in
+from lmtool.tasks.findings import duplicates
+from lmtool.tasks.prepare import open_tables, read_task
+from lmtool.tasks.reading import LabelledTexts, contradictions, rows_in
 
 RowsByPart = Mapping[str, LabelledTexts]
 """Rows by the part that they are in: "train" first, then those that are held out."""

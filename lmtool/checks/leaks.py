@@ -19,9 +19,10 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import RowSpec
 from lmtool.run.directory import Run
 from lmtool.run.listing import with_bases
-from lmtool.tables.notices import Notice
-from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables
-from lmtool.tables.reading import stream_texts
+from lmtool.tasks.build import kind_of_rows
+from lmtool.tasks.notices import Notice
+from lmtool.tasks.prepare import TaskTables, open_tables
+from lmtool.tasks.reading import stream_texts
 
 SHARE = 0.8
 """Share of the words of a row in n-grams of the training text from which it stands there (Touvron et al. 2023)."""

@@ -19,7 +19,7 @@ from lmtool.data.corpus import Chunk
 from lmtool.data.files import shown
 from lmtool.data.prepare import TextPart
 from lmtool.printable import counted
-from lmtool.tables.notices import LEAST_BYTES, Notice, cut_texts, foreign_texts
+from lmtool.tasks.notices import LEAST_BYTES, Notice, cut_texts, foreign_texts
 from lmtool.tokenization.tokenizer import Tokenizer
 
 BRIEF = (64, 8)

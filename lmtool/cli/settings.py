@@ -225,7 +225,7 @@ def settings_in(
 def _stated_value(key: str, value: Any) -> Any:
     """The value of a key, of what its option states."""
     if key == "data.merge_labels" and value:
-        from lmtool.tables.merges import read_merges
+        from lmtool.tasks.merges import read_merges
 
         return read_merges(value)
     return value

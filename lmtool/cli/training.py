@@ -38,7 +38,7 @@ def follow(
     from lmtool.compute.processes import is_main
     from lmtool.loggers.dashboards import Loggers
     from lmtool.run.directory import REPORT
-    from lmtool.tables.tasks.results import Results
+    from lmtool.tasks.results import Results
     from lmtool.training.events import AlreadyFinished, Ended, FitStarted, Started, Warn
     from lmtool.training.job import Invocation
 

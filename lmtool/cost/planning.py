@@ -29,7 +29,7 @@ from lmtool.recipe.spec.objective import Embedding, HeadSpec, Masked, ReplacedTo
 from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.tokenization.tokenizer import vocabulary_of
 from lmtool.training.data import TextData
 from lmtool.training.fit import Step, Trainable, fit

@@ -2,7 +2,7 @@
 
 Names are compared as `plain_name` gives them. English ones win over those of other languages, and earlier ones of a
 language over later ones. A name that means a text to some and a label to others (`Bewertung`, `note`) is in no list:
-then the cells decide.
+then the cells decide. The plural of an English name is another one.
 """
 
 # ruff: noqa: RUF001  names are in their own scripts
@@ -24,7 +24,8 @@ def plain_name(name: str) -> str:
 
 _TEXTS: Mapping[str, str] = {
     "en": "text sentence review reviewtext reviewbody content comment commenttext body message tweet post document "
-    "article utterance question query description abstract headline title sms email premise",
+    "article utterance utt question query description abstract headline title sms email premise statement claim "
+    "excerpt narrative essay lyric passage paragraph plot poem",
     "de": "satz kommentar kommentartext rezension rezensionstext inhalt nachricht beitrag dokument artikel frage "
     "beschreibung überschrift titel aussage äußerung meldung",
     "fr": "texte phrase commentaire avis contenu messages publication critique énoncé titre résumé",
@@ -49,55 +50,60 @@ _TEXTS: Mapping[str, str] = {
     "sv": "mening kommentar recension innehåll meddelande artikel fråga beskrivning rubrik",
 }
 _LABELS: Mapping[str, str] = {
-    "en": "goldlabel label labels class classes category categories sentiment topic intent emotion polarity tag tags "
-    "stars rating score similarity target y isduplicate quality genre",
-    "de": "etikett klasse klassen kategorie kategorien stimmung thema absicht gefühl polarität sterne punktzahl "
-    "ziel qualität",
-    "fr": "étiquette classe catégorie catégories thème sujet émotion polarité étoiles cible qualité intention",
-    "es": "etiqueta clase categoría categorías sentimiento tema emoción polaridad estrellas puntuación valoración "
-    "calificación objetivo calidad intención género",
-    "pt": "etiqueta rótulo classe categoria categorias sentimento tema assunto emoção polaridade estrelas pontuação "
-    "classificação alvo qualidade intenção gênero",
-    "it": "etichetta classe categoria categorie sentimento tema argomento emozione polarità stelle punteggio voto "
-    "qualità intento genere",
-    "nl": "klasse categorie categorieën gevoel onderwerp thema emotie polariteit sterren cijfer beoordelingscijfer "
-    "kwaliteit intentie",
-    "pl": "etykieta klasa kategoria kategorie nastrój sentyment temat emocja gwiazdki ocena jakość intencja gatunek",
-    "ru": "метка класс категория категории тональность тема эмоция оценка рейтинг звезды тег намерение жанр",
-    "zh": "标签 標籤 标记 標記 类别 類別 分类 分類 情感 情绪 情緒 主题 主題 评分 評分 星级 星級 意图 意圖",
-    "ja": "ラベル カテゴリ カテゴリー 分類 クラス 感情 極性 トピック 話題 意図 ジャンル",
-    "ko": "라벨 레이블 분류 카테고리 클래스 감정 감성 주제 평점 의도",
-    "ar": "تصنيف التصنيف فئة الفئة صنف الصنف تسمية التسمية وسم الوسم مشاعر المشاعر موضوع الموضوع تقييم التقييم",
-    "el": "ετικέτα κλάση κατηγορία κατηγορίες συναίσθημα θέμα βαθμολογία αστέρια πρόθεση",
-    "tr": "etiket sınıf kategori duygu konu puan yıldız niyet",
-    "hi": "लेबल श्रेणी वर्ग भावना विषय रेटिंग",
-    "id": "kelas kategori sentimen topik emosi bintang peringkat",
-    "uk": "мітка клас категорія тональність тема емоція оцінка рейтинг",
-    "cs": "štítek třída kategorie nálada téma hodnocení známka",
-    "sv": "etikett klass kategori känsla ämne betyg stjärnor",
+    "en": "goldlabel label class target y isduplicate classindex | sentiment intent emotion polarity star rating score "
+    "similarity quality overall starrating | category topic tag genre",
+    "de": "etikett klasse klassen ziel | stimmung absicht gefühl polarität sterne punktzahl qualität | kategorie "
+    "kategorien thema",
+    "fr": "étiquette classe cible | émotion polarité étoiles qualité intention | catégorie catégories thème sujet",
+    "es": "etiqueta clase objetivo | sentimiento emoción polaridad estrellas puntuación valoración calificación "
+    "calidad intención | categoría categorías tema género",
+    "pt": "etiqueta rótulo classe alvo | sentimento emoção polaridade estrelas pontuação classificação qualidade "
+    "intenção | categoria categorias tema assunto gênero",
+    "it": "etichetta classe | sentimento emozione polarità stelle punteggio voto qualità intento | categoria categorie "
+    "tema argomento genere",
+    "nl": "klasse | gevoel emotie polariteit sterren cijfer beoordelingscijfer kwaliteit intentie | categorie "
+    "categorieën onderwerp thema",
+    "pl": "etykieta klasa | nastrój sentyment emocja gwiazdki ocena jakość intencja | kategoria kategorie temat "
+    "gatunek",
+    "ru": "метка класс | тональность эмоция оценка рейтинг звезды намерение | категория категории тема тег жанр",
+    "zh": "标签 標籤 标记 標記 类别 類別 分类 分類 | 情感 情绪 情緒 评分 評分 星级 星級 意图 意圖 | 主题 主題",
+    "ja": "ラベル 分類 クラス | 感情 極性 意図 | カテゴリ カテゴリー トピック 話題 ジャンル",
+    "ko": "라벨 레이블 분류 클래스 | 감정 감성 평점 의도 | 카테고리 주제",
+    "ar": "تصنيف التصنيف فئة الفئة صنف الصنف تسمية التسمية وسم الوسم | مشاعر المشاعر تقييم التقييم | موضوع الموضوع",
+    "el": "ετικέτα κλάση | συναίσθημα βαθμολογία αστέρια πρόθεση | κατηγορία κατηγορίες θέμα",
+    "tr": "etiket sınıf | duygu puan yıldız niyet | kategori konu",
+    "hi": "लेबल वर्ग | भावना रेटिंग | श्रेणी विषय",
+    "id": "kelas | sentimen emosi bintang peringkat | kategori topik",
+    "uk": "мітка клас | тональність емоція оцінка рейтинг | категорія тема",
+    "cs": "štítek třída | nálada hodnocení známka | kategorie téma",
+    "sv": "etikett klass | känsla betyg stjärnor | kategori ämne",
 }
+"""What is called a label; what is judged of a text; what it is filed under."""
 _SENTENCE_PAIRS: Mapping[str, str] = {
-    "en": "premise/hypothesis sentence1/sentence2 text1/text2 texta/textb #1string/#2string question1/question2 "
-    "question/sentence query/passage question/passage question/context question/answer",
-    "de": "prämisse/hypothese satz1/satz2 frage1/frage2 frage/antwort",
-    "fr": "prémisse/hypothèse phrase1/phrase2 texte1/texte2 question/réponse",
-    "es": "premisa/hipótesis frase1/frase2 oración1/oración2 texto1/texto2 pregunta1/pregunta2 pregunta/respuesta",
-    "pt": "premissa/hipótese frase1/frase2 sentença1/sentença2 texto1/texto2 pergunta1/pergunta2 pergunta/resposta",
-    "it": "premessa/ipotesi frase1/frase2 testo1/testo2 domanda1/domanda2 domanda/risposta",
-    "nl": "premisse/hypothese zin1/zin2 tekst1/tekst2 vraag1/vraag2 vraag/antwoord",
-    "pl": "przesłanka/hipoteza zdanie1/zdanie2 tekst1/tekst2 pytanie1/pytanie2 pytanie/odpowiedź",
-    "ru": "посылка/гипотеза предложение1/предложение2 текст1/текст2 вопрос1/вопрос2 вопрос/ответ",
-    "zh": "前提/假设 前提/假設 句子1/句子2 文本1/文本2 问题1/问题2 問題1/問題2 问题/答案 问题/回答 問題/答案",
-    "ja": "前提/仮説 文1/文2 テキスト1/テキスト2 質問1/質問2 質問/回答",
-    "ko": "전제/가설 문장1/문장2 텍스트1/텍스트2 질문1/질문2 질문/답변",
-    "ar": "فرضية/نتيجة جملة1/جملة2 نص1/نص2 سؤال1/سؤال2 سؤال/جواب",
-    "el": "προκείμενη/υπόθεση πρόταση1/πρόταση2 κείμενο1/κείμενο2 ερώτηση1/ερώτηση2 ερώτηση/απάντηση",
-    "tr": "öncül/hipotez cümle1/cümle2 metin1/metin2 soru1/soru2 soru/cevap",
+    "en": "premise/hypothesis #1string/#2string question/sentence query/passage query/document question/passage "
+    "question/context question/answer claim/evidence anchor/target",
+    "de": "prämisse/hypothese frage/antwort",
+    "fr": "prémisse/hypothèse question/réponse",
+    "es": "premisa/hipótesis pregunta/respuesta",
+    "pt": "premissa/hipótese pergunta/resposta",
+    "it": "premessa/ipotesi domanda/risposta",
+    "nl": "premisse/hypothese vraag/antwoord",
+    "pl": "przesłanka/hipoteza pytanie/odpowiedź",
+    "ru": "посылка/гипотеза вопрос/ответ",
+    "zh": "前提/假设 前提/假設 问题/答案 问题/回答 問題/答案",
+    "ja": "前提/仮説 質問/回答",
+    "ko": "전제/가설 질문/답변",
+    "ar": "فرضية/نتيجة سؤال/جواب",
+    "el": "προκείμενη/υπόθεση ερώτηση/απάντηση",
+    "tr": "öncül/hipotez soru/cevap",
 }
+"""But for those that are numbered, such as sentence1 and sentence2."""
 _SOURCES_AND_TARGETS: Mapping[str, str] = {
-    "en": "source/target src/tgt src/trg input/output article/highlights article/summary document/summary text/summary "
-    "dialogue/summary prompt/completion prompt/response prompt/answer prompt/output query/response question/response "
-    "question/answer",
+    "en": "source/target src/tgt src/trg input/output input/target inputs/targets article/highlights article/summary "
+    "article/abstract document/summary text/summary content/summary report/summary dialogue/summary "
+    "description/abstract prompt/completion prompt/response prompt/answer prompt/output prompt/canonicalsolution "
+    "query/response question/response question/answer problem/solution text/code text/paraphrase "
+    "meaningrepresentation/humanreference",
     "de": "quelle/ziel eingabe/ausgabe frage/antwort artikel/zusammenfassung text/zusammenfassung",
     "fr": "source/cible entrée/sortie question/réponse article/résumé texte/résumé",
     "es": "origen/destino fuente/objetivo entrada/salida pregunta/respuesta artículo/resumen texto/resumen",
@@ -116,8 +122,10 @@ _SOURCES_AND_TARGETS: Mapping[str, str] = {
 
 
 def _names(by_language: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of all languages as `plain_name` gives them, each once, English first."""
-    return tuple(dict.fromkeys(map(plain_name, chain.from_iterable(map(str.split, by_language.values())))))
+    """The names of all languages as `plain_name` gives them, each once, English first, and their plurals last."""
+    names = chain.from_iterable(map(str.split, by_language.values()))
+    plurals = (f"{name}s" for name in by_language["en"].split())
+    return tuple(dict.fromkeys(map(plain_name, chain(names, plurals))))
 
 
 def _pairs(by_language: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -126,11 +134,27 @@ def _pairs(by_language: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 TEXTS = _names(_TEXTS)
-LABELS = _names(_LABELS)
+HEADINGS = frozenset(("headline", "headlines", "title", "titles"))
+"""Texts that another one often follows."""
+CALLED_LABELS, JUDGED, FILED = (
+    _names({language: names.split("|")[i] for language, names in _LABELS.items()}) for i in range(3)
+)
+LABELS = (*CALLED_LABELS, *JUDGED, *FILED)
 TEXT_PAIRS = _pairs(_SENTENCE_PAIRS)
 """Two texts of a row with one label."""
 TRANSLATIONS = _pairs(_SOURCES_AND_TARGETS)
 """A source and its target."""
+IDENTIFIERS = frozenset(
+    _names({"en": "id idx index uid uuid guid url link path file filename date time timestamp stamp"})
+)
+"""Last words of names of columns that tell rows apart."""
+_ABOUT = (
+    "language lang locale split fold partition subset source domain dataset ext size author user username name artist "
+    "speaker country state city location place year month day page version subject publication company confidence "
+    "lat lng"
+)
+ABOUT = IDENTIFIERS | frozenset(_names({"en": _ABOUT}))
+"""Last words of names of columns that say where a row is from: no labels, unless they are the only other column."""
 USUAL = frozenset((*TEXTS, *LABELS, *chain(*TEXT_PAIRS, *TRANSLATIONS)))
 """All of these."""
 LANGUAGES = frozenset(

@@ -16,7 +16,7 @@ from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.tasks.results import SCORED_BY_OTHERS
+from lmtool.tasks.results import SCORED_BY_OTHERS
 
 PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""

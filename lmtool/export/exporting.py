@@ -33,8 +33,8 @@ from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering,
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
-from lmtool.tables.prepare import task_names
-from lmtool.tables.tasks.build import with_decided
+from lmtool.tasks.build import with_decided
+from lmtool.tasks.prepare import task_names
 from lmtool.tokenization.chat import PAIRS, ChatFormat, own_template, standing_alone
 from lmtool.tokenization.inner import ROLE_KEYS, text_of
 from lmtool.tokenization.prompt_format import PromptFormat

@@ -18,7 +18,7 @@ from lmtool.labelling.learning import Ints, RowFeatures
 from lmtool.labelling.table import Labels, TableToLabel
 from lmtool.serving.errors import ApiError, BadRequest
 from lmtool.serving.guard import log
-from lmtool.tables.labels import LONGEST_LABEL, SEPARATOR
+from lmtool.tasks.labels import LONGEST_LABEL, SEPARATOR
 
 FIRST = 10
 """Answers from which on a model chooses the rows. The first ones are different from each other."""

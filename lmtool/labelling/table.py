@@ -11,9 +11,9 @@ from lmtool.data.rowfile import matching_column
 from lmtool.data.table import Row, Skipped, Table, csv_line, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import choose_columns, find_label
-from lmtool.tables.labels import SEPARATOR, as_cell, as_names
-from lmtool.tables.reading import stream_texts
+from lmtool.tasks.labels import SEPARATOR, as_cell, as_names
+from lmtool.tasks.reading import stream_texts
+from lmtool.tasks.schema import choose_columns, find_label
 
 MOST_CLASSES = 500
 """Classes that a column of labels may have; what has more is no such column."""

@@ -14,7 +14,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import LoggerName
 from lmtool.run.directory import Run
 from lmtool.run.history import number
-from lmtool.tables.tasks.results import Results
+from lmtool.tasks.results import Results
 from lmtool.training.comparison import TextResults
 from lmtool.training.events import Event, Logged, Sampled, Started
 

@@ -3,7 +3,7 @@
 import json
 
 from lmtool.report.page import Section, facts, page, table
-from lmtool.tables.suites.results import SuiteResults
+from lmtool.tasks.suites.results import SuiteResults
 
 
 def suite_page(run: str, step: int, results: SuiteResults) -> str:

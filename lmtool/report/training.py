@@ -18,7 +18,7 @@ from lmtool.run.history import History, differences, doubts, figures, number, th
 from lmtool.run.listing import lineage, part_of
 from lmtool.run.log import Record
 from lmtool.run.uncertainty import independent_rows, interval
-from lmtool.tables.tasks.results import SCORED_BY_OTHERS
+from lmtool.tasks.results import SCORED_BY_OTHERS
 
 MOST_CLASSES = 30
 """Classes of a confusion matrix that is drawn, those with the most rows."""

@@ -246,13 +246,13 @@ class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
 
 
 class BaselineFigures(FileModel):
-    """Results of simple models on the rows of a table that a run is measured on; see `lmtool.tables.baseline`.
+    """Results of simple models on the rows of a table that a run is measured on; see `lmtool.tasks.baseline`.
 
     metric: its name among the figures of a run; micro_f1 for several labels, mse for numbers.
     constant: of the most frequent class or label, or the mean, for every row.
     linear: of logistic or ridge regression on tf-idf of `features`; of tags that of the most frequent one of each word.
     probe: the same on vectors of the encoder that the run begins with; None where there is none, or are many rows.
-    part: of the rows, as in `tables.tasks.results.Results`; cross-validation of training rows where none are held out.
+    part: of the rows, as in `tasks.results.Results`; cross-validation of training rows where none are held out.
     fitted: rows that the linear model was fitted to, of `rows` training rows.
     """
 
@@ -298,7 +298,7 @@ class Calibration(FileModel):
 
 
 class Figures(FileModel, extra="allow"):
-    """Results of the best checkpoint on one task: `tables.tasks.results.Results` and the like; others are shown."""
+    """Results of the best checkpoint on one task: `tasks.results.Results` and the like; others are shown."""
 
     part: str
     step: Count = 0

@@ -15,9 +15,9 @@ from lmtool.generation.prompts import read_lines
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import choose_columns
-from lmtool.tables.labels import as_cell
-from lmtool.tables.reading import stream_texts
+from lmtool.tasks.labels import as_cell
+from lmtool.tasks.reading import stream_texts
+from lmtool.tasks.schema import choose_columns
 
 
 class Entry(NamedTuple):

@@ -38,8 +38,8 @@ from lmtool.recipe.spec.objective import Classification
 from lmtool.search.database import check_regular, connect, damaged, sqlite_errors
 from lmtool.search.entries import Entry, Hits
 from lmtool.search.nearest import Ints, nearest, unit
-from lmtool.tables.predict import TablePredictor, texts_of_a_row
-from lmtool.tables.tasks.metrics import positive
+from lmtool.tasks.metrics import positive
+from lmtool.tasks.predict import TablePredictor, texts_of_a_row
 
 TEXTS, VECTORS, LISTS = "texts.sqlite", "vectors.f32", "vectors.faiss"
 

@@ -36,8 +36,9 @@ from lmtool.serving.protocol import (
     encode_with_list,
 )
 from lmtool.serving.scheduler import Scheduler
-from lmtool.tables.predict import Prediction, TablePredictor, texts_of_a_row
-from lmtool.tables.rows import EncodedRow
+from lmtool.tasks.predict import TablePredictor, texts_of_a_row
+from lmtool.tasks.rows import EncodedRow
+from lmtool.tasks.task import Prediction
 from lmtool.tokenization.chat import ChatFormat
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
 from lmtool.tokenization.tools import read_tools

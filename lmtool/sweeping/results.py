@@ -16,7 +16,7 @@ from lmtool.run.history import History, number
 from lmtool.run.listing import counting
 from lmtool.sweeping.folder import HEADING
 from lmtool.sweeping.grid import Axes, GridPoint, name_of
-from lmtool.tables.tasks.results import SCORED_BY_OTHERS
+from lmtool.tasks.results import SCORED_BY_OTHERS
 
 LOWER = ("loss", "bits per byte")
 """Figures of which the lower is the better."""

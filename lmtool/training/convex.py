@@ -23,7 +23,7 @@ from lmtool.model.language_model import evaluating
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification
-from lmtool.tables.baseline import headline
+from lmtool.tasks.baseline import headline
 
 PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 0.001)
 """Values of l2 that cross-validation chooses from. By the first a head that begins as naive Bayes stays that, which

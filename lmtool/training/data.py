@@ -1,4 +1,4 @@
-"""Training and validation data of a run. A text here; tables in `lmtool.tables.data`."""
+"""Training and validation data of a run. A text here; tables in `lmtool.tasks.data`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.run.files import StreamMark
 from lmtool.run.order import MixtureOrder, hash_key
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training import comparison

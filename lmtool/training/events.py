@@ -7,7 +7,7 @@ from typing import Literal
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.log import Record
-from lmtool.tables.tasks.results import Results
+from lmtool.tasks.results import Results
 from lmtool.tokenization.tokenizer import Tokenizer
 from lmtool.training.comparison import TextResults
 from lmtool.training.fit import Step

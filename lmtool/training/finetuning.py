@@ -20,11 +20,12 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import OF_TABLES, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tables.baseline import METRICS, MOST_SCORED, has_words
-from lmtool.tables.columns import RowKind, is_related
-from lmtool.tables.labels import LabelKind
-from lmtool.tables.language import published_encoder
-from lmtool.tables.prepare import TaskTables, kind_of_rows, open_tables, read_tables, rows_per_class, sample_texts
+from lmtool.tasks.baseline import METRICS, MOST_SCORED, has_words
+from lmtool.tasks.build import kind_of_rows
+from lmtool.tasks.labels import LabelKind
+from lmtool.tasks.language import published_encoder
+from lmtool.tasks.prepare import TaskTables, open_tables, read_tables, rows_per_class, sample_texts
+from lmtool.tasks.schema import RowKind, is_related
 from lmtool.training.folds import choose_features
 from lmtool.training.job import RecipeWithData
 from lmtool.training.plan import Plan, is_for_tables, plan_pretraining, refuse_adapters_alone

@@ -29,8 +29,8 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs, Training
 from lmtool.run.order import hash_key, rank_samples
-from lmtool.tables.baseline import METRICS
-from lmtool.tables.labels import LabelKind
+from lmtool.tasks.baseline import METRICS
+from lmtool.tasks.labels import LabelKind
 from lmtool.training.convex import PLAIN_PENALTY, Fitted, fit_head
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import multiplier

@@ -21,9 +21,9 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
 from lmtool.run.directory import Run
 from lmtool.run.uncertainty import FOLDS
-from lmtool.tables.data import TableData
-from lmtool.tables.rows import EncodedRow
-from lmtool.tables.tasks.task import AnsweringModel
+from lmtool.tasks.data import TableData
+from lmtool.tasks.rows import EncodedRow
+from lmtool.tasks.task import AnsweringModel
 from lmtool.training.convex import HeadProblem, cross_validate
 from lmtool.training.distillation import distilled
 from lmtool.training.fit import Trainable, fit

@@ -15,7 +15,7 @@ from lmtool.model import LanguageModel
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData
 

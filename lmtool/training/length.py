@@ -8,7 +8,7 @@ from lmtool.compute.processes import World
 from lmtool.objective import Objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation, Lbfgs
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Timed
 from lmtool.training.fit import Step, tokens_of_a_step

@@ -21,7 +21,7 @@ from lmtool.recipe.spec.objective import Embedding, RowSpec
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Model, Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tables.prepare import TaskTables, read_tables
+from lmtool.tasks.prepare import TaskTables, read_tables
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.distillation import check_teacher, with_teacher
 from lmtool.training.job import RecipeWithData, TrainingJob

@@ -23,7 +23,8 @@ from lmtool.records import encode
 from lmtool.run.checkpoint import SINGLE_PROCESS, Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run
 from lmtool.run.find import find_resumable
-from lmtool.tables.prepare import kind_of_rows, open_tables, read_tables, usual_metric
+from lmtool.tasks.build import kind_of_rows, usual_metric
+from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Warn

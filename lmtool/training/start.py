@@ -12,7 +12,7 @@ from lmtool.records import encode
 from lmtool.run.creation import check_folder, create_run
 from lmtool.run.directory import RECIPE, SPLIT, Run
 from lmtool.run.files import RunInfo
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training.events import Event
 from lmtool.training.job import Invocation, TrainingJob
 from lmtool.training.plan import Plan, checked_compute

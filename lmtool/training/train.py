@@ -42,9 +42,9 @@ from lmtool.run.files import describe_environment
 from lmtool.run.order import rank_samples
 from lmtool.run.uncertainty import CROSS_VALIDATION, FOLDS, are_alike
 from lmtool.search.index import text_vectors
-from lmtool.tables.baseline import Baseline
-from lmtool.tables.data import TableData
-from lmtool.tables.tasks.results import QUARTER, Results
+from lmtool.tasks.baseline import Baseline
+from lmtool.tasks.data import TableData
+from lmtool.tasks.results import QUARTER, Results
 from lmtool.tokenization.prompt_format import PromptFormat
 from lmtool.training import truncated_bptt
 from lmtool.training.checkpoint_manager import CheckpointManager

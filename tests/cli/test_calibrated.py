@@ -15,7 +15,7 @@ import lmtool
 from lmtool.cli import app
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import load_run
-from lmtool.tables.predict import TablePredictor
+from lmtool.tasks.predict import TablePredictor
 from tests.cli.test_finetune import RECIPE, refusal, run
 from tests.reference.calibrated import cheapest
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmtool import SamplingParams, load
 from lmtool.printable import plain
-from lmtool.tables.annotations import as_messages
+from lmtool.tasks.cells import as_messages
 from tests import forks
 from tests.generation import talkers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.run.uncertainty import interval
-from lmtool.tables.suites import measure
+from lmtool.tasks.suites import measure
 from tests.cli.conftest import SMALL
 
 SUITE = """\

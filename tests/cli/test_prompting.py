@@ -10,7 +10,7 @@ import pytest
 from lmtool.data.table import open_table
 from lmtool.errors import UsageError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.prompting import Prompting, calibrated_scores, read_answers
+from lmtool.tasks.prompting import Prompting, calibrated_scores, read_answers
 from tests.reference.prompting import calibrated
 
 ASKED = "{text}\\nverdict:"

@@ -20,7 +20,7 @@ from lmtool.objective import build as build_objective
 from lmtool.objective.base import Example
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData, read_text
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.windows import Windows

@@ -19,9 +19,9 @@ from lmtool.inference import load
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.inference.perplexity import EvaluationText, measure
-from lmtool.tables.predict import measure_tables, predict
-from lmtool.tables.prompting import Prompting, measure_prompts
-from lmtool.tables.suite import measure_folder
+from lmtool.tasks.predict import measure_tables, predict
+from lmtool.tasks.prompting import Prompting, measure_prompts
+from lmtool.tasks.suite import measure_folder
 from lmtool.training import length
 from tests.compute.together import meet
 from tests.training import test_families as families

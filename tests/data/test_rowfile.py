@@ -23,8 +23,8 @@ from lmtool.data.rowfile import open_rows
 from lmtool.data.table import Skipped, open_table
 from lmtool.errors import DataError
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.columns import choose_columns
-from lmtool.tables.reading import read_labelled
+from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.schema import choose_columns
 from tests.data.test_corpus import documents
 from tests.data.texts import prose
 from tests.examples import examples

@@ -18,7 +18,8 @@ from lmtool.export.exporting import export
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.predict import Prediction, TablePredictor, predict
+from lmtool.tasks.predict import TablePredictor, predict
+from lmtool.tasks.task import Prediction
 from tests.interop import test_importing
 from tests.interop.runs import made
 from tests.interop.test_importing import BERT, END, FRAMED, PLAIN, ROBERTA, S, byte_level, peer_in, word_pieces

@@ -15,9 +15,9 @@ from lmtool.inference.load import LoadedModel, load_run
 from lmtool.interop.gguf.container import Container
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.columns import Columns
-from lmtool.tables.predict import task_of
-from lmtool.tables.reading import LabelledText
+from lmtool.tasks.predict import task_of
+from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.schema import Columns
 from lmtool.tokenization.chat import Message
 from tests.interop import test_importing
 from tests.interop.runs import SMALL, made, recipe_of, tokenizer_of

@@ -43,8 +43,8 @@ from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo, Validated, saved_state
 from lmtool.run.saving import Snapshot
 from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove
-from lmtool.tables.columns import choose_columns
-from lmtool.tables.reading import read_labelled
+from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization import template as sandbox
 from lmtool.tokenization.chat import ChatFormat, Message
 from lmtool.tokenization.tokenizer import Tokenizer

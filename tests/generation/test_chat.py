@@ -18,7 +18,7 @@ from lmtool.generation.params import SamplingParams
 from lmtool.generation.prefixes import BLOCK
 from lmtool.inference.load import LoadedModel, load_packed, load_run
 from lmtool.interop.importing import imported
-from lmtool.tables.annotations import as_messages
+from lmtool.tasks.cells import as_messages
 from lmtool.tokenization.chat import ChatFormat, Message, RefusedMessages
 from lmtool.tokenization.prompt_format import Prompt
 from tests.generation import talkers

@@ -12,9 +12,9 @@ from lmtool.errors import DataError, UsageError
 from lmtool.inference import embedding
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.tables.columns import Columns
-from lmtool.tables.reading import LabelledText
-from lmtool.tables.tasks.build import build_task
+from lmtool.tasks.build import build_task
+from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.schema import Columns
 from tests.compute.together import together
 from tests.training.tiny import Work
 

@@ -18,7 +18,7 @@ from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
 from lmtool.search.index import Entry, Index, add
 from lmtool.serving.server import Serving
-from lmtool.tables.predict import predict
+from lmtool.tasks.predict import predict
 from tests.serving.harness import Served, served
 
 PROMPT = "Who saw the"

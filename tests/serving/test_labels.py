@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtool.api import load
-from lmtool.tables.predict import predict
+from lmtool.tasks.predict import predict
 from tests.serving.harness import served
 from tests.training.tiny import Work, words
 

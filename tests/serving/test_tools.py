@@ -18,8 +18,8 @@ from lmtool.data.table import open_table
 from lmtool.generation.chat import Conversation
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
-from lmtool.tables.columns import choose_columns
-from lmtool.tables.reading import read_labelled
+from lmtool.tasks.reading import read_labelled
+from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization.chat import Message
 from tests.generation import callers
 from tests.generation.callers import CONVERSATIONS, TOOLS

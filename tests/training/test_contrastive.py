@@ -15,7 +15,7 @@ from lmtool.objective import build_objective
 from lmtool.objective.heads import ContrastiveObjective
 from lmtool.run.checkpoint import verify
 from lmtool.run.directory import Run
-from lmtool.tables.prepare import open_tables, read_tables
+from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.convex import PLAIN_PENALTY, fit_head
 from tests.training.tiny import Work, after, ended, metrics, words
 

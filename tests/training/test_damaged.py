@@ -24,7 +24,7 @@ from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceEr
 from lmtool.inference.evaluation import Validation
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Ended
 from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in

@@ -14,8 +14,8 @@ from lmtool.inference.load import load_run
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.objective import Embedding
 from lmtool.recipe.spec.text import Data
-from lmtool.tables.predict import measure_tables, predict
-from lmtool.tables.tasks.results import Results
+from lmtool.tasks.predict import measure_tables, predict
+from lmtool.tasks.results import Results
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.plan import Plan
 from tests.training.tiny import Work, after, ended, lasting
@@ -199,9 +199,9 @@ def test_refusals(work: Work) -> None:
 def test_texts_of_rows_have_the_vectors_of_embed(work: Work) -> None:
     """The same special tokens and the same pooling as where vectors are used."""
     from lmtool.api import load
-    from lmtool.tables.columns import choose_columns
-    from lmtool.tables.predict import _model, task_of
-    from lmtool.tables.reading import read_labelled
+    from lmtool.tasks.predict import _model, task_of
+    from lmtool.tasks.reading import read_labelled
+    from lmtool.tasks.schema import choose_columns
 
     run = embedder(work, "pairs")
     table = open_table(str(write(work.folder / "pairs.csv", "pairs", n=9)))

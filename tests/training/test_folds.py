@@ -16,8 +16,8 @@ from lmtool.recipe.load import settings_of
 from lmtool.report.training import write_report
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
-from lmtool.tables.predict import TablePredictor
-from lmtool.tables.tasks.results import Results, spread
+from lmtool.tasks.predict import TablePredictor
+from lmtool.tasks.results import Results, spread
 from lmtool.training.events import Ended, FitStarted, Info
 from lmtool.training.finetuning import plan_finetuning
 from lmtool.training.job import Invocation

@@ -15,7 +15,7 @@ from lmtool.compute.processes import World
 from lmtool.model import build
 from lmtool.objective.contrastive import BatchObjective, EmbeddingObjective, RowVectors, cached_gradients, from_gradient
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.rows import EncodedRow, TableExamples
+from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, Trainable, fit
 from lmtool.training.optimizer import Optimizers
 from tests.model import tiny

@@ -15,7 +15,7 @@ from lmtool.inference.reference import read_tokenizer
 from lmtool.recipe.load import Setting, load, settings_of
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.directory import Run
-from lmtool.tables.prepare import open_tables, read_tables
+from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training import data as text_data
 from lmtool.training import finetuning, job, length
 from lmtool.training import train as training

@@ -16,7 +16,7 @@ from lmtool.model.heads import Classifier
 from lmtool.objective import Example, Vocabulary
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.rows import EncodedRow, TableExamples
+from lmtool.tasks.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, Trainable, fit, micro_batches
 from lmtool.training.optimizer import Optimizers
 from tests.model import tiny

@@ -10,7 +10,7 @@ from lmtool.data import survey
 from lmtool.inference import load as loading
 from lmtool.recipe import load as recipes
 from lmtool.recipe.load import Setting, settings_of
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training.data import TextData
 from lmtool.training.events import Stepped
 from lmtool.training.plan import plan_pretraining

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lmtool.objective import Example
 from lmtool.recipe.load import Setting, settings_of, shipped
-from lmtool.tables.rows import TableExamples
+from lmtool.tasks.rows import TableExamples
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.plan import plan_pretraining
 from lmtool.training.start import start

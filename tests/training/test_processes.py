@@ -12,7 +12,7 @@ import pytest
 from lmtool.inference.load import load_run
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
-from lmtool.tables.predict import predict
+from lmtool.tasks.predict import predict
 from tests.training.programs import FORKED, TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.tiny import Work, after, ended, metrics, warnings_in, words
 

@@ -18,7 +18,7 @@ from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
 from lmtool.run.files import Validated
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training import finetuning, start
 from lmtool.training.events import AlreadyFinished, Info
 from tests.cli.conftest import CommandLine

@@ -13,7 +13,7 @@ from lmtool.inference.load import load_run
 from lmtool.recipe.load import load
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
-from lmtool.tables.data import TableData
+from lmtool.tasks.data import TableData
 from lmtool.training import train
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TextData

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.run.checkpoint import inspect
-from lmtool.tables.tasks.results import Results
+from lmtool.tasks.results import Results
 from lmtool.training import events, finetuning, plan, resuming, start
 from lmtool.training.comparison import TextResults
 from lmtool.training.job import Invocation

@@ -88,9 +88,9 @@ def evaluate(
     from lmtool.data.table import Skipped
     from lmtool.inference.perplexity import EvaluationText, measure
     from lmtool.interop.names import is_published
-    from lmtool.tables.predict import answers_tables, measure_tables
-    from lmtool.tables.prompting import Prompting, measure_prompts
-    from lmtool.tables.suite import measure_folder, runs_in, tables_in
+    from lmtool.tasks.predict import answers_tables, measure_tables
+    from lmtool.tasks.prompting import Prompting, measure_prompts
+    from lmtool.tasks.suite import measure_folder, runs_in, tables_in
 
     if suite is not None:
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
@@ -190,8 +190,8 @@ def _measure_suite(
     from lmtool.compute.processes import is_main
     from lmtool.report.page import write_page
     from lmtool.report.suite import suite_page
-    from lmtool.tables.suites.measure import kept_rows, measure_suite, open_tasks, texts_of, write_rows
-    from lmtool.tables.suites.spec import read_suite
+    from lmtool.tasks.suites.measure import kept_rows, measure_suite, open_tasks, texts_of, write_rows
+    from lmtool.tasks.suites.spec import read_suite
 
     check_new(rows, ".jsonl")
     check_new(output)

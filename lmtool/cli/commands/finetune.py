@@ -103,7 +103,7 @@ def finetune(
     from lmtool.inference.merging import merge as make_merged
     from lmtool.run.creation import is_begun
     from lmtool.run.directory import Run
-    from lmtool.tables.tasks.results import spread
+    from lmtool.tasks.results import spread
     from lmtool.training.finetuning import plan_finetuning
     from lmtool.training.resuming import resume
 

@@ -66,9 +66,9 @@ def predict(
     from lmtool.data.table import json_lines, json_list, table_lines, write_table
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import SamplingParams
-    from lmtool.tables import predict as predicting
-    from lmtool.tables.costs import decide_by
-    from lmtool.tables.prompting import Prompting, answered
+    from lmtool.tasks import predict as predicting
+    from lmtool.tasks.costs import decide_by
+    from lmtool.tasks.prompting import Prompting, answered
 
     ending = "" if output is None else output.suffix.lower()
     if ending == ".parquet":

@@ -176,7 +176,7 @@ def compare(
 
 def _compared_on(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[Comparison]":
     """The first run against each other one, row by row, on a table."""
-    from lmtool.tables.comparison import compare_rows, score_rows
+    from lmtool.tasks.comparison import compare_rows, score_rows
 
     scored = []
     for run in runs:
@@ -189,9 +189,9 @@ def _compared_on(table: str, runs: Sequence[str], task: str, reading: "Data") ->
 
 def _compared_on_suite(suite: tuple[str, str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
     """The first run against each other one, row by row, on each task of a suite, or on one."""
-    from lmtool.tables.comparison import compare_rows, score_tasks
-    from lmtool.tables.suites.measure import kept_rows, measure_suite, open_tasks, texts_of
-    from lmtool.tables.suites.spec import read_suite
+    from lmtool.tasks.comparison import compare_rows, score_tasks
+    from lmtool.tasks.suites.measure import kept_rows, measure_suite, open_tasks, texts_of
+    from lmtool.tasks.suites.spec import read_suite
 
     scored = []
     for run in runs:

@@ -1,0 +1,76 @@
+"""Models on the rows of one table, each row for itself."""
+
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from lmtool.errors import DataError
+from lmtool.inference.load import LoadedModel
+from lmtool.printable import counted
+from lmtool.recipe.spec.text import Data
+from lmtool.run.paired import Comparison, compare
+from lmtool.tasks.labels import SEPARATOR
+from lmtool.tasks.metrics import exact_match, sentence_scores, word_accuracy
+from lmtool.tasks.predict import AS_TRAINED, answer_rows
+from lmtool.tasks.reading import LabelledText
+from lmtool.tasks.suites.results import SuiteResults
+from lmtool.tasks.suites.spec import TextTask
+from lmtool.tasks.text_to_text import as_answer
+
+
+class ScoredRows(NamedTuple):
+    """Rows, each a name and a text, and how well a model answers each, by a measure of this name."""
+
+    run: str
+    measure: str
+    rows: list[tuple[str, str]]
+    scores: list[float]
+
+
+def score_rows(loaded: LoadedModel, run: str, source: str, task: str = "", reading: Data = AS_TRAINED) -> ScoredRows:
+    """How well a model of this name, fine-tuned on a table, answers each row of another.
+
+    1 for a right class, set of labels or answer, 0 for a wrong one; of tags the share of words; of target texts chrF;
+    of numbers the absolute error, negative. Raises as `measure_tables` does.
+    """
+    texts, answers = answer_rows(loaded, source, task, reading)
+    scored = [_score(*pair) for pair in zip(texts.items, answers, strict=True)]
+    return ScoredRows(run, scored[0][0], [item.named for item in texts.items], [score for _, score in scored])
+
+
+def score_tasks(run: str, results: SuiteResults) -> dict[str, ScoredRows]:
+    """How well a model of this name does each row of the tasks of a suite: is it right, or its log-probability."""
+    scored = {}
+    for name, one in results.tasks.items():
+        measure = "log-probability" if isinstance(one.task, TextTask) else "accuracy"
+        scores = [float(row["right"]) if "right" in row else -row["nats"] for row in one.rows()]
+        scored[name] = ScoredRows(run, measure, [(f"row {n}", "") for n in range(len(scores))], scores)
+    return scored
+
+
+def _score(item: LabelledText, answer: object) -> tuple[str, float]:
+    if item.answers is not None:
+        return "exact match", exact_match(str(answer), [one.text for one in item.answers])
+    if isinstance(answer, list):
+        return "word accuracy", word_accuracy([cast(tuple[str, ...], item.label)], [answer])
+    if isinstance(item.label, float):
+        return "negative absolute error", -abs(float(str(answer)) - item.label)
+    if item.target is not None:
+        return "chrF", sentence_scores([str(answer)], [item.target])[0]
+    return "accuracy", float(_labels(str(answer)) == _labels(as_answer(item) or ""))
+
+
+def _labels(text: str) -> set[str]:
+    """A label, or several, whose order does not count."""
+    return {part.strip() for part in text.split(SEPARATOR)} - {""}
+
+
+def compare_rows(source: str, one: ScoredRows, other: ScoredRows) -> Comparison:
+    """Compare two models on the rows of a table. Raises DataError where they do not answer the same rows alike."""
+    first, second = ((of.measure, [name for name, _ in of.rows]) for of in (one, other))
+    if first != second:
+        ways = [f"on {counted(len(of.rows), 'row')} by {of.measure}" for of in (one, other)]
+        what = f"the runs are not measured alike: {' and '.join(ways)}"
+        fix = "name runs that were fine-tuned on the same kind of labels"
+        raise DataError(what, where=f"{source}, {one.run}, {other.run}", fix=fix)
+    return compare(source, (one.run, other.run), one.measure, (np.array(one.scores), np.array(other.scores)))

@@ -1,0 +1,19 @@
+"""Labelled tables of a few rows."""
+
+from pathlib import Path
+from typing import Any
+
+from lmtool.data.table import open_table
+from lmtool.tasks.reading import LabelledTexts, read_labelled
+from lmtool.tasks.schema import choose_columns
+
+
+def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> LabelledTexts:
+    path.write_text(content, encoding="utf-8")
+    table = open_table(str(path))
+    return read_labelled(table, choose_columns(table, **(columns or {})), **options)
+
+
+def labelled(path: Path, *labels: str, **options: Any) -> LabelledTexts:
+    """A table with these labels and distinct texts."""
+    return read(path / "a.csv", "text,label\n" + "".join(f"t{i},{x}\n" for i, x in enumerate(labels)), **options)

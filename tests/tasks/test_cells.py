@@ -1,0 +1,126 @@
+"""Cells of words, tags and answers."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.tasks.cells import (
+    AnswerSpan,
+    CellFault,
+    as_answers,
+    as_entities,
+    as_tags,
+    as_words,
+    complete_tags,
+    has_entities,
+)
+from lmtool.tasks.metrics import entity_metrics, find_entities
+from tests.reference import annotated
+
+TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y-1", "I-Y-1"]), min_size=1, max_size=8)
+
+
+@given(TAGS)
+def test_entities_are_those_of_conlleval(tags: list[str]) -> None:
+    wanted = {(of, first, last + 1) for of, first, last in annotated.entities(tags)}
+    assert find_entities(tags) == wanted
+    repaired, n_repaired = as_entities(tags)
+    assert find_entities(repaired) == wanted
+    assert as_entities(repaired) == (repaired, 0)
+    assert n_repaired == sum(a != b for a, b in zip(tags, repaired, strict=True))
+
+
+@settings(deadline=None)  # the first call imports seqeval
+@given(st.lists(st.tuples(TAGS, st.randoms()), min_size=1, max_size=4))
+def test_metrics_of_entities_are_those_of_conlleval(rows: list[tuple[list[str], Any]]) -> None:
+    true = [tags for tags, _ in rows]
+    given_tags = [
+        [tag if rng.random() < 0.7 else rng.choice(["O", "I-X", "B-Y-1"]) for tag in tags] for tags, rng in rows
+    ]
+    found = entity_metrics(true, given_tags)
+    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx(
+        list(annotated.entity_scores(true, given_tags))
+    )
+    for of, scores in found["entities"].items():
+        one = [[tag if tag[2:] == of else "O" for tag in tags] for tags in true]
+        other = [[tag if tag[2:] == of else "O" for tag in tags] for tags in given_tags]
+        precision, recall, f1 = annotated.entity_scores(one, other)
+        assert (scores["precision"], scores["recall"], scores["f1"]) == pytest.approx((precision, recall, f1))
+        assert scores["support"] == sum(len(annotated.entities(tags)) for tags in one)
+
+
+def test_entities_without_any() -> None:
+    found = entity_metrics([["O", "O"]], [["O", "O"]])
+    assert found == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0, "entities": {}}
+
+
+def test_both_tags_of_a_type_are_known() -> None:
+    assert complete_tags(["O", "B-X"]) == {"O", "B-X", "I-X"}
+    assert has_entities(["O", "I-X"])
+    assert not has_entities(["NOUN", "B", "O"])
+
+
+@pytest.mark.parametrize(("tag", "fix"), [("PER", "write B- and I-"), ("S-PER", "S- and U- as B-"), ("B-", "write B-")])
+def test_other_tags_than_bio_are_faults(tag: str, fix: str) -> None:
+    with pytest.raises(CellFault) as caught:
+        as_entities(["O", tag])
+    assert tag in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_words_and_tags() -> None:
+    assert as_words(["New York", "is"]) == ("New York", "is")
+    assert as_words("Otto's hat, Ida!") == ("Otto's", "hat", ",", "Ida", "!")
+    assert as_tags(["O", 7], 2) == ("O", "7")
+
+
+@pytest.mark.parametrize(
+    ("cell", "what"), [(None, "NoneType"), ([1], "other values"), ([], "no word"), (["a", " "], "empty")]
+)
+def test_cells_that_are_no_words_are_faults(cell: Any, what: str) -> None:
+    with pytest.raises(CellFault, match=what):
+        as_words(cell)
+
+
+@pytest.mark.parametrize(("cell", "what"), [("O", "str"), ([None], "other values"), (["O"], "1 tags for 2 words")])
+def test_cells_that_are_no_tags_are_faults(cell: Any, what: str) -> None:
+    with pytest.raises(CellFault, match=what):
+        as_tags(cell, 2)
+
+
+CONTEXT = "Otto gave Ida the key. Ida has it."
+
+
+@pytest.mark.parametrize(
+    ("cell", "wanted"),
+    [
+        ([], ()),
+        ([{"text": "the key", "answer_start": 14}], (AnswerSpan(14, "the key"),)),
+        ({"text": ["Ida", "Ida"], "answer_start": [10, 23]}, (AnswerSpan(10, "Ida"), AnswerSpan(23, "Ida"))),
+        ({"text": [], "answer_start": []}, ()),
+    ],
+)
+def test_answers(cell: Any, wanted: tuple[AnswerSpan, ...]) -> None:
+    assert as_answers(cell, CONTEXT) == wanted
+
+
+@pytest.mark.parametrize(
+    ("cell", "what", "fix"),
+    [
+        (None, "missing", "\\[\\]"),
+        (["Ida"], "list", "answer_start"),
+        ([{"text": "the key", "answer_start": 15}], "there is 'he key.'", "begins at 14"),
+        ([{"text": "the hat", "answer_start": 14}], "'the hat' is not at answer_start 14", "does not have it"),
+        ([{"text": "Otto", "answer_start": -34}], "not at answer_start -34", "begins at 0"),
+        ([{"text": "Ida"}], "no answer_start", "number"),
+        ([{"text": " ", "answer_start": 4}], "without text", "text"),
+        ({"text": ["Ida"], "answer_start": []}, "differ in the number", "each"),
+    ],
+)
+def test_wrong_answers_are_faults(cell: Any, what: str, fix: str) -> None:
+    with pytest.raises(CellFault, match=what) as caught:
+        as_answers(cell, CONTEXT)
+    assert re.search(fix, caught.value.fix)

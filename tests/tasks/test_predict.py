@@ -1,0 +1,131 @@
+"""`predict` and `eval` on tables: the same predictions in any chunks and any number of processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.data.table import RowFault
+from lmtool.errors import UsageError
+from lmtool.inference.load import LoadedModel, load_run
+from lmtool.recipe.spec.text import Data
+from lmtool.tasks import predict as predicting
+from lmtool.tasks.predict import answers_tables, measure_tables, predict
+from tests.compute.together import together
+from tests.training.tiny import Work, words
+
+HEADS = {
+    "class": ("objective={kind: classification, dropout: 0}", lambda i: "ab"[i % 2]),
+    "multi": ("objective={kind: classification, task: multi, dropout: 0}", lambda i: ["a;b", "b", ";"][i % 3]),
+    "number": ("objective={kind: classification, task: number, dropout: 0}", lambda i: 0.5 + i % 4),
+}
+PREFIX = "model={kind: transformer, shape: prefix, n_layers: 1, d_model: 16, n_heads: 2, context: 16}"
+
+
+def write(path: Path, label: Any, n: int = 24) -> Path:
+    rows = [f"{i},{words(1 + i % 7, i)},{label(i)}" for i in range(n)]
+    path.write_text("\n".join(["id,text,label", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def learned(work: Work, kind: str) -> tuple[LoadedModel, Path]:
+    """A briefly trained model, and its table."""
+    short = ("training.epochs=null", "training.steps=2")
+    if kind == "answers":
+        table = write(work.folder / "table.csv", lambda i: "ab"[i % 2])
+        work.learn_table(work.recipe, table, PREFIX, "objective={kind: seq2seq}", *short)
+    else:
+        objective, label = HEADS[kind]
+        table = write(work.folder / "table.csv", label)
+        work.learn_table(work.recipe, table, objective, *short)
+    return load_run(str(work.run())), table
+
+
+def cells(loaded: LoadedModel, table: Path) -> list[list[Any]]:
+    """Predictions for all rows, with their rows; numbers parsed."""
+    return [[row.values[0], *map(number, answer)] for row, answer in predict(loaded, str(table)).rows]
+
+
+def number(cell: object) -> Any:
+    try:
+        return float(str(cell))
+    except ValueError:
+        return cell
+
+
+def close(found: list[list[Any]], expected: list[list[Any]]) -> bool:
+    """Whether rows are equal up to rounding."""
+    return len(found) == len(expected) and all(
+        len(one) == len(other)
+        and all(
+            a == (pytest.approx(b, abs=2e-4) if isinstance(b, float) else b) for a, b in zip(one, other, strict=True)
+        )
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", [*HEADS, "answers"])
+def test_any_chunks_and_any_number_of_processes_answer_the_same(
+    work: Work, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    loaded, table = learned(work, kind)
+    alone = cells(loaded, table)
+    assert [row[0] for row in alone] == [str(i) for i in range(24)]
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 7)
+    assert close(cells(loaded, table), alone)
+    for size in (2, 5):
+        for found in together(monkeypatch, size, lambda _: cells(loaded, table)):
+            assert close(found, alone)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", [*HEADS, "answers"])
+def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    loaded, table = learned(work, kind)
+    both = [str(table), str(table)]
+    alone = list(measure_tables(loaded, both))
+    assert [results.part for results in alone] == ["table", "table"]
+    assert alone[0].record() == alone[1].record()
+    for found in together(monkeypatch, 3, lambda _: list(measure_tables(loaded, both))):
+        for one, other in zip(found, alone, strict=True):
+            assert one.loss == pytest.approx(other.loss, rel=1e-5)
+            assert (one.rows, one.step, one.labels) == (24, loaded.step, other.labels)
+            shown, expected = ({k: v for k, v in r.figures.items() if isinstance(v, float)} for r in (one, other))
+            assert shown == pytest.approx(expected, rel=1e-3)
+
+
+def test_columns_under_other_names_are_inferred(work: Work) -> None:
+    """Those of texts, of labels, or both; a line says which."""
+    loaded, table = learned(work, "class")
+    (expected,) = measure_tables(loaded, [str(table)])
+    header, *rows = table.read_text().splitlines()
+    told: list[str] = []
+    for other in ("id,review,label", "id,text,sentiment", "id,review,sentiment"):
+        (work.folder / "other.csv").write_text("\n".join([other, *rows]) + "\n")
+        (found,) = measure_tables(loaded, [str(work.folder / "other.csv")], tell=told.append)
+        assert found.record() == expected.record()
+    assert len(told) == 3
+    assert header == "id,text,label"
+
+
+def test_bad_rows_are_told_or_counted(work: Work) -> None:
+    loaded, table = learned(work, "class")
+    table.write_text(table.read_text() + "24,a,b,c\n25,the cat,a\n")
+    with pytest.raises(RowFault, match="fields"):
+        list(predict(loaded, str(table)).rows)
+    found = predict(loaded, str(table), reading=Data(skip_bad_rows=True))
+    assert len(list(found.rows)) == 25
+    assert found.skipped is not None
+    assert found.skipped.count == 1
+
+
+def test_only_what_was_tuned_answers_tables(work: Work) -> None:
+    _, table = learned(work, "class")
+    work.pretrain("training.steps=1", name="text")
+    assert answers_tables(str(work.run()))
+    assert not answers_tables(str(work.run("text")))
+    with pytest.raises(UsageError, match="cannot predict tables"):
+        predict(load_run(str(work.run("text"))), str(table))
+    with pytest.raises(UsageError, match="no task 'mood'"):
+        predict(load_run(str(work.run())), str(table), task="mood")

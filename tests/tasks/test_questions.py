@@ -1,0 +1,212 @@
+"""Tasks of questions: windows, spans, the null span and its threshold."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.compute.device import choose_compute
+from lmtool.data.table import open_table
+from lmtool.errors import UsageError
+from lmtool.inference.load import build_model
+from lmtool.model.heads import TokenScores
+from lmtool.objective import build_objective
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.tasks.cells import AnswerSpan
+from lmtool.tasks.questions import Extracted, SpanTask, Window
+from lmtool.tasks.reading import LabelledText, read_labelled
+from lmtool.tasks.schema import choose_columns
+from lmtool.tasks.split import divide, hold_out
+from lmtool.tasks.task import AnsweringModel
+from lmtool.tokenization.prompt_format import PromptFormat
+from lmtool.tokenization.tokenizer import Tokenizer
+
+CONTEXT = "On Monday Otto gave the brass key to naïve Ida's hen, because it rained. Ida sold it."
+KINDS: dict[str, TokenizerSpec] = {
+    "bpe": BpeTokenizer(vocab_size=300),
+    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
+    "char": CharTokenizer(kind="char"),
+    "char-lower": CharTokenizer(kind="char", lowercase=True),
+    "word": WordTokenizer(kind="word", vocab_size=100),
+}
+TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
+
+
+def setting(
+    kind: str = "word", context: int = 128, shape: str = "encoder", **spec: Any
+) -> tuple[SpanTask, AnsweringModel]:
+    recipe = Recipe.model_validate(
+        {
+            "model": {
+                "kind": "transformer", "shape": shape, "n_layers": 1, "d_model": 8, "n_heads": 2, "context": context
+            },
+            "objective": {"kind": "question-answering"} | spec,
+            "training": {"steps": 1, "batch_size": 1, "device": "cpu"},
+        }
+    )  # fmt: skip
+    tokenizer, compute = TOKENIZERS[kind], choose_compute("cpu", "float32")
+    lm = build_model(recipe, tokenizer, compute)
+    task = SpanTask(PromptFormat.of(recipe, tokenizer), recipe.objective)  # type: ignore[arg-type]
+    return task, AnsweringModel(lm, build_objective(recipe, tokenizer), compute)
+
+
+def question(answer: str | None = "the brass key", row: int = 1, context: str = CONTEXT) -> LabelledText:
+    spans = () if answer is None else (AnswerSpan(context.index(answer), answer),)
+    return LabelledText(("Who?", context), None, None, row, answers=spans)
+
+
+def windows(task: SpanTask, *items: LabelledText) -> list[Window]:
+    return task.encode(items)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+@pytest.mark.parametrize("answer", ["the brass key", "Ida", "naïve", "On Monday", "it"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_of_an_answer_are_its_characters(kind: str, answer: str, shape: str) -> None:
+    task, _ = setting(kind, shape=shape)
+    (row,) = windows(task, question(answer))
+    assert row.label is not None
+    first, last = (int(place) - row.first for place in row.label)
+    found = CONTEXT[row.characters_N2[first, 0] : row.characters_N2[last, 1]].strip()
+    # a tokenizer of words has no token for a part of one
+    assert found == answer or (kind == "word" and found.startswith(answer))
+
+
+def test_a_question_without_an_answer_is_the_null_span() -> None:
+    for shape in ("encoder", "decoder"):
+        task, _ = setting(shape=shape)
+        (row,) = windows(task, question(None))
+        assert row.label is not None
+        assert row.label.tolist() == [row.null, row.null]
+        assert row.null == (0 if shape == "encoder" else len(row.tokens) - 1)
+        assert int(row.tokens[row.null]) == TOKENIZERS["word"].cls_id
+
+
+@pytest.mark.parametrize("stride", [None, 1, 3, 99])
+def test_windows_cover_the_context_and_overlap(stride: int | None) -> None:
+    task, _ = setting(context=14, stride=stride)
+    ids = TOKENIZERS["word"].encode(CONTEXT)
+    rows = windows(task, question("brass"), question("sold", row=2, context="Ida sold it"))
+    own = [row for row in rows if row.number == 1]
+    seen: set[int] = set()
+    places = []
+    for row in own:
+        inside = [int(np.flatnonzero(TOKENS[:, 0] == start).item()) for start, _ in row.characters_N2]
+        assert row.tokens[row.first : row.first + len(inside)].tolist() == [ids[i] for i in inside]
+        assert inside == list(range(inside[0], inside[-1] + 1))
+        assert len(row.tokens) <= 14
+        seen |= set(inside)
+        places.append(inside[0])
+        answer = next(i for i, (a, b) in enumerate(TOKENS.tolist()) if CONTEXT[a:b] == "brass")
+        wanted = row.first + answer - inside[0] if answer in inside else row.null
+        assert row.label is not None
+        assert row.label.tolist() == [wanted, wanted]
+    assert seen == set(range(len(ids)))
+    room = 14 - 3 - 2
+    step = min(room, stride or room // 2)
+    assert {b - a for a, b in pairwise(places)} == {step}
+    assert len([row for row in rows if row.number == 2]) == 1
+
+
+TOKENS = np.array(TOKENIZERS["word"].encode_with_places(CONTEXT)[1])
+
+
+class Scripted:
+    """A model whose scores are given: of each token of the vocabulary as the first and as the last of an answer."""
+
+    def __init__(self, model: AnsweringModel, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.scores_V2 = rng.normal(size=(TOKENIZERS["word"].vocab_size, 2))
+        self.training = False
+
+    def eval(self) -> None: ...
+
+    def train(self, mode: bool) -> None: ...
+
+    def scores(self, batch: Any) -> Any:
+        return TokenScores(torch.from_numpy(self.scores_V2)[batch.tokens_BT].float(), None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_answer_is_the_best_span_of_all_windows(seed: int) -> None:
+    task, model = setting(context=14, stride=4, max_answer=3)
+    scripted = Scripted(model, seed)
+    rows = windows(task, question())
+    task.threshold = np.inf
+    ((text, start, null_score),) = task.answer(
+        AnsweringModel(scripted, model.objective, model.compute),  # type: ignore[arg-type]
+        rows,
+    )
+    first_V, last_V = scripted.scores_V2.T
+    ids = TOKENIZERS["word"].encode(CONTEXT)
+    n_room = 14 - 3 - 2
+    best, span = max(
+        (first_V[ids[i]] + last_V[ids[j]], (i, j))
+        for begin in range(0, len(ids), 4)
+        for i in range(begin, min(begin + n_room, len(ids)))
+        for j in range(i, min(i + 3, begin + n_room, len(ids)))
+    )
+    wanted = CONTEXT[TOKENS[span[0], 0] : TOKENS[span[1], 1]]
+    assert (text, start) == (wanted, TOKENS[span[0], 0])
+    assert float(str(null_score)) == pytest.approx(scripted.scores_V2[TOKENIZERS["word"].cls_id].sum() - best, rel=1e-4)
+
+
+def test_validation_chooses_the_threshold_and_the_recipe_overrules_it() -> None:
+    items = [question(), question(None, row=2)]
+    found = [Extracted("the brass key", 20, -1.0), Extracted("key", 30, 0.5)]
+    task, _ = setting()
+    assert task.threshold == np.inf
+    task._choose_threshold(found, items)
+    assert task.threshold == -1
+    task._choose_threshold(found[:1], items[:1])
+    assert task.threshold == np.inf
+    fixed, _ = setting(null_threshold=0.75)
+    fixed._choose_threshold(found, items)
+    assert fixed.threshold == 0.75
+
+
+def test_figures_of_questions_with_and_without_answers() -> None:
+    task, model = setting()
+    rows = task.encode([question(), question(None, row=2), question("Ida", row=3)])
+    task.decide(model, rows, held_out=True)
+    results = task.measure(model, rows, "test", 2)
+    assert results.rows == 3
+    parts = results.figures
+    assert parts["f1"] == pytest.approx((2 * parts["has_answer_f1"] + parts["no_answer_accuracy"]) / 3)
+    assert parts["null_threshold"] == task.threshold
+    assert [one["f1"] for one in results.sentences] == sorted(one["f1"] for one in results.sentences)
+    assert task.validate(model, rows).metrics["exact"] == parts["exact"]
+
+
+def test_an_empty_context_has_no_answer() -> None:
+    task, model = setting()
+    item = LabelledText(("Who?", ""), None, None, 1, answers=())
+    task.threshold = np.inf
+    assert task.answer(model, task.encode([item]))[0][0] == ""
+
+
+def test_a_context_without_room_is_refused() -> None:
+    task, _ = setting(context=4)
+    with pytest.raises(UsageError, match="no room"):
+        task.encode([question()])
+
+
+def test_questions_about_one_context_stay_on_one_side(tmp_path: Path) -> None:
+    def divided(n_contexts: int) -> tuple[set[str], set[str]]:
+        rows = [{"question": f"Who {i}?", "context": f"Otto {i % n_contexts}", "answers": []} for i in range(40)]
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        table = open_table(str(tmp_path / "a.jsonl"))
+        texts = read_labelled(table, choose_columns(table, kind="questions"))
+        train, test = divide(texts, hold_out(texts, 0.25, seed=1))
+        assert len(test) == 10
+        first, second = ({item.texts[1] for item in part.items} for part in (train, test))
+        return first, second
+
+    first, second = divided(8)
+    assert (len(first), len(second)) == (6, 2)
+    assert divided(1) == ({"Otto 0"}, {"Otto 0"})

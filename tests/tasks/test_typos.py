@@ -1,0 +1,290 @@
+"""Labels that seem to be misspelt: which are told, and that long or many labels cost no more than reading them."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtool.data.table import RowFault
+from lmtool.errors import DataError, RecipeError, UsageError
+from lmtool.recipe.load import Setting, load
+from lmtool.tasks import metrics, reading
+from lmtool.tasks.labels import LONGEST_LABEL, LabelMap
+from lmtool.tasks.merges import read_merges
+from lmtool.tasks.metrics import class_lines
+from lmtool.tasks.notices import misspelt
+from lmtool.tasks.reading import LabelledTexts
+from tests.tasks.labelled import labelled, read
+
+
+@pytest.mark.parametrize(
+    ("rare", "common"),
+    [
+        ("postive", "positive"),
+        ("posittive", "positive"),
+        ("positave", "positive"),
+        ("positvie", "positive"),
+        ("Positive", "positive"),
+        ("POSTIVE", "positive"),
+        ("ham", "HAM"),
+        ("X", "x"),
+        ("science-fiction", "science fiction"),
+        ("scifi", "sci-fi"),
+        ("très bein", "très bien"),
+        ("отрицательны", "отрицательный"),
+        ("Straße", "STRASSE"),
+        ("topic 1 sport", "topic 1 sports"),
+    ],
+)
+def test_a_label_that_is_nearly_a_commoner_one(rare: str, common: str) -> None:
+    assert misspelt({common: 20, rare: 2, "something else": 30}) == {rare: common}
+    assert misspelt({common: 2, rare: 20}) == {common: rare}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x", "y"),
+        ("cat", "car"),
+        ("en", "es"),
+        ("1", "2"),
+        ("class 1", "class 2"),
+        ("level10", "level1"),
+        ("grade A", "grade B"),
+        ("type_a", "type_b"),
+        ("C", "C+"),
+        ("positive", "negative"),
+        ("male", "female"),
+        ("not", "no"),
+    ],
+)
+def test_labels_that_are_as_they_should_be(one: str, other: str) -> None:
+    assert misspelt({one: 20, other: 2}) == {}
+
+
+def test_of_two_as_common_letters_make_two_labels_and_case_does_not() -> None:
+    assert misspelt({"fiction": 5, "friction": 5}) == {}
+    assert misspelt({"good": 5, "Good": 5}) == {"Good": "good"}
+
+
+def test_the_commonest_of_several_is_meant() -> None:
+    assert misspelt({"positive": 50, "postive": 3, "Positive": 9, "positve": 1}) == {
+        "Positive": "positive",
+        "postive": "positive",
+        "positve": "positive",
+    }
+
+
+def test_very_many_and_very_alike_labels_are_compared_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmtool.tasks import notices
+
+    compared = []
+    real = notices._is_one_letter
+    monkeypatch.setattr(notices, "_is_one_letter", lambda *pair: compared.append(pair) or real(*pair))
+    names = [f"word{chr(0x4E00 + i)}ending" for i in range(5000)]
+    found = misspelt({name: 5000 - i for i, name in enumerate(names)})
+    assert set(found.values()) == {names[0]}
+    assert len(found) == 4999
+    assert len(compared) < 50 * len(names)
+
+
+# In tables
+
+
+def notices(found: LabelledTexts) -> dict[str, Any]:
+    return {notice.kind: notice for notice in found.notices}
+
+
+def test_misspelt_labels_are_told_with_counts_and_lines(tmp_path: Path) -> None:
+    found = labelled(tmp_path, *["positive"] * 9, "postive", *["negative"] * 9, "Negative", "postive")
+    notice = notices(found)["similar labels"]
+    assert notice.count == 3
+    assert str(notice) == (
+        "3 rows with labels that differ in a letter or in case from commoner ones: "
+        "'postive' (2 rows: line 11, line 22), did you mean 'positive' (9 rows)? "
+        "'Negative' (1 row: line 21), did you mean 'negative' (9 rows)?"
+        "; to read them so: --merge-labels postive=positive --merge-labels Negative=negative"
+    )
+    assert found.counts()["Negative"] == 1
+    assert found.skipped.count == 0
+
+
+def test_many_misspelt_labels_are_counted(tmp_path: Path) -> None:
+    wrong = [f"positiv{letter}" for letter in "abcdfgh"]
+    (notice,) = labelled(tmp_path, *["positive"] * 9, *(name for name in wrong for _ in range(9))).notices or (None,)
+    assert notice is None  # none is commoner
+    found = labelled(tmp_path, *["positive"] * 9, *(name for name in wrong for _ in range(5)), "other", "other")
+    text = str(notices(found)["similar labels"])
+    assert text.startswith("35 rows with labels")
+    assert "line 11, line 12, line 13, …" in text
+    assert "; and 4 more labels; " in text
+    assert text.count("--merge-labels") == 3
+
+
+def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from lmtool.data.table import open_table
+    from lmtool.tasks.schema import choose_columns
+
+    pq.write_table(
+        pa.table({"text": list("abcde"), "label": ["good", "good", "good", "Good", "Good"]}), tmp_path / "a.parquet"
+    )
+    table = open_table(str(tmp_path / "a.parquet"))
+    found = reading.read_labelled(table, choose_columns(table))
+    assert "(2 rows: row 4, row 5)" in str(notices(found)["similar labels"])
+
+
+def test_an_imbalance_counts_similar_labels_together(tmp_path: Path) -> None:
+    assert set(notices(labelled(tmp_path, *["positive"] * 20, "postive", *["negative"] * 19))) == {"similar labels"}
+    found = labelled(tmp_path, *["positive"] * 19, "postive", "negative", "Negative")
+    text = str(notices(found)["heavy imbalance"])
+    assert "'positive' has 20 rows, 'negative' has 2" in text
+    assert "similar labels counted together" in text
+
+
+def test_a_class_with_one_row_that_resembles_no_other_is_still_refused(tmp_path: Path) -> None:
+    with pytest.raises(RowFault, match="the class 'neutral' has one row"):
+        labelled(tmp_path, *["positive"] * 3, "postive", "neutral")
+
+
+def test_several_labels_a_row_are_compared_too(tmp_path: Path) -> None:
+    found = labelled(tmp_path, *["drama;comedy"] * 5, "dramma;comedy", "comedy")
+    assert "'dramma' (1 row: line 7), did you mean 'drama' (5 rows)?" in str(notices(found)["similar labels"])
+
+
+# Long labels
+
+
+@pytest.mark.parametrize("known", [None, LabelMap("class", ("a", "b"))])
+def test_a_label_as_long_as_a_text_is_no_label(known: LabelMap | None, tmp_path: Path) -> None:
+    long = "all work and no play " * 2400
+    with pytest.raises(RowFault, match="the label has 50,399 characters") as caught:
+        labelled(tmp_path, "a", "b", long, "a", "b", long[:-9], long, labels=known)
+    assert "a.csv:4, row 3, column 'label'" in caught.value.where
+    assert "--label-column" in caught.value.fix
+    assert len(str(caught.value)) < 400
+    assert len(labelled(tmp_path, "a", "b", long, "a", "b", skip_bad_rows=True)) == 4
+
+
+def test_a_label_may_be_a_sentence(tmp_path: Path) -> None:
+    longest = "x" * LONGEST_LABEL
+    several = ";".join(f"label {i}" for i in range(LONGEST_LABEL))
+    assert len(labelled(tmp_path, longest, longest, "b", "b")) == 4
+    assert len(labelled(tmp_path, several, several)) == 2
+
+
+def test_a_tag_has_a_length_too(tmp_path: Path) -> None:
+    with pytest.raises(RowFault, match="the label has 2,000 characters"):
+        read(tmp_path / "a.conll", f"the X\ncat {'Y' * 2000}\n\nthe X\ncat Y\n", columns={"kind": "words"})
+
+
+def test_long_names_are_cut_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    for name in ("cell_len", "set_cell_size"):
+        real = getattr(metrics, name)
+        monkeypatch.setattr(
+            metrics, name, lambda text, *size, real=real: measured.append(len(text)) or real(text, *size)
+        )
+    names = ["日本" * 25_000, "e" + "\u0301" * 50_000]
+    lines = class_lines(metrics.class_metrics(np.arange(2), np.arange(2), names)["classes"])
+    assert lines[1].startswith("日本" * 7 + "…")
+    assert all(len(line) < 300 for line in lines)
+    assert sum(measured) < 2_000
+
+
+def test_an_unknown_label_is_compared_with_the_known_ones_for_the_first_rows_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("lmtool.tasks.labels.get_close_matches", lambda *given, **n: asked.append(given) or [])
+    known = LabelMap("class", tuple(f"class {i}" for i in range(50)))
+    found = labelled(tmp_path, *(f"unknown {i}" for i in range(500)), "class 1", labels=known, skip_bad_rows=True)
+    assert found.skipped.count == 500
+    assert len(asked) <= 20
+
+
+# Mended
+
+
+def test_labels_are_read_as_others_and_told(tmp_path: Path) -> None:
+    labels = [*["positive"] * 9, "postive", *["negative"] * 9, "Negative", "postive"]
+    merged = {"postive": "positive", "Negative": "negative"}
+    found = labelled(tmp_path, *labels, merged=merged)
+    assert found.labels is not None
+    assert found.counts() == {"negative": 10, "positive": 11}
+    assert found.notices == ()
+    assert found.merged == "merged labels: 'postive' as 'positive' (2 rows), 'Negative' as 'negative' (1 row)"
+    known = LabelMap("class", ("negative", "positive"))
+    assert [item.label for item in labelled(tmp_path, "postive", labels=known, merged=merged).items] == ["positive"]
+
+
+def test_the_words_that_a_notice_says_mend_what_it_is_about(tmp_path: Path) -> None:
+    labels = [*["very good"] * 9, "very goood", *["it's bad"] * 9, "It's bad"]
+    (notice,) = labelled(tmp_path, *labels).notices
+    words = shlex.split(str(notice).partition("to read them so: ")[2])
+    merged = read_merges(words[1::2])
+    assert set(words[::2]) == {"--merge-labels"}
+    assert labelled(tmp_path, *labels, merged=merged).counts() == {"it's bad": 10, "very good": 10}
+    with pytest.raises(reading.RowFault) as caught:
+        labelled(tmp_path, "very good", "very goood", labels=LabelMap("class", ("it's bad", "very good")))
+    assert "--merge-labels 'very goood=very good'" in caught.value.fix
+
+
+def test_several_labels_a_row_are_merged_each(tmp_path: Path) -> None:
+    merged = {"b": "a"}
+    found = labelled(tmp_path, "b;c", "a;b", "c", ";", "a", merged=merged)
+    assert [item.label for item in found.items] == [("a", "c"), ("a",), ("c",), (), ("a",)]
+    content = '{"text": "a", "label": ["b", "c"]}\n{"text": "b", "label": ["a"]}\n'
+    assert [item.label for item in read(tmp_path / "a.jsonl", content, merged=merged).items] == [("a", "c"), ("a",)]
+
+
+def test_a_label_to_merge_that_no_row_has_is_told(tmp_path: Path) -> None:
+    (notice,) = labelled(tmp_path, *"xyxy", merged={"z": "x"}).notices
+    assert (notice.kind, notice.count) == ("absent labels", 1)
+    assert "'z'" in str(notice)
+
+
+FILES = {
+    "a.yaml": "Positv: positiv\nyes: 'no'\n1: 2\n",
+    "a.json": '{"Positv": "positiv", "yes": "no", "1": 2}',
+    "a.csv": "from,to\nPositv,positiv\nyes,no\n1,2\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_labels_to_merge_are_read_from_files(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    expected = {"Positv": "positiv", "yes": "no", "1": "2", "a": "b=c"}
+    assert read_merges([str(tmp_path / name), "a=b=c", "d=d"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("a.yaml", content) for content in ("", "[a, b]", "a: [b]", "a: {b: c}", "{", "a: ''")),
+        *(("a.json", content) for content in ("", "[1]", '{"a": null}', "{", '{"": "a"}', "[" * 100_000)),
+        *(("a.csv", content) for content in ("", "a,b\n", "from,to\na\n", 'from,to\na,"b\n', "from;to\na;b\n")),
+        ("a.csv", b"from,to\na,\xff\n"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(name: str, content: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError) as caught:
+        read_merges([str(path)])
+    assert len(caught.value.lines()) == 3
+
+
+@pytest.mark.parametrize("value", ["Positv", "=a", "a=", "", "nothing.txt"])
+def test_a_text_that_merges_nothing_is_refused(value: str) -> None:
+    with pytest.raises(UsageError):
+        read_merges([value])
+
+
+def test_a_chain_of_labels_is_refused() -> None:
+    with pytest.raises(RecipeError, match="merge_labels"):
+        load("linear", [Setting("data.merge_labels", {"a": "b", "b": "c"}, "--merge-labels")])
