@@ -179,14 +179,17 @@ def _tags(item: LabelledText) -> tuple[str, ...]:
 
 
 def has_words(texts: Sequence[str]) -> bool:
-    """Whether words are useful features of texts: most words of one half of them are known from the other half.
+    """Whether words are useful features of texts by themselves. They are not for names, for texts of many languages, and
+    for scripts that do not separate words."""
+    return known_words(texts) >= KNOWN_WORDS
 
-    They are not for names, and for scripts that do not separate words.
-    """
+
+def known_words(texts: Sequence[str]) -> float:
+    """The share of the words of one half of texts that the other half has too."""
     some = random.Random(0).sample(texts, min(MOST_SCORED, len(texts)))
     words = [re.findall(r"\w+", text.lower()) for text in some]
     known, others = {*chain(*words[::2])}, [*chain(*words[1::2])]
-    return sum(word in known for word in others) >= KNOWN_WORDS * max(1, len(others))
+    return sum(word in known for word in others) / max(1, len(others))
 
 
 def _texts(items: Sequence[LabelledText]) -> list[str]:

@@ -20,7 +20,7 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import OF_TABLES, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tasks.baseline import METRICS, MOST_SCORED, has_words
+from lmtool.tasks.baseline import KNOWN_WORDS, METRICS, MOST_SCORED, known_words
 from lmtool.tasks.build import kind_of_rows
 from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.language import published_encoder
@@ -173,7 +173,10 @@ def _last_body() -> str:
 
 
 FEATURES = ("words and word pairs", "words, word pairs and character n-grams")
-"""Those that a linear model has where words recur. N-grams of few characters tell less than words do."""
+"""Those of a linear model where words are known from other texts. N-grams of few characters tell less."""
+
+LEAST_KNOWN = 0.05
+"""Share of known words below which n-grams of characters are alone, as for names."""
 
 MOST_WEIGHED = 100_000
 """Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
@@ -201,20 +204,21 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
         fix = f"{named}; or train one from scratch: --recipe transformer-tiny"
         raise UsageError("a table of target texts needs a model that writes", fix=fix)
     texts = sample_texts(tables[0], data.skip_bad_rows)
-    shape = TableShape(tables[0].n_rows, has_words=has_words(texts))
+    known = known_words(texts)
+    shape = TableShape(tables[0].n_rows, has_words=known >= KNOWN_WORDS)
     features: tuple[Setting, ...] = ()
     candidates: tuple[Recipe, ...] = ()
     by = f"of {FEATURES[0] if shape.has_words else 'character n-grams'}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
-    if shape.has_words and not are_named and shape.n_rows <= MOST_WEIGHED:
-        candidates = tuple(resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS)
+    if known >= LEAST_KNOWN and not are_named and shape.n_rows <= MOST_WEIGHED:
+        of_words = replace(shape, has_words=True)
+        candidates = tuple(resolve(None, [*chosen, *settings], of_words).recipe for chosen in FEATURE_SETTINGS)
         best, figures = _choose_candidate(candidates, tables, report)
-        features = FEATURE_SETTINGS[best or 0]
-        if best is not None:
-            by = f"of {FEATURES[best]} ({figures})"
-        else:
+        if best is None:
             candidates = ()
-        settings = [*features, *settings]
+        else:
+            features, shape, by = FEATURE_SETTINGS[best], of_words, f"of {FEATURES[best]} ({figures})"
+            settings = [*features, *settings]
     published = published_encoder(texts) if tables[0].n_rows < FEW else "hf:ORG/NAME"
     choice = f"a linear model {by} is trained; {_other_models(last, published, 'a published model')}"
     return Plan(resolve(None, settings, shape), tables=tables, choice=choice, features=features, candidates=candidates)
