@@ -179,8 +179,10 @@ def _tags(item: LabelledText) -> tuple[str, ...]:
 
 
 def has_words(texts: Sequence[str]) -> bool:
-    """Whether words are useful features of texts by themselves. They are not for names, for texts of many languages, and
-    for scripts that do not separate words."""
+    """Whether words are useful features of texts by themselves.
+
+    They are not for names, for texts of many languages, and for scripts that do not separate words.
+    """
     return known_words(texts) >= KNOWN_WORDS
 
 
