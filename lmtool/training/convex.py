@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks.baseline import headline
 
-PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 0.001)
+PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4)
 """Values of l2 that cross-validation chooses from. By the first a head that begins as naive Bayes stays that, which
 needs fewer rows than logistic regression (Ng and Jordan 2002)."""
 
@@ -79,10 +78,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class ChosenPenalty:
-    """A penalty. factor: on the scores of rows that a head was not fitted to, which makes their loss least: 1 / T of
-    temperature scaling (Guo et al. 2017). value: how good they are. start: weights that were fitted to some rows."""
+    """A penalty. prior: as of the problem. factor: on the scores of rows that a head was not fitted to, which makes
+    their loss least: 1 / T of temperature scaling (Guo et al. 2017). value: how good they are. start: weights that were
+    fitted to some rows."""
 
     l2: float
+    prior: bool
     factor: float = 1.0
     value: float | None = None
     start_FC: Floats | None = None
@@ -238,32 +239,37 @@ class Problem:
     def choose(self, seed: int, penalties: Sequence[float] | None = None, many: int = MANY) -> "ChosenPenalty":
         """The penalty by which the loss is least on rows that a head was not fitted to, its scores times a factor.
 
+        Where there is a prior, a head of many rows may also be fitted without it (Ng and Jordan 2002).
         Of few rows a loss tells more than an accuracy, by which penalties are often alike. Weaker penalties, which take
-        longer, are not tried once the loss rises, from the third on. penalties: by default PENALTIES, without the
-        largest ones where there is no naive Bayes to stay: a head of few rows that is near zero tells classes apart by
-        its bias alone.
+        longer, are not tried once the loss rises below 1; above, between naive Bayes and logistic regression, it may
+        rise and fall again. penalties: by default PENALTIES, without the largest ones where there is no naive Bayes to
+        stay: a head of few rows that is near zero tells classes apart by its bias alone.
         """
-        penalties = penalties or (PENALTIES if self.prior else PENALTIES[2:])
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
-        folds = list(islice(self._folds(rows, seed), 1 if len(rows) > many else None)) if len(rows) > 1 else []
+        divisions = DIVISIONS if len(rows) < FEW and penalties is None else 1
+        folds = list(self._folds(rows, seed, divisions)) if len(rows) > 1 else []
+        folds = folds[: 1 if len(rows) > many else None]
+        best, least = ChosenPenalty(1.0, self.prior), float("inf")
         if not folds:
-            return ChosenPenalty(1.0)
+            return best
         held = self.of(np.concatenate([other for _, other in folds]))
-        parts = [self.of(fitted) for fitted, _ in folds]
-        weights: list[Floats | None] = [None] * len(folds)
-        best, least = ChosenPenalty(penalties[0]), float("inf")
-        for tried, l2 in enumerate(penalties):
-            scores = []
-            for i, (part, (_, other)) in enumerate(zip(parts, folds, strict=True)):
-                weight_FC = weights[i] = part.fit(l2, weights[i], ROUGH)[0]
-                scores.append(part.scores(weight_FC, self.features[other]))
-            scores_RC = np.concatenate(scores)
-            factor, loss = held.factor(scores_RC)
-            if loss < least:
-                least = loss
-                best = ChosenPenalty(l2, factor, headline(held.target_RC, scores_RC, self._kind), weight_FC)
-            elif tried > 1:
-                break
+        for prior in (True, False) if self.prior and penalties is None and len(rows) > many else (self.prior,):
+            parts = [replace(self.of(fitted), prior=prior) for fitted, _ in folds]
+            weights: list[Floats | None] = [None] * len(folds)
+            before = float("inf")
+            for l2 in penalties or (PENALTIES if prior else PENALTIES[2:]):
+                scores = []
+                for i, (part, (_, other)) in enumerate(zip(parts, folds, strict=True)):
+                    weight_FC = weights[i] = part.fit(l2, weights[i], ROUGH)[0]
+                    scores.append(part.scores(weight_FC, self.features[other]))
+                scores_RC = np.concatenate(scores)
+                factor, loss = held.factor(scores_RC)
+                if loss < least:
+                    value = headline(held.target_RC, scores_RC, self._kind)
+                    best, least = ChosenPenalty(l2, prior, factor, value, weight_FC), loss
+                if l2 < 1 and loss > before:
+                    break
+                before = loss
         return best
 
     def factor(self, scores_RC: Floats) -> tuple[float, float]:
@@ -283,13 +289,15 @@ class Problem:
     def _kind(self) -> Any:
         return self.spec.task
 
-    def _folds(self, rows: NDArray[np.int64], seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def _folds(
+        self, rows: NDArray[np.int64], seed: int, divisions: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Rows to fit to and others, for each fold; with as many of each class in all, where rows have one."""
         from sklearn.model_selection import KFold, StratifiedKFold
 
         n_folds, class_R = min(FOLDS, len(rows)), self.target_RC[rows].argmax(1)
         least = int(np.unique(class_R, return_counts=True)[1].min())
-        for division in range(DIVISIONS if len(rows) < FEW else 1):
+        for division in range(divisions):
             how: dict[str, Any] = {"shuffle": True, "random_state": seed % 2**31 + division}
             stratified = self._kind == "class" and least > 1
             folds = StratifiedKFold(min(n_folds, least), **how) if stratified else KFold(n_folds, **how)
@@ -330,12 +338,15 @@ class HeadProblem:
         """Fit the head in place; see `Lbfgs`. The other weights stay. l2: None to choose it."""
         problem, head = self.problem, self.problem.model.head
         with torch.enable_grad():
-            choice = problem.choose(seed) if l2 is None else ChosenPenalty(l2)
+            choice = problem.choose(seed) if l2 is None else ChosenPenalty(l2, problem.prior)
+            problem = replace(problem, prior=choice.prior)
             weights, loss = problem.fit(choice.l2, choice.start_FC)
         weights *= choice.factor
         weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.prior else self.scale))
         if not problem.prior:
             head.weight.zero_()
+            if isinstance(head, RatioHead):
+                head.ratios_CF.fill_(1.0)
         head.weight[:, self.used_F] = weight_CF.to(head.weight)
         if head.bias is not None:
             head.bias.copy_(torch.from_numpy(weights[-1]))
