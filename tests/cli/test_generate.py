@@ -51,8 +51,7 @@ def load(monkeypatch):
                 run_path=Path("runs/some-run"),
                 step=500,
                 checkpoint_hash=HASH,
-                newer=None,
-                warnings=warnings,
+                reference=SimpleNamespace(warnings=warnings, newer=None),
                 check_likelihood=lambda: None,
                 record=lambda: {"run": "runs/some-run", "step": 500, "checkpoint": HASH},
             )

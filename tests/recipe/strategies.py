@@ -14,7 +14,7 @@ from lmtool.recipe.spec.objective import Classification, ReplacedTokens, objecti
 from lmtool.recipe.spec.position import DisentangledPosition, LearnedPosition
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
-from lmtool.recipe.spec.text import BpeTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer
 from lmtool.recipe.spec.training import Training
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
@@ -98,7 +98,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
     fits = {
         "model": model,
         "objective": objective(kind=kind_of(objective), **supported.get(objective, {})),
-        "tokenizer": BpeTokenizer(sentinels=100),
+        "tokenizer": CharTokenizer(kind="char") if getattr(model, "word_buckets", 0) else BpeTokenizer(sentinels=100),
         "training": Training(steps=1, batch_size=1),
     }
     drawn = {name: draw(strategy) for name, strategy in fields.items() if name not in ("model", "objective")}
