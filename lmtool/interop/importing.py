@@ -25,7 +25,7 @@ from lmtool.interop.families.rules import HEADS, read_labels
 from lmtool.interop.names import HUB, NOTE, imports_folder, known_run, noted, parse_hub, pointer_of
 from lmtool.interop.sources import Source, download, open_source
 from lmtool.model import with_head
-from lmtool.model.size import outline
+from lmtool.model.size import BEYOND, outline, size_of
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
@@ -135,6 +135,8 @@ def _write(
     recipe = _recipe(source, described, tokenizer, reference)
     model = recipe.model
     assert isinstance(model, Transformer)
+    if size_of(model, model.vocab_size or 0) == BEYOND:
+        raise _refusal(source, "its configuration is of a model larger than what any program could hold")
     outlines = _outline(recipe, model)
     weights = _made(source, _weights(source, described, recipe), outlines, report)
     millions = sum(one.numel() for one in outlines.values()) / 1e6

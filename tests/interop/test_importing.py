@@ -394,6 +394,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "more layers than there are": (lambda f: change(f, "config.json", n_layer=10**9), "layer"),
     "one layer too many": (lambda f: change(f, "config.json", n_layer=3), "missing"),
     "heads that do not divide": (lambda f: change(f, "config.json", n_head=7), "divide"),
+    "a width beyond all memories": (lambda f: change(f, "config.json", n_embd=2 * 10**15), "larger than what any"),
     "a negative size": (lambda f: change(f, "config.json", n_embd=-1), "not a positive number"),
     "a larger embedding": (lambda f: change(f, "config.json", vocab_size=10**7), "not 10000000 x 32"),
     "a smaller embedding": (lambda f: change(f, "config.json", vocab_size=10), "entries"),
