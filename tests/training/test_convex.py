@@ -11,10 +11,12 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 
 from lmtool.batch import Batch
+from lmtool.model.averaging import AveragingModel
 from lmtool.model.heads import Classifier
 from lmtool.objective.base import Vocabulary
 from lmtool.objective.heads import ClassificationObjective
 from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.words import Averaging
 from lmtool.training.convex import PENALTIES, ChosenPenalty, Problem, fit_head
 
 N, F = 60, 7
@@ -143,3 +145,25 @@ def test_other_weights_stay_and_the_result_is_the_same_again(rows):
     assert one.other.item() == 1.0
     scores = one.head(torch.from_numpy(features).float())
     assert (scores.argmax(1).numpy() == class_R).mean() > 0.6
+
+
+def test_a_naive_bayes_head_that_is_fitted_without_it_is_logistic_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Classification.model_validate(
+        {"kind": "classification", "task": "class", "labels": ["a", "b", "c"], "dropout": 0.0}
+    )
+    body = Averaging(kind="averaging", one_hot=True, n_layers=0, log_ratios=True, tf_idf=True, word_dropout=0.0)
+    model = Classifier(AveragingModel(body, 20), spec, body)
+    rng = np.random.default_rng(0)
+    class_R = rng.integers(0, 3, 60)
+    tokens_RT = torch.from_numpy(rng.integers(0, 20, (60, 8)) // (1 + class_R[:, None]))
+    batch = Batch(tokens_RT, labels_B=torch.from_numpy(class_R))
+    model.count_features([batch])
+    monkeypatch.setattr(Problem, "choose", lambda *_: ChosenPenalty(0.1, prior=False))
+    fit_head(model, ClassificationObjective(spec, cast(Vocabulary, None)), [batch], None, 1)
+    x_RF = model.vectors([batch]).toarray()
+    peer = LogisticRegression(C=10.0, tol=1e-9, max_iter=10_000).fit(
+        x_RF / np.sqrt(np.square(x_RF).sum() / 60), class_R
+    )
+    expected_RC = peer.predict_proba(x_RF / np.sqrt(np.square(x_RF).sum() / 60))
+    found_RC = model.answer(batch).scores_BC.softmax(-1).detach().numpy()
+    np.testing.assert_allclose(found_RC, expected_RC, atol=2e-3)
