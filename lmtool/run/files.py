@@ -66,8 +66,7 @@ class Imported(FileModel):
 
 
 class ToldData(FileModel):
-    """What is told of the training data. valid_rows: of tables, None for a text. features: that were chosen from by
-    cross-validation, as values of a recipe."""
+    """What is told of the training data. valid_rows: of tables, None for a text. features: of older runs, not read."""
 
     lines: list[str]
     bytes_per_token: Finite = None

@@ -3,11 +3,12 @@
 Shapes: R rows, F features, C scores.
 """
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from lmtool.printable import counted
 from lmtool.recipe.spec.objective import Classification
 from lmtool.tasks.baseline import headline
 
-PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4)
+PENALTIES = (1e4, 10.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
 """Values of l2 that cross-validation chooses from. By the first a head that begins as naive Bayes stays that, which
 needs fewer rows than logistic regression (Ng and Jordan 2002)."""
 
@@ -40,7 +41,7 @@ FEW, DIVISIONS = 200, 3
 MANY = 1_000
 """Rows from which a fold is enough."""
 
-MOST_ROWS = 20_000
+MOST_ROWS = 10_000
 """Rows that the penalty is chosen on, a random sample of larger tables."""
 
 FACTOR = 5.0
@@ -52,10 +53,14 @@ TOLERANCE = 1e-8
 """Decrease of the mean loss by ITERATIONS at which the search for the weights ends."""
 
 ROUGH = 1e-5
-"""The same in cross-validation."""
+"""The same where the penalty is chosen: ten times as fast, and of weak penalties not worse on other rows."""
 
 MOST_PRODUCTS = 4_000_000
 """Products of rows with rows, for all scores, up to which a head is fitted in the space of the rows."""
+
+MANY_PRODUCTS = 50_000_000
+"""Features of all rows, for all scores, from which several threads compute: of fewer they wait for each other longer
+than they compute."""
 
 Floats = NDArray[np.float64]
 
@@ -78,15 +83,33 @@ class Fitted:
 
 @dataclass(frozen=True)
 class ChosenPenalty:
-    """A penalty. prior: as of the problem. factor: on the scores of rows that a head was not fitted to, which makes
-    their loss least: 1 / T of temperature scaling (Guo et al. 2017). value: how good they are. start: weights that were
-    fitted to some rows."""
+    """A penalty.
+
+    prior: as of the problem. factor: on the scores of rows that a head was not fitted to, which makes their mean loss
+    least: 1 / T of temperature scaling (Guo et al. 2017). loss, value: this loss, and how good the scores are; None
+    where all rows were fitted to. start: weights that were fitted to some rows.
+    """
 
     l2: float
     prior: bool
     factor: float = 1.0
+    loss: float | None = None
     value: float | None = None
     start_FC: Floats | None = None
+
+
+class FittedFeatures(NamedTuple):
+    """The features that `fit` finds weights of.
+
+    scores: from weights (F, C) to scores (R, C). slopes: from derivatives by scores (R, C) to those by weights (F, C).
+    squares_FC: sums over rows of squared features, (F, 1) if they are the same for all scores. n_products:
+    multiplications for each score.
+    """
+
+    scores: Callable[[Tensor], Tensor]
+    slopes: Callable[[Tensor], Tensor]
+    squares_FC: Tensor
+    n_products: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +167,8 @@ class Problem:
             return None
         columns = csc_array(self.features)
         n_rows_F = np.diff(columns.indptr)
-        (single_S,), (several_M,) = (n_rows_F == 1).nonzero(), (n_rows_F > 1).nonzero()
+        # frequent ones first, whose weights are read again and again and then lie near each other
+        (single_S,), several_M = (n_rows_F == 1).nonzero(), np.argsort(-n_rows_F, kind="stable")[: (n_rows_F > 1).sum()]
         entry_S = columns.indptr[single_S]
         value_S, (_, group_S) = columns.data[entry_S], np.unique(columns.indices[entry_S], return_inverse=True)
         norm_G = np.sqrt(np.bincount(group_S, np.square(value_S)))
@@ -164,7 +188,8 @@ class Problem:
         n_bases = self.model.head.out_features if self.prior else 1
         if n_features <= 2 * n_rows or n_bases * n_rows**2 > MOST_PRODUCTS:
             return None
-        scaled = [self.features * scale_F for scale_F in self.scale_FC.T] if self.prior else [self.features]
+        features = self.features.astype(np.float64)  # the decomposition needs them all
+        scaled = [features * scale_F for scale_F in self.scale_FC.T] if self.prior else [features]
         products = [each @ each.T for each in scaled]
         with _one_thread():
             value_CR, vector_CRR = np.linalg.eigh([p if isinstance(p, np.ndarray) else p.toarray() for p in products])
@@ -173,20 +198,49 @@ class Problem:
         inverse_C1R = np.divide(1.0, root_C1R, out=np.zeros_like(root_C1R), where=is_in_C1R)
         return vector_CRR * (root_C1R * is_in_C1R), vector_CRR * inverse_C1R
 
+    @cached_property
+    def curvature_C(self) -> Floats:
+        """About the second derivative of the loss of a row by each score: the variance of a score's labels."""
+        times = 2.0 if self.spec.task == "number" else 1.0
+        return np.asarray(times * np.maximum(self.target_RC.var(0), 1 / self.n_rows))
+
+    @cached_property
+    def fitted_features(self) -> "FittedFeatures":
+        """What `fit` looks for weights of."""
+        if self.basis is not None:
+            rows_CRS = torch.from_numpy(self.basis[0])
+            square_SC = rows_CRS.square().sum(1).T
+            if len(rows_CRS) == 1:
+                return FittedFeatures(rows_CRS[0].matmul, rows_CRS[0].T.matmul, square_SC, self.n_rows**2)
+            return FittedFeatures(
+                lambda weight_SC: torch.einsum("crs,sc->rc", rows_CRS, weight_SC),
+                lambda slope_RC: torch.einsum("crs,rc->sc", rows_CRS, slope_RC),
+                square_SC,
+                self.n_rows**2,
+            )
+        features, scale = self.features, self.scale_FC
+        if self.joining_FG is not None:
+            # those of one row have one ratio
+            scale = scale[self.joining_FG.argmax(0)] if self.prior else scale
+            features = (features @ self.joining_FG).astype(features.dtype)
+        rows, columns = _matrix(features), _matrix(features.T)
+        scale_FC = torch.as_tensor(scale, dtype=rows.dtype)
+        square_F1 = torch.from_numpy(np.asarray((features * features).sum(0))).to(rows.dtype)[:, None]
+        return FittedFeatures(
+            lambda weight_FC: rows @ (weight_FC * scale_FC),
+            lambda slope_RC: (columns @ slope_RC) * scale_FC,
+            square_F1 * scale_FC.square(),
+            int(np.count_nonzero(features)) if isinstance(features, np.ndarray) else features.nnz,
+        )
+
     def fit(self, l2: float, start_FC: Floats | None = None, tolerance: float = TOLERANCE) -> tuple[Floats, float]:
         """The weights with the biases as their last row (F + 1, C), and the loss. start: where the search begins.
 
-        What is looked for is their distance from the origin.
+        What is looked for is their distance from the origin, in units in which the loss curves about equally.
         """
         features, scale, basis, n_scores = self.features, self.scale_FC, self.basis, self.model.head.out_features
-        origin_RC: Floats | float = np.asarray(features @ scale) if self.prior else 0.0
-        joining = None if basis is not None else self.joining_FG
-        if joining is not None:
-            # those of one row have one ratio
-            scale = scale[joining.argmax(0)] if self.prior else scale
-            features = features @ joining
-        n_features = len(basis[0][0]) if basis is not None else features.shape[1]
-        transposed = features.T
+        fitted, joining = self.fitted_features, self.joining_FG if basis is None else None
+        has_bias = self.model.head.bias is not None
 
         def project(weight_FC: Floats) -> Floats:
             """What is looked for in these weights."""
@@ -197,67 +251,76 @@ class Problem:
         def expand(found_FC: Floats) -> Floats:
             """The weights of what is found."""
             if basis is not None:
-                return np.asarray(transposed @ _each(basis[1], found_FC) * scale)
+                return np.asarray(features.T @ _each(basis[1], found_FC) * scale)
             return found_FC if joining is None else np.asarray(joining @ found_FC)
 
+        dtype = fitted.squares_FC.dtype
+        origin_RC = torch.as_tensor(np.asarray(features @ scale) if self.prior else 0.0, dtype=dtype)
         # a bias is drawn to 0 with the rest of naive Bayes, and else is free
-        l2_F1 = np.full((n_features + 1, 1), l2)
+        n_features = len(fitted.squares_FC)
+        l2_F1 = torch.full((n_features + 1, 1), l2, dtype=dtype)
         l2_F1[-1] = l2 * self.prior
-        found_FC = torch.zeros(n_features + 1, n_scores, dtype=torch.float64)
-        found_FC.grad = torch.zeros_like(found_FC)
-        away_FC, slope_FC = found_FC.numpy(), found_FC.grad.numpy()  # the same memory
+        curvature_C = torch.as_tensor(self.curvature_C, dtype=dtype)
+        squares_FC = torch.cat((fitted.squares_FC, torch.full((1, fitted.squares_FC.shape[1]), self.n_rows)))
+        unit_FC = (squares_FC * curvature_C + l2_F1).rsqrt()
+        away_FC = torch.zeros(n_features + 1, n_scores, dtype=dtype)
         if start_FC is not None:
-            away_FC[:-1], away_FC[-1] = project(start_FC[:-1] - self.prior), start_FC[-1]
+            start_FC = np.concatenate((project(start_FC[:-1] - self.prior), start_FC[-1:]))
+            away_FC = torch.as_tensor(start_FC, dtype=dtype)
+        found_FC = (away_FC / unit_FC).contiguous()
+        slope_FC = found_FC.grad = torch.zeros_like(found_FC)
 
         def total() -> float:
-            of_rows = features @ (away_FC[:-1] * scale) if basis is None else _each(basis[0], away_FC[:-1])
-            scores_RC = torch.from_numpy(of_rows + away_FC[-1] + origin_RC).requires_grad_()
-            loss = self.objective.head_loss(self.model, self.model.pair(scores_RC), self.labels, trains=True).total
-            (slope_RC,) = (slope.numpy() for slope in torch.autograd.grad(loss, scores_RC))
-            drawn_FC = l2_F1 * away_FC
-            down_FC = (transposed @ slope_RC) * scale if basis is None else _each(basis[0].swapaxes(1, 2), slope_RC)
-            slope_FC[:-1] = drawn_FC[:-1] + down_FC
-            slope_FC[-1] = drawn_FC[-1] + slope_RC.sum(0) * (self.model.head.bias is not None)
-            return loss.item() + float(np.vdot(away_FC, drawn_FC)) / 2
+            torch.mul(found_FC, unit_FC, out=away_FC)
+            scores_RC = (fitted.scores(away_FC[:-1]) + away_FC[-1] + origin_RC).double().requires_grad_()
+            with torch.enable_grad():
+                loss = self.objective.head_loss(self.model, self.model.pair(scores_RC), self.labels, trains=True).total
+                (slope_RC,) = torch.autograd.grad(loss, scores_RC)
+            drawn_FC, slope_RC = l2_F1 * away_FC, slope_RC.to(dtype)
+            slope_FC[:-1] = drawn_FC[:-1] + fitted.slopes(slope_RC)
+            slope_FC[-1] = drawn_FC[-1] + slope_RC.sum(0) * has_bias
+            slope_FC.mul_(unit_FC)
+            return loss.item() + float((away_FC * drawn_FC).sum(dtype=torch.float64)) / 2
 
         limits: dict[str, Any] = {"max_iter": ITERATIONS, "tolerance_grad": 0.0, "tolerance_change": 1e-12}
         search = torch.optim.LBFGS([found_FC], history_size=5, line_search_fn="strong_wolfe", **limits)
-        with _one_thread() if basis is not None else nullcontext():
+        with torch.no_grad(), nullcontext() if fitted.n_products * n_scores > MANY_PRODUCTS else _one_thread():
             loss = total()
             for _ in range(MOST_ITERATIONS // ITERATIONS):
                 before, _ = loss, search.step(total)  # type: ignore[no-untyped-call]
                 loss = total()
                 if before - loss <= tolerance * self.n_rows:
                     break
-        return np.concatenate((expand(away_FC[:-1]) + self.prior, away_FC[-1:])), loss / self.n_rows
+        found = away_FC.double().numpy()
+        return np.concatenate((expand(found[:-1]) + self.prior, found[-1:])), loss / self.n_rows
 
     def scores(self, weight_FC: Floats, features: Any) -> Floats:
         """The scores (R, C) of other rows under weights that `fit` returned for these."""
         scores_RC = np.asarray(features @ (weight_FC[:-1] * self.scale_FC) + weight_FC[-1])
         return np.asarray(self.model.pair(torch.from_numpy(scores_RC)))
 
-    def choose(self, seed: int, penalties: Sequence[float] | None = None, many: int = MANY) -> "ChosenPenalty":
+    def choose(self, seed: int) -> "ChosenPenalty":
         """The penalty by which the loss is least on rows that a head was not fitted to, its scores times a factor.
 
-        Where there is a prior, a head of many rows may also be fitted without it (Ng and Jordan 2002).
+        Where there is a prior, a head of few rows may also be fitted without it: the ratios of few rows are uncertain.
         Of few rows a loss tells more than an accuracy, by which penalties are often alike. Weaker penalties, which take
         longer, are not tried once the loss rises below 1; above, between naive Bayes and logistic regression, it may
-        rise and fall again. penalties: by default PENALTIES, without the largest ones where there is no naive Bayes to
-        stay: a head of few rows that is near zero tells classes apart by its bias alone.
+        rise and fall again. The largest ones are left out where there is no naive Bayes to stay: a head of few rows
+        that is near zero tells classes apart by its bias alone.
         """
         rows = np.random.default_rng(seed).permutation(self.n_rows)[:MOST_ROWS]
-        divisions = DIVISIONS if len(rows) < FEW and penalties is None else 1
-        folds = list(self._folds(rows, seed, divisions)) if len(rows) > 1 else []
-        folds = folds[: 1 if len(rows) > many else None]
+        is_many = len(rows) > MANY
+        folds = list(self._folds(rows, seed, DIVISIONS if len(rows) < FEW else 1)) if len(rows) > 1 else []
+        folds = folds[: 1 if is_many else None]
         best, least = ChosenPenalty(1.0, self.prior), float("inf")
         if not folds:
             return best
         held = self.of(np.concatenate([other for _, other in folds]))
-        for prior in (True, False) if self.prior and penalties is None and len(rows) > many else (self.prior,):
-            parts = [replace(self.of(fitted), prior=prior) for fitted, _ in folds]
+        for prior in (True, False) if self.prior and not is_many else (self.prior,):
+            parts = [replace(self.of(fitted).rounded, prior=prior) for fitted, _ in folds]
             weights: list[Floats | None] = [None] * len(folds)
             before = float("inf")
-            for l2 in penalties or (PENALTIES if prior else PENALTIES[2:]):
+            for l2 in PENALTIES if prior else PENALTIES[2:]:
                 scores = []
                 for i, (part, (_, other)) in enumerate(zip(parts, folds, strict=True)):
                     weight_FC = weights[i] = part.fit(l2, weights[i], ROUGH)[0]
@@ -265,12 +328,19 @@ class Problem:
                 scores_RC = np.concatenate(scores)
                 factor, loss = held.factor(scores_RC)
                 if loss < least:
-                    value = headline(held.target_RC, scores_RC, self._kind)
-                    best, least = ChosenPenalty(l2, prior, factor, value, weight_FC), loss
+                    value, least = headline(held.target_RC, scores_RC, self._kind), loss
+                    best = ChosenPenalty(l2, prior, factor, loss / held.n_rows, value, weight_FC)
                 if l2 < 1 and loss > before:
                     break
                 before = loss
         return best
+
+    @property
+    def rounded(self) -> "Problem":
+        """The same with sparse features in single precision, whose products take half the time."""
+        from scipy.sparse import issparse
+
+        return replace(self, features=self.features.astype(np.float32)) if issparse(self.features) else self
 
     def factor(self, scores_RC: Floats) -> tuple[float, float]:
         """The factor on scores of these rows that makes their loss least, 1 for numbers; and this loss."""
@@ -326,7 +396,8 @@ class HeadProblem:
             model.to(device)
         scale = float(np.sqrt(np.square(features).sum() / features.shape[0])) or 1.0
         used_F = np.unique(features.nonzero()[1]) if linear else np.arange(features.shape[1])
-        labels, prior = _joined(batches), isinstance(model.head, RatioHead)
+        # the ratios tell one class from the others, and do not suit several labels
+        labels, prior = _joined(batches), isinstance(model.head, RatioHead) and objective.spec.task == "class"
         return cls(Problem(model, objective, features[:, used_F] / scale, labels, prior), used_F, scale)
 
     def take(self, rows: NDArray[np.int64]) -> "HeadProblem":
@@ -338,9 +409,13 @@ class HeadProblem:
         """Fit the head in place; see `Lbfgs`. The other weights stay. l2: None to choose it."""
         problem, head = self.problem, self.problem.model.head
         with torch.enable_grad():
-            choice = problem.choose(seed) if l2 is None else ChosenPenalty(l2, problem.prior)
-            problem = replace(problem, prior=choice.prior)
-            weights, loss = problem.fit(choice.l2, choice.start_FC)
+            if l2 is None:  # fitted as the heads were that the factor is of
+                choice = problem.choose(seed)
+                problem = replace(problem, prior=choice.prior)
+                weights, loss = problem.rounded.fit(choice.l2, choice.start_FC, ROUGH)
+            else:
+                choice = ChosenPenalty(l2, problem.prior)
+                weights, loss = problem.fit(l2)
         weights *= choice.factor
         weight_CF = torch.from_numpy(weights[:-1].T / (1.0 if problem.prior else self.scale))
         if not problem.prior:
@@ -362,10 +437,23 @@ def fit_head(
 
 def cross_validate(
     model: Classifier, objective: ClassificationObjective, batches: Sequence[Batch], seed: int
-) -> float | None:
-    """How good the head of a model is in all folds, by a penalty of some thousand texts; None for a single row."""
-    problem = HeadProblem.of(model, objective, batches).problem
-    return problem.choose(seed, (0.1,), problem.n_rows).value
+) -> ChosenPenalty:
+    """The penalty of the head of a model, and how good the head is by it."""
+    return HeadProblem.of(model, objective, batches).problem.choose(seed)
+
+
+def _matrix(features: Any) -> Tensor:
+    """A matrix of NumPy or SciPy for products with dense ones, which are computed in threads."""
+    from scipy.sparse import csr_array, issparse
+
+    if not issparse(features):
+        return torch.from_numpy(features)
+    rows = csr_array(features).sorted_indices()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        starts, places = (torch.from_numpy(part.astype(np.int32)) for part in (rows.indptr, rows.indices))
+        values, size = torch.from_numpy(rows.data), list(rows.shape)
+        return torch.sparse_csr_tensor(starts, places, values, size=size, check_invariants=True)
 
 
 @contextmanager

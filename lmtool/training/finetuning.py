@@ -20,9 +20,8 @@ from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.text import OF_TABLES, Data
 from lmtool.recipe.spec.training import Lbfgs, Tuning
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.tasks.baseline import KNOWN_WORDS, METRICS, MOST_SCORED, known_words
+from lmtool.tasks.baseline import KNOWN_WORDS, known_words
 from lmtool.tasks.build import kind_of_rows
-from lmtool.tasks.labels import LabelKind
 from lmtool.tasks.language import published_encoder
 from lmtool.tasks.prepare import TaskTables, open_tables, read_tables, rows_per_class, sample_texts
 from lmtool.tasks.schema import RowKind, is_related
@@ -178,8 +177,12 @@ FEATURES = ("words and word pairs", "words, word pairs and character n-grams")
 LEAST_KNOWN = 0.05
 """Share of known words below which n-grams of characters are alone, as for names."""
 
-MOST_WEIGHED = 100_000
-"""Rows times classes above which character n-grams, of which a text has ten times as many, would take minutes."""
+MOST_PRODUCTS = 150_000_000
+"""Products of characters with ten and the number of classes, above which n-grams would take many minutes: each
+character begins some, which are made and counted, and then multiplied by a weight of each class."""
+
+MOST_COMPARED = 4_000
+"""Rows that features are compared on."""
 
 FEATURE_SETTINGS = (
     tuple(settings_of(["tokenizer.kind=word"])),
@@ -207,21 +210,20 @@ def _plan_linear(settings: Sequence[Setting], report: Report) -> Plan:
     known = known_words(texts)
     shape = TableShape(tables[0].n_rows, has_words=known >= KNOWN_WORDS)
     features: tuple[Setting, ...] = ()
-    candidates: tuple[Recipe, ...] = ()
     by = f"of {FEATURES[0] if shape.has_words else 'character n-grams'}"
     are_named = any(setting.key in ("tokenizer.kind", "model.ngrams") for setting in settings)
-    if known >= LEAST_KNOWN and not are_named and shape.n_rows <= MOST_WEIGHED:
-        of_words = replace(shape, has_words=True)
-        candidates = tuple(resolve(None, [*chosen, *settings], of_words).recipe for chosen in FEATURE_SETTINGS)
-        best, figures = _choose_candidate(candidates, tables, report)
-        if best is None:
-            candidates = ()
-        else:
-            features, shape, by = FEATURE_SETTINGS[best], of_words, f"of {FEATURES[best]} ({figures})"
-            settings = [*features, *settings]
+    of_words = replace(shape, has_words=True)
+    if (
+        known >= LEAST_KNOWN
+        and not are_named
+        and (found := _choose_features(settings, of_words, tables, sum(map(len, texts)) / len(texts), report))
+    ):
+        best, why = found
+        features, shape, by = FEATURE_SETTINGS[best], of_words, f"of {FEATURES[best]} ({why})"
+        settings = [*features, *settings]
     published = published_encoder(texts) if tables[0].n_rows < FEW else "hf:ORG/NAME"
     choice = f"a linear model {by} is trained; {_other_models(last, published, 'a published model')}"
-    return Plan(resolve(None, settings, shape), tables=tables, choice=choice, features=features, candidates=candidates)
+    return Plan(resolve(None, settings, shape), tables=tables, choice=choice, features=features)
 
 
 def _other_models(last: str, published: str, what: str) -> str:
@@ -272,21 +274,29 @@ def open_for_training(settings: Sequence[Setting]) -> tuple[Recipe, tuple[TaskTa
     return resolve(chosen.recipe, [*settings_of(chosen.settings), *settings]).recipe, tables
 
 
-def _choose_candidate(
-    candidates: Sequence[Recipe], tables: tuple[TaskTables, ...], report: Report
-) -> tuple[int | None, str]:
-    """The index of the recipe whose features are the best, or None for very many rows and classes; and the figures."""
-    every = [RecipeWithData(*read_tables(recipe, tables, None)) for recipe in candidates]
-    head, n_rows = cast(Classification, every[0].recipe.objective), len(every[0].data.tasks[0].train)
-    if n_rows * len(head.labels or "1") > MOST_WEIGHED:
-        return None, ""
-    sample = random.Random(0).sample(range(n_rows), min(MOST_SCORED, n_rows))
-    some = []
-    for recipe, data in every:
+def _choose_features(
+    settings: Sequence[Setting], shape: TableShape, tables: tuple[TaskTables, ...], length: float, report: Report
+) -> tuple[int, str] | None:
+    """The index of the best features of a linear model, and why they are; None where n-grams would take too long.
+
+    length: characters of a text, the mean.
+    """
+    recipes = [resolve(None, [*chosen, *settings], shape).recipe for chosen in FEATURE_SETTINGS]
+    if shape.n_rows < FEW or not recipes[0].data.holds_out:
+        return 1, "few rows choose by chance" if shape.n_rows < FEW else "no rows are held out"
+    if shape.n_rows * length * 10 > MOST_PRODUCTS:
+        return None
+    words = RecipeWithData(*read_tables(recipes[0], tables, None))
+    n_rows, n_classes = len(words.data.tasks[0].train), len(cast(Classification, words.recipe.objective).labels or "1")
+    if n_rows * length * (10 + n_classes) > MOST_PRODUCTS:
+        return None
+    sample = random.Random(0).sample(range(n_rows), min(MOST_COMPARED, n_rows))
+    candidates = []
+    for recipe, data in (words, RecipeWithData(*read_tables(recipes[1], tables, None))):
         (task,) = data.tasks
-        some.append(RecipeWithData(recipe, replace(data, tasks=[replace(task, train=[task.train[i] for i in sample])])))
-    best, reached = choose_features(some, report)
-    figures = [f"{FEATURES[i]} {value:.4f}" for i, value in enumerate(reached)]
+        some = replace(task, train=[task.train[i] for i in sample])
+        candidates.append(RecipeWithData(recipe, replace(data, tasks=[some])))
+    best, reached = choose_features(candidates, report)
+    figures = [f"{FEATURES[i]} {one.loss or 0.0:.4f}" for i, one in enumerate(reached)]
     figures = [figures.pop(best).removeprefix(f"{FEATURES[best]} "), *figures]
-    metric = METRICS[cast(LabelKind, head.task)]
-    return best, f"chosen by cross-validation on {len(sample):,} rows: {metric} {', '.join(figures)}"
+    return best, f"chosen by cross-validation on {len(sample):,} rows: loss {', '.join(figures)}"

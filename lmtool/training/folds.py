@@ -15,7 +15,6 @@ from lmtool.inference.reference import base_of
 from lmtool.model.heads import Classifier
 from lmtool.objective import Objective
 from lmtool.objective.heads import ClassificationObjective
-from lmtool.recipe.finetuning import FEW
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Lbfgs
@@ -24,7 +23,7 @@ from lmtool.run.uncertainty import FOLDS
 from lmtool.tasks.data import TableData
 from lmtool.tasks.rows import EncodedRow
 from lmtool.tasks.task import AnsweringModel
-from lmtool.training.convex import HeadProblem, cross_validate
+from lmtool.training.convex import ChosenPenalty, HeadProblem, cross_validate
 from lmtool.training.distillation import distilled
 from lmtool.training.fit import Trainable, fit
 from lmtool.training.job import RecipeWithData, TrainingJob
@@ -63,12 +62,12 @@ def n_scoring_models(recipe: Recipe, data: TableData) -> int:
 def train_folds(
     job: TrainingJob, data: TableData, steps: int, stop: Callable[[], bool]
 ) -> Iterator[tuple[TableData, AnsweringModel]]:
-    """For each fold its data, with the features that its training rows choose, and a model trained on these.
+    """For each fold its data, and a model trained on these.
 
     job, data, steps: of the model that is trained on all rows. A model is used before the next one is asked for.
     Yields nothing where the rows cannot be divided. Raises ScoringStopped, and the errors of training.
     """
-    recipe, candidates, compute = job.recipe, job.candidates, job.compute
+    recipe, compute = job.recipe, job.compute
     n_parts, n_scored = (FOLDS, FOLDS) if is_cross_validated(recipe, data) else (QUARTERS, 1)
     folds = data.folds(n_parts)[:n_scored]
     if not folds:
@@ -76,24 +75,16 @@ def train_folds(
     if isinstance(recipe.optimizer, Lbfgs) and recipe.tuning.freeze == "body":
         yield from _fit_heads(job, data, recipe.optimizer, folds, stop)
         return
-    folds_of_candidates = [one.data.folds(n_parts) for one in candidates]  # the same rows in each
-    for number, fold in enumerate(folds):
-        chosen = RecipeWithData(recipe, fold)
-        if candidates:
-            every = [
-                RecipeWithData(c.recipe, of[number]) for c, of in zip(candidates, folds_of_candidates, strict=True)
-            ]
-            chosen = every[choose_features(every)[0]]
-        lm, objective, _ = replace(job, recipe=chosen.recipe, data=chosen.data).build()
-        taught = distilled(objective, chosen.recipe, chosen.data.prompt_format.tokenizer, job.teacher, compute)
-        optimizers = Optimizers(chosen.recipe.optimizer, lm, compute, chosen.recipe.tuning)
-        examples = chosen.data.examples(objective)
-        for step in fit(Trainable(lm, taught, optimizers), examples, chosen.recipe, compute, stop=stop):
+    for fold in folds:
+        lm, objective, _ = replace(job, data=fold).build()
+        taught = distilled(objective, recipe, fold.prompt_format.tokenizer, job.teacher, compute)
+        optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
+        for step in fit(Trainable(lm, taught, optimizers), fold.examples(objective), recipe, compute, stop=stop):
             if step.stop:
                 raise ScoringStopped
             if step.step >= steps:
                 break
-        yield chosen.data, AnsweringModel(lm.eval(), objective, compute)
+        yield fold, AnsweringModel(lm.eval(), objective, compute)
 
 
 def _fit_heads(
@@ -114,25 +105,19 @@ def _fit_heads(
         yield fold, AnsweringModel(lm.eval(), objective, compute)
 
 
-def choose_features(candidates: Sequence[RecipeWithData], report: Report = not_reported) -> tuple[int, list[float]]:
-    """The index of the best features of texts for a linear model, by cross-validation, and how good each are.
-
-    candidates: the same rows with each of the features, the most telling ones last. Of equally good ones the first is
-    chosen; but of less than FEW rows the last, unless another is better by a standard error.
-    """
-    reached: list[float] = []
+def choose_features(
+    candidates: Sequence[RecipeWithData], report: Report = not_reported
+) -> tuple[int, list[ChosenPenalty]]:
+    """The index of the features of texts by which a linear model has the least loss in cross-validation, and how good
+    each are. candidates: the same rows with each of the features."""
+    reached: list[ChosenPenalty] = []
     for one in candidates:
         report("choosing features", len(reached), len(candidates))
         lm, objective, _ = TrainingJob(one.recipe, one.data, CPU).build()
         batches = _batches(objective, one.data.tasks[0].train)
         with_labels = cast(ClassificationObjective, objective)
-        reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, one.recipe.seed) or 0.0)
-    is_error = cast(Classification, candidates[0].recipe.objective).task == "number"
-    best = int(np.argmin(reached) if is_error else np.argmax(reached))
-    n_rows = len(candidates[0].data.tasks[0].train)
-    margin = 0.5 / n_rows**0.5  # the largest standard error of a share of the rows
-    is_close = reached[-1] <= reached[best] * (1 + margin) if is_error else reached[-1] >= reached[best] - margin
-    return len(candidates) - 1 if n_rows < FEW and is_close else best, reached
+        reached.append(cross_validate(cast(Classifier, lm), with_labels, batches, one.recipe.seed))
+    return int(np.argmin([one.loss or 0.0 for one in reached])), reached
 
 
 def rewind_job(run: Run, job: TrainingJob) -> TrainingJob:

@@ -34,8 +34,6 @@ class TrainingJob:
     recipe: with all that follows from the data.
     base: the run whose weights the model begins with. teacher: of a distilled model.
     vectors: that the embeddings of a new model begin with. features: whose states the model reads, if it reads any.
-    candidates: the recipes of the features that cross-validation chose from, with the rows as they read them; empty
-        where nothing was chosen, and where rows are held out.
     checkpoint, state: of the run that goes on; None and a new state for a new run.
     lines, warnings: about the data and what was chosen, for people.
     """
@@ -47,7 +45,6 @@ class TrainingJob:
     teacher: Reference | None = None
     vectors: MatchedVectors | None = None
     features: LoadedModel | None = None
-    candidates: Sequence[RecipeWithData] = ()
     checkpoint: Checkpoint | None = None
     state: TrainingState = field(default_factory=TrainingState)
     lines: tuple[str, ...] = ()

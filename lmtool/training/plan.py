@@ -24,7 +24,7 @@ from lmtool.recipe.spec.transformer import Transformer
 from lmtool.tasks.prepare import TaskTables, read_tables
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.distillation import check_teacher, with_teacher
-from lmtool.training.job import RecipeWithData, TrainingJob
+from lmtool.training.job import TrainingJob
 from lmtool.training.length import with_length
 
 
@@ -38,7 +38,6 @@ class Plan:
     tables: the training table of each task, opened; empty for a text.
     choice: what was chosen where the command does not name it, in lines; else empty.
     features: the settings that cross-validation chose, which a repeat need not choose again.
-    candidates: the recipes that it chose from; empty where it did not.
     """
 
     resolved: Resolved
@@ -47,7 +46,6 @@ class Plan:
     tables: tuple[TaskTables, ...] = ()
     choice: str = ""
     features: tuple[Setting, ...] = ()
-    candidates: tuple[Recipe, ...] = ()
 
     @property
     def recipe(self) -> Recipe:
@@ -55,8 +53,7 @@ class Plan:
 
     def with_seed(self, seed: int) -> "Plan":
         """The same with another seed."""
-        recipe, *candidates = (one.with_values({"seed": seed}) for one in (self.recipe, *self.candidates))
-        return replace(self, resolved=replace(self.resolved, recipe=recipe), candidates=tuple(candidates))
+        return replace(self, resolved=replace(self.resolved, recipe=self.recipe.with_values({"seed": seed})))
 
     def read(
         self, report: Report, world: World | None = None
@@ -102,10 +99,6 @@ class Plan:
         if source is not None:
             vectors = source.match(data.prompt_format.tokenizer, data.token_counts())
             inferred.append(vectors.line)
-        # for the score each part of the rows chooses anew
-        candidates = (
-            () if data.holds_out else [RecipeWithData(*read_tables(c, self.tables, None)) for c in self.candidates]
-        )
         models = [self.base, teacher, None if features is None else features.reference]
         warnings = [warning for one in models if one is not None for warning in one.warnings]
         return TrainingJob(
@@ -116,7 +109,6 @@ class Plan:
             teacher,
             vectors,
             features,
-            candidates,
             lines=(*data.lines, *inferred),
             warnings=(*warnings, *data.warnings),
         )

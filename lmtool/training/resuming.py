@@ -28,7 +28,7 @@ from lmtool.tasks.prepare import open_tables, read_tables
 from lmtool.training.checkpoint_manager import TrainingState
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Info, Warn
-from lmtool.training.job import Invocation, RecipeWithData, TrainingJob
+from lmtool.training.job import Invocation, TrainingJob
 from lmtool.training.plan import agree, checked_compute, is_for_tables
 from lmtool.training.train import train
 
@@ -116,15 +116,10 @@ def _job_of(
     tokenizer = read_tokenizer(run)
     base = base_of(run) if recipe.tuning.lora is not None else None
     teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
-    candidates: list[RecipeWithData] = []
     data: TrainingData
     if is_for_tables(recipe):
         tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
         read, data = read_tables(recipe, tables, tokenizer, run.saved_split)
-        if run.info.data is not None and run.info.data.features and not data.holds_out:
-            whole = recipe.model_dump(mode="json")
-            others = [Recipe.model_validate({**whole, **values}) for values in run.info.data.features]
-            candidates = [RecipeWithData(*read_tables(other, tables, None)) for other in others]
     else:
         read, data = read_text(recipe, tokenizer, compute.world, report)
     if data.fingerprint != run.info.fingerprints.data:
@@ -133,9 +128,7 @@ def _job_of(
         raise CheckpointError(what, where=where, fix="restore the old data, or start a new run", code="data_changed")
     agree(read, data.fingerprint, compute.world)
     features = features_of(run, read, compute)
-    return TrainingJob(
-        read, data, compute, base, teacher, None, features, candidates, checkpoint, state, lines=data.lines
-    )
+    return TrainingJob(read, data, compute, base, teacher, None, features, checkpoint, state, lines=data.lines)
 
 
 def go_on(folder: Path, invocation: Invocation) -> Iterator[Event]:

@@ -44,7 +44,6 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
     """A new run directory. name: of the recipe."""
     recipe, data = job.recipe, job.data
     tokenizer = data.prompt_format.tokenizer
-    features = [one.recipe.model_dump(mode="json", include={"model", "tokenizer"}) for one in job.candidates]
     info = RunInfo.new(
         recipe=name,
         summary=summary(recipe),
@@ -55,7 +54,6 @@ def _created(name: str, job: TrainingJob, invocation: Invocation) -> Run:
             "lines": list(job.lines),
             "bytes_per_token": data.bytes_per_token,
             "valid_rows": data.n_valid if isinstance(data, TableData) else None,
-            "features": features,
         },
     )
     files = {RECIPE: dump(recipe).encode(), **tokenizer.files()}

@@ -86,7 +86,7 @@ def test_parts_of_a_batch_make_no_difference(work: Work, base: Path) -> None:
     work.finetune(*calm, "training.micro_batch=3", source=base, name="parts")
     one, other = weights(work.run("whole")), weights(work.run("parts"))
     for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.sampled(2)
