@@ -248,7 +248,7 @@ def measure_prompts(
         prompts |= {f"the prompt with {text!r} for a text": (text,) * n_texts for text in CONTENT_FREE}
     filled = [before + prompting.filled(rows.columns, texts) for texts in prompts.values()]
     with loaded.joined() as loaded:
-        groups = [[(prompt, answer) for answer in answers.values()] for prompt in filled]
+        groups = [[(prompt, after_space(prompt, answer)) for answer in answers.values()] for prompt in filled]
         scored_PA = score_continuations(loaded, groups, list(prompts), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
@@ -265,6 +265,11 @@ def measure_prompts(
     majority = float(np.bincount(true_R).max() / len(true_R))
     shots = prompting.shots, shots_from, prompting.seed
     return Prompted(source, len(rows), answers, *shots, plain, calibrated, majority, items=rows.items)
+
+
+def after_space(prompt: str, answer: str) -> str:
+    """An answer as it follows a prompt: after a space, or after the whitespace at the end of the prompt."""
+    return " " * (prompt == prompt.rstrip()) + answer
 
 
 def answered(
@@ -348,7 +353,7 @@ def _examples(examples: LabelledTexts, rows: LabelledTexts, answers: Mapping[str
     texts = []
     for item in drawn:
         text = prompting.filled(examples.columns, item.texts)
-        texts.append(text + " " * (text == text.rstrip()) + answers[str(item.label)] + "\n\n")
+        texts.append(text + after_space(text, answers[str(item.label)]) + "\n\n")
     return "".join(texts)
 
 
