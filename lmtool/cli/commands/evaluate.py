@@ -93,7 +93,6 @@ def evaluate(
     from lmtool.tasks.benchmarks import import_lm_eval, measure_tasks, open_tasks, texts_of
     from lmtool.tasks.predict import answers_tables, measure_tables
     from lmtool.tasks.prompting import Prompting, measure_prompts
-    from lmtool.tasks.suite import measure_folder, runs_in, tables_in
 
     if tasks is not None:
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
@@ -126,7 +125,7 @@ def evaluate(
         raise UsageError("there is nothing to evaluate", fix=fix)
     if prompt is None and (answers or shots or train or calibrate):
         raise UsageError("answers, shots and calibration need a prompt", fix='add --prompt "... {text} ..."')
-    if costs and (prompt or typed or any(map(os.path.isdir, text or ())) or runs_in(run) or not answers_tables(run)):
+    if costs and (prompt or typed or not answers_tables(run)):
         raise UsageError(
             "costs need a table of classes, and a run that predicts them",
             where="--costs",
@@ -151,26 +150,14 @@ def evaluate(
                 put_result(result, as_json, warn_of_leaks(model, (item.named for item in result.items)))
         describe_skipped(skipped)
         return
-
-    def opened(name: str) -> "LoadedModel":
-        return open_model(name, device, precision).with_beams(num_beams)
-
-    runs = runs_in(run)
-    if runs or answers_tables(run):
-        folder = tables_in(text[0]) if text and len(text) == 1 and not typed else {}
-        if runs and not folder:
-            raise UsageError("a folder of runs needs a folder of tables", where=run, fix="name the folder")
-        if folder:
-            of_folder = measure_folder(folder, runs or {"": run}, opened, data, skipped)
-            describe_skipped(skipped)
-            put_result(of_folder, as_json)
-            for results in of_folder.results.values():
-                _refuse_undefined(results.loss, run)
-            return
+    if answers_tables(run):
         if typed:
             fix = "name a table, or - for standard input; lmtool predict takes --text"
             raise UsageError("this run needs labelled rows", where=run, fix=fix)
-        model = opened(run)
+        if folder := next(filter(os.path.isdir, text or ()), None):
+            fix = f"name the tables in it: lmtool eval {run} {os.path.join(folder, '*.csv')}"
+            raise UsageError("a folder is not a table", where=folder, fix=fix)
+        model = open_model(run, device, precision).with_beams(num_beams)
         describe(model, quiet)
         with table_files(text or (), data.encoding) as sources:
             shows = is_main() and not quiet
