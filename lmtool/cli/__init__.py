@@ -182,11 +182,14 @@ _PLAIN_WORDS = {
 
 
 _TASKS = "lm-eval measures tasks: lmtool {} --tasks NAME, a YAML file in its format, or a folder of them"
+_EXAMPLES = "examples before a prompt are fewshot_split and num_fewshot of a task file: lmtool eval RUN --tasks FILE"
 _FORMER = {
     ("lmtool eval", "--suite"): _TASKS.format("eval RUN"),
     ("lmtool runs compare", "--suite"): _TASKS.format("runs compare RUN RUN"),
     ("lmtool eval", "--output"): "write the rows of tasks with --rows FILE, or the figures with --json",
     ("lmtool eval", "-o"): "write the rows of tasks with --rows FILE, or the figures with --json",
+    ("lmtool eval", "--train"): _EXAMPLES,
+    ("lmtool eval", "--seed"): _EXAMPLES,
 }
 """What stands in place of options that commands of earlier versions had."""
 

@@ -171,7 +171,7 @@ def score_continuations(
             kind, with_what, fix = "answers", "alone", "shorten the answer, or take a model with a longer context"
             if not cuts:
                 kind, with_what = "prompts", "with an answer"
-                fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
+                fix = "shorten the prompt or the texts, or take a model with a longer context"
             what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
             raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens {with_what}", fix=fix)
     return _scored(loaded, [[one.fitted(longest) for one in group] for group in whole], report)

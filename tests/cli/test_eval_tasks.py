@@ -134,3 +134,6 @@ def test_former_options_name_the_new_ones(lmtool, home):
     lmtool.refuses(2, "runs", "compare", "a", "b", "--suite", "bundled", words=["--tasks NAME"])
     lmtool.refuses(2, "eval", "last", "-o", "page.html", words=["--rows FILE"])
     lmtool.refuses(2, "eval", "last", "text.txt", "--rows", "rows.jsonl", words=["--tasks NAME"])
+    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--shots", "2", words=["num_fewshot"])
+    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--train", "t.csv", words=["num_fewshot"])
+    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--baseline", "b", words=["--test TABLE"])

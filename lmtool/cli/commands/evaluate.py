@@ -48,15 +48,9 @@ def evaluate(
     answers: str | None = option(
         "A,B,...", "With --prompt: the labels that are answers, or LABEL=ANSWER; all labels by default."
     ),
-    shots: int | None = option(
-        "N", "With --prompt or --tasks: examples before each prompt; by default none, or what a task says.", min=0
-    ),
-    train: str | None = option(
-        "TABLE", "With --shots: the table of the examples; by default the one that the run was trained on."
-    ),
-    seed: int = option("N", "With --shots: the seed that draws them.", default=1, min=0),
     calibrate: bool = flag("With --prompt: divide by the probabilities for prompts without content.", "--calibrate"),
     tasks: str | None = option("NAME,...", TASKS_HELP),
+    shots: int | None = option("N", "With --tasks: examples before each prompt; by default what a task says.", min=0),
     limit: int | None = option("N", "With --tasks: the first rows of each task, so many.", min=1),
     rows: Path | None = option(
         "FILE", "With --tasks: a new .jsonl file with the results of each row.", parser=file_to_write
@@ -96,8 +90,8 @@ def evaluate(
 
     if tasks is not None:
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
-        others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--train": train}
-        others |= {"--answers": answers, "--task": task, "--calibrate": calibrate, "--seed": seed != 1}
+        others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--task": task}
+        others |= {"--answers": answers, "--calibrate": calibrate}
         others |= {one.flag or one.key: True for one in settings_in(reading)}
         if ignored := [name for name, value in others.items() if value]:
             what = "this does not go with --tasks"
@@ -116,35 +110,36 @@ def evaluate(
                 found.write_rows(rows)
         put_result(found, as_json, leaks)
         return
-    if rows or limit:
-        raise UsageError("--rows and --limit are for tasks", fix="add --tasks NAME")
+    if rows or limit or shots is not None:
+        fix = "add --tasks NAME; examples before a prompt are fewshot_split and num_fewshot of a task file"
+        raise UsageError("--shots, --limit and --rows are for tasks", fix=fix)
     if not text and not typed:
         fix = "name a file, - for standard input, or --text TEXT"
         if os.path.isfile(run) and not is_published(run):
             fix = f"name the run before it: lmtool eval last {run}"
         raise UsageError("there is nothing to evaluate", fix=fix)
-    if prompt is None and (answers or shots or train or calibrate):
-        raise UsageError("answers, shots and calibration need a prompt", fix='add --prompt "... {text} ..."')
+    if prompt is None and (answers or calibrate):
+        raise UsageError("answers and calibration need a prompt", fix='add --prompt "... {text} ..."')
     if costs and (prompt or typed or not answers_tables(run)):
         raise UsageError(
             "costs need a table of classes, and a run that predicts them",
             where="--costs",
             fix="omit it, or name a table and its run",
         )
+    if baseline is not None and (prompt is not None or answers_tables(run)):
+        fix = f"lmtool eval {baseline} TABLE, or lmtool runs compare {run} {baseline} --test TABLE"
+        raise UsageError("a baseline is for texts", where=f"--baseline {baseline}", fix=fix)
     settings = settings_in(reading)
     data, skipped = as_data(settings), Skipped()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
         model = open_model(run, device, precision)
-        other = None if baseline is None else open_model(baseline, device, precision)
         with Display(shown=is_main(), quiet=quiet) as display, table_files(text, data.encoding) as sources:
             labels = answers.split(",") if answers else ()
-            prompting = Prompting(prompt.replace("\\n", "\n"), labels, shots or 0, seed, train, calibrate)
+            prompting = Prompting(prompt.replace("\\n", "\n"), labels, calibrate)
             for number, source in enumerate(sources):
                 result = measure_prompts(model, source, prompting, data, skipped, display.report)
-                if other is not None:
-                    result = result.compared_with(other, data)
                 if not number:
                     describe(model, quiet)
                 put_result(result, as_json, warn_of_leaks(model, (item.named for item in result.items)))
