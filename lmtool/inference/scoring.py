@@ -411,7 +411,11 @@ def _read_common(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: 
 
 def _branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]) -> list[ScoredTokens]:
     """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
-    model, pad = loaded.model, loaded.tokenizer.pad_id
+    model, pad, longest = loaded.model, loaded.tokenizer.pad_id, _longest(loaded)
+    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True) for row in rows]
+    if len(groups) > 1 and longest is not None and max(n_common) + max(map(len, rest)) > longest:
+        # padding would have positions that the model does not have
+        return [scores for one, n in zip(groups, n_common, strict=True) for scores in _branched(loaded, [one], [n])]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
     batch = _with_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.start(batch)
@@ -421,7 +425,6 @@ def _branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: S
         return [scores for run in runs for scores in _branched(loaded, *map(list, zip(*run, strict=True)))]
     hidden_BTD, state = model.advance(batch.tokens_BT, state)
     state = state.each_upto(n_common)
-    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True) for row in rows]
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.pick([b for b, rows in enumerate(groups) for _ in rows])

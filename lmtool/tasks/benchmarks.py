@@ -5,17 +5,21 @@ lm-eval reads the rows, makes the prompts and computes the metrics; `LmtoolModel
 
 import json
 import logging
+import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import mean
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 
 from lmtool import durable
 from lmtool.data.catalogue import read_catalogue
@@ -37,6 +41,9 @@ from lmtool.run.uncertainty import interval
 FOLDER = "data/tasks"
 SEED = 1234
 """Draws the examples before a prompt; the default of lm-eval."""
+
+OF_TASKS = (ArithmeticError, AssertionError, LookupError, TemplateError, TypeError, ValueError)
+"""Errors of templates, functions and metrics of tasks, and of numbers of rows that do not fit them."""
 
 Tasks = Mapping[str, Mapping[str, Any]]
 """Tasks and groups of them, each by name, as `TaskManager.load` of lm-eval returns them."""
@@ -94,7 +101,6 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
     for task in opened["tasks"].values():
         stated = task.get_config("num_fewshot")
         task.set_config("num_fewshot", stated or 0 if shots is None or stated == 0 else shots)
-        task.set_fewshot_seed(SEED)
     for loaded in models:
         check_continues(loaded)
         for name, task in opened["tasks"].items():
@@ -136,13 +142,19 @@ def _unusable(error: Exception, where: str) -> UsageError:
 def texts_of(tasks: Tasks, limit: int | None = None) -> Iterator[tuple[str, str]]:
     """The texts of rows with their right answers, each after its name.
 
-    Raises DataError for a right answer that is none of the choices, which lm-eval counts as wrong.
+    Raises DataError for a right answer that is none of the choices, which lm-eval counts as wrong, and UsageError for a
+    template that fails.
     """
     for name, task in tasks["tasks"].items():
         for number, doc in enumerate(islice(task.eval_docs, limit), 1):
-            text, target = task.doc_to_text(doc), task.doc_to_target(doc)
-            if task.OUTPUT_TYPE == "multiple_choice":
-                choices, answer = task.doc_to_choice(doc), text if task.multiple_input else target
+            is_choice = task.OUTPUT_TYPE == "multiple_choice"
+            try:
+                text, target = task.doc_to_text(doc), task.doc_to_target(doc)
+                choices = task.doc_to_choice(doc) if is_choice else []
+            except Exception as error:  # whatever templates and functions raise
+                raise _unusable(error, f"{name}, row {number}") from error
+            if is_choice:
+                answer = text if task.multiple_input else target
                 answer = answer[0] if isinstance(answer, list) else answer
                 right = choices.index(answer) if answer in choices else answer
                 if not isinstance(right, int) or not 0 <= right < len(choices):
@@ -223,16 +235,20 @@ def measure_tasks(
     """
     from lm_eval.evaluator import evaluate
 
-    from lmtool.tasks.lmeval import LmtoolModel
+    from lmtool.tasks import lmeval
 
     random.seed(0)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(SEED)
     with loaded.joined() as loaded:
-        model = LmtoolModel(loaded, report)
+        model = lmeval.LmtoolModel(loaded, report)
         try:
             found = evaluate(model, dict(tasks), limit=limit, bootstrap_iters=0)
-        except (LookupError, TypeError, ValueError, SyntaxError) as error:
+        except OF_TASKS as error:
+            if any(frame.f_code.co_filename == lmeval.__file__ for frame, _ in walk_tb(error.__traceback__)):
+                raise
             raise _unusable(error, ", ".join(tasks["tasks"])) from error
     results: dict[str, dict[str, Metric]] = {}
     for name, task in tasks["tasks"].items():
@@ -263,15 +279,24 @@ def _metric(value: float, rows: Sequence[Any], aggregate: Any) -> Metric:
     kind = getattr(aggregate, "__name__", "mean")
     if kind in ("weighted_perplexity", "bits_per_byte"):
         log_p_R, length_R = np.array(rows, dtype=np.float64).T
-        mean = log_p_R.sum() / length_R.sum()
+        ratio = log_p_R.sum() / length_R.sum()
         # the ratio of two sums varies as the mean of this does
-        low, high = bootstrap_interval(mean + (log_p_R - mean * length_R) / length_R.mean())
-        ends = sorted(aggregate([(one, 1)]) for one in (low, high))
-        return Metric(value, (ends[0], ends[1]), log_p_R.tolist())
+        ends = bootstrap_interval(ratio + (log_p_R - ratio * length_R) / length_R.mean())
+        return Metric(value, _aggregated(aggregate, [(one, 1) for one in ends]), log_p_R.tolist())
     if kind not in ("mean", "perplexity") or not all(isinstance(one, int | float) for one in rows):
         return Metric(value, None, [])
     values_R = np.array(rows, dtype=np.float64)
     if np.isin(values_R, (0, 1)).all():
         return Metric(value, interval("accuracy", value, len(rows)), values_R.tolist())
-    ends = sorted(aggregate([one]) if aggregate else one for one in bootstrap_interval(values_R))
-    return Metric(value, (ends[0], ends[1]), values_R.tolist())
+    return Metric(value, _aggregated(aggregate or mean, bootstrap_interval(values_R)), values_R.tolist())
+
+
+def _aggregated(aggregate: Callable[[Sequence[Any]], float], ends: Iterable[Any]) -> tuple[float, float]:
+    """What an interval becomes by an aggregation, the lower end first."""
+    found = []
+    for one in ends:
+        try:
+            found.append(float(aggregate([one])))
+        except OverflowError:
+            found.append(math.inf)
+    return min(found), max(found)

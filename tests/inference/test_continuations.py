@@ -122,6 +122,19 @@ def test_groups_do_not_depend_on_each_other(runs: dict[str, LoadedModel]) -> Non
             assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
 
 
+def test_padding_needs_no_positions_beyond_the_context(runs: dict[str, LoadedModel]) -> None:
+    """A group with a context nearly as long as the model's, computed with one whose continuations are long."""
+    long = "a cat sat on the mat and the dog ran away and home"
+    groups = [
+        [(long, "at"), (long, "on")],
+        [("a cat", "sat on the mat and ran home"), ("a cat", "ran away and sat on")],
+    ]
+    for group, scored in zip(groups, scores(runs["decoder"], groups), strict=True):
+        for pair, one in zip(group, scored, strict=True):
+            wanted, _ = plain(runs["decoder"], *pair, one.n_tokens)
+            assert one.total == pytest.approx(sum(wanted), rel=1e-4)
+
+
 def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, LoadedModel]) -> None:
     """Where nothing else precedes: the published bos_token, or else what ends a text."""
     loaded, pair = runs["stream"], ("a cat sat on the", "mat")

@@ -15,7 +15,7 @@ from lmtool.export.exporting import export
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import SamplingParams
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.tasks.benchmarks import Tasks, import_lm_eval, measure_tasks, open_tasks, shipped, texts_of
+from lmtool.tasks.benchmarks import SEED, Tasks, import_lm_eval, measure_tasks, open_tasks, shipped, texts_of
 from lmtool.tasks.comparison import compare_rows, score_tasks
 from tests.export.test_exporting import CASES, CAUSAL, LLAMA
 from tests.inference.test_continuations import plain
@@ -202,7 +202,9 @@ def test_rows_are_those_of_the_model_in_transformers(
 
     loaded, peer = exported[kind]
     own = measure_tasks(loaded, opened(folder, name)).samples[name]
-    other = evaluate(peer, dict(opened(folder, name)), bootstrap_iters=0)["samples"][name]
+    tasks = opened(folder, name)
+    tasks["tasks"][name].set_fewshot_seed(SEED)
+    other = evaluate(peer, dict(tasks), bootstrap_iters=0)["samples"][name]
     assert len(own) == len(other) == len(ROWS)
     for row, one in zip(own, sorted(other, key=lambda row: row["doc_id"]), strict=True):
         for (mine,), (theirs,) in zip(row["resps"], one["resps"], strict=True):
@@ -247,6 +249,9 @@ def test_what_is_no_task_is_refused(tmp_path: Path, runs: dict[str, LoadedModel]
     for names, kind in refused.items():
         with pytest.raises(kind):
             open_tasks([str(tmp_path / name) for name in names])
+    write(tmp_path, later=CHOICE | {"doc_to_choice": "{{ [text] * (4 - text.count('naïve') * 9 / right) }}"})
+    with pytest.raises(UsageError):
+        list(texts_of(open_tasks([str(tmp_path / "later.yaml")])))
     with pytest.raises(DataError, match="the answer 'sat' is none of 'home'"):
         list(texts_of(open_tasks([str(tmp_path / "wrong.yaml")])))
     with pytest.raises(UsageError, match="generate_until"):
@@ -268,10 +273,11 @@ def test_useless_weights_are_told(runs: dict[str, LoadedModel], folder: str) -> 
 
 
 def test_two_models_are_compared_row_by_row(runs: dict[str, LoadedModel], folder: str) -> None:
-    scored = [
-        score_tasks(name, measure_tasks(runs[name], opened(folder, "choice", "text", "written")))
-        for name in ("decoder", "recurrent")
-    ]
+    tasks = opened(folder, "choice", "shots", "text", "written")
+    found = {name: measure_tasks(runs[name], tasks) for name in ("decoder", "recurrent")}
+    prompts = [[row["arguments"] for row in one.samples["shots"]] for one in found.values()]
+    assert prompts[0] == prompts[1], "with the same examples"
+    scored = [score_tasks(name, one) for name, one in found.items()]
     one, text = (compare_rows(name, scored[0][name], scored[1][name]) for name in ("choice", "text"))
     assert (one.measure, one.rows, one.right_alone is not None) == ("acc", 12, True)
     assert (text.measure, text.right_alone) == ("log-probability", None)
