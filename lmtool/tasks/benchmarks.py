@@ -77,7 +77,9 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
     """
     from lm_eval.tasks import TaskManager
 
-    paths = [bundled(FOLDER) / name if name in shipped() else Path(name) for name in names]
+    if "" in names:
+        raise UsageError("the name of a task is empty", where="--tasks", fix="write NAME or NAME,NAME")
+    paths = [bundled(FOLDER) / name if name in shipped() else Path(name).absolute() for name in names]
     folders = [path for path in paths if path.is_dir()]
     specs: list[str | Path] = []
     for name, path in zip(names, paths, strict=True):
@@ -94,10 +96,13 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
             fix = f"name a task of lm-eval, a YAML file, a folder of them, {', '.join(shipped())}"
             raise UsageError(f"there is no task {shown(spec)}{near}", where="--tasks", fix=fix)
         found = _load(manager, spec)
-        if twice := opened["tasks"].keys() & found["tasks"].keys():
-            raise UsageError(f"two tasks have the name {shown(min(twice))}", where=str(spec), fix="name one of them")
+        twice = opened["tasks"].keys() & found["tasks"].keys()
         for kind, ones in opened.items():
             ones |= found[kind]
+        # files of a group stand beside it
+        twice -= {task.task_name for group in opened["groups"].values() for task in group.get_all_tasks()}
+        if twice:
+            raise UsageError(f"two tasks have the name {shown(min(twice))}", where=str(spec), fix="name one of them")
     for task in opened["tasks"].values():
         stated = task.get_config("num_fewshot")
         task.set_config("num_fewshot", stated or 0 if shots is None or stated == 0 else shots)
@@ -114,18 +119,18 @@ def open_tasks(names: Sequence[str], models: Sequence[LoadedModel] = (), shots: 
 
 def _load(manager: Any, spec: str | Path) -> Tasks:
     """What a name or a YAML file stands for."""
-    folders = [Path.cwd()]
-    if isinstance(spec, Path):
-        folders = [spec.absolute().parent, *folders, bundled("data").parent]
+    folders = [Path.cwd()] if isinstance(spec, str) else [spec.parent, Path.cwd(), bundled("data").parent]
+    # lm-eval opens the file of a group by its name only
+    name = next((name for name, entry in manager.task_index.items() if entry.yaml_path == spec), str(spec))
     missing = "no file"
     for folder in folders:
         try:
             with chdir(folder):
-                return dict(manager.load([str(spec if isinstance(spec, str) else folders[0] / spec.name)]))
+                return dict(manager.load([name]))
         except FileNotFoundError as error:
             missing = str(error)
         except OSError as error:
-            fix = "check the network, or name a task whose rows are files"
+            fix = "check network and disk, or name a task whose rows are files"
             raise DataError(f"cannot read the rows: {shown(str(error), 160)}", where=str(spec), fix=fix) from error
         except Exception as error:  # whatever task files, templates and functions in them raise
             raise _unusable(error, str(spec)) from error

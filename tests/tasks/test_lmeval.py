@@ -149,6 +149,18 @@ def test_rows_and_examples_can_be_fewer(runs: dict[str, LoadedModel], folder: st
     assert all(row["arguments"][0][0].count(" and") == 2 for row in found.samples["shots"])
 
 
+def test_a_group_has_the_mean_of_its_tasks(runs: dict[str, LoadedModel], tmp_path: Path) -> None:
+    """Also where its tasks stand beside it in a folder."""
+    folder = write(tmp_path / "group", choice=CHOICE, word=WORD)
+    group = {"group": "both", "task": ["choice", "word"], "aggregate_metric_list": [{"metric": "acc"}]}
+    (tmp_path / "group" / "both.yaml").write_text(yaml.safe_dump(group))
+    found = measure_tasks(runs["decoder"], open_tasks([folder]))
+    values = [one["acc"].value for one in found.tasks.values()]
+    assert len(values) == 2
+    assert found.groups == {"both": {"acc": pytest.approx(sum(values) / 2)}}
+    assert found.lines()[-1].split()[:2] == ["both", "acc"]
+
+
 def test_a_text_has_an_interval_of_its_ratio(runs: dict[str, LoadedModel], folder: str) -> None:
     found = measure_tasks(runs["decoder"], opened(folder, "text"))
     for one in found.tasks["text"].values():
@@ -249,6 +261,8 @@ def test_what_is_no_task_is_refused(tmp_path: Path, runs: dict[str, LoadedModel]
     for names, kind in refused.items():
         with pytest.raises(kind):
             open_tasks([str(tmp_path / name) for name in names])
+    with pytest.raises(UsageError):
+        open_tasks(["", "one.yaml"])
     write(tmp_path, later=CHOICE | {"doc_to_choice": "{{ [text] * (4 - text.count('naïve') * 9 / right) }}"})
     with pytest.raises(UsageError):
         list(texts_of(open_tasks([str(tmp_path / "later.yaml")])))
