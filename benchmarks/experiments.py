@@ -409,7 +409,7 @@ def shots(series: Series) -> str:
         pairs = [(word, label) for group, label in zip(groups, LABELS[:2], strict=False) for word in group[part]]
         rows = [[str(i), *pair] for i in range(n) for pair in pairs]
         written(series, f"{name}.csv", ["number", "word", "label"], rows)
-    suite = series.write("suite.yaml", json.dumps({f"{n}": shown(n) for n in SHOTS}))
+    tasks = ",".join(str(series.write(f"after-{n}.yaml", json.dumps(shown(n)))) for n in SHOTS)
     same = ("tokenizer={kind: word}", "data.documents=line", "model.context=64", "training.batch_size=32")
     rows = []
     for layers, width in SIZES:
@@ -418,8 +418,8 @@ def shots(series: Series) -> str:
         for seed in series.seeds():
             name, settings = f"lessons-{layers}-{width}-{seed}", (*same, *size, "evaluation.prompts=[]", f"seed={seed}")
             run = series.train("pretrain", name, str(lessons), "--recipe", "tiny", settings=settings)
-            told = series.run(f"{name}-eval", "eval", str(run), "--suite", str(suite), "--json", "--quiet")
-            reached.append([json.loads(told)["tasks"][str(n)]["accuracy"] for n in SHOTS])
+            told = series.run(f"{name}-eval", "eval", str(run), "--tasks", tasks, "--json", "--quiet")
+            reached.append([json.loads(told)["tasks"][f"after-{n}"]["metrics"]["acc"]["value"] for n in SHOTS])
         rows.append([f"{layers} x {width}", parameters(run), *map(mean, zip(*reached, strict=True))])
     return table(["layers x width", "parameters", "0 examples", *map(str, SHOTS[1:])], rows)
 
@@ -431,9 +431,21 @@ def lesson(rng: random.Random, groups: Sequence[Sequence[str]]) -> str:
 
 
 def shown(n: int) -> dict[str, Any]:
-    """A task: the label of a word after n examples."""
-    task = {"kind": "choice", "table": "asked.csv", "examples": "shown.csv", "prompt": "{{ word }}", "separator": " "}
-    return {**task, "choices": list(LABELS), "answer": "{{ label }}", "shots": n}
+    """A task of lm-eval: the label of a word after n examples."""
+    return {
+        "task": f"after-{n}",
+        "dataset_path": "csv",
+        "dataset_kwargs": {"data_files": {"train": "shown.csv", "test": "asked.csv"}},
+        "test_split": "test",
+        "fewshot_split": "train",
+        "num_fewshot": n,
+        "fewshot_delimiter": " ",
+        "output_type": "multiple_choice",
+        "doc_to_text": "word",
+        "doc_to_choice": list(LABELS),
+        "doc_to_target": "label",
+        "metric_list": [{"metric": "acc"}],
+    }
 
 
 EXPERIMENTS: dict[str, Callable[[Series], str]] = {

@@ -11,7 +11,7 @@ from tests.test_architecture import imports
 ROOT = Path(__file__).parents[1]
 REACHING = {
     *("socket", "ssl", "http", "urllib", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "uvicorn"),
-    *("huggingface_hub", "datasets", "wandb", "mlflow", "subprocess"),
+    *("huggingface_hub", "datasets", "lm_eval", "wandb", "mlflow", "subprocess"),
 }
 """Libraries that open connections, or start programs that may."""
 
@@ -23,11 +23,13 @@ ALLOWED = {
     "export/exporting.py": {"huggingface_hub"},
     "interop/sources.py": {"huggingface_hub"},
     "loggers/dashboards.py": {"mlflow", "wandb"},
+    "tasks/benchmarks.py": {"lm_eval"},
+    "tasks/lmeval.py": {"lm_eval"},
     "serving/guard.py": {"socket", "urllib"},
     "serving/server.py": {"socket", "uvicorn"},
 }
-"""By module: the C compiler, processes of one run, data and models that are named, dashboards that are, and the server,
-which listens.
+"""By module: the C compiler, processes of one run, data, models and tasks that are named, dashboards that are, and the
+server, which listens.
 
 From `export` a function is used that divides weights into files, and from `urllib` one that divides an address.
 """

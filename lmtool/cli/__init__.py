@@ -181,6 +181,19 @@ _PLAIN_WORDS = {
 """What stands in place of pydantic's words, which the library of the command line shows."""
 
 
+_TASKS = "lm-eval measures tasks: lmtool {} --tasks NAME, a YAML file in its format, or a folder of them"
+_EXAMPLES = "examples before a prompt are fewshot_split and num_fewshot of a task file: lmtool eval RUN --tasks FILE"
+_FORMER = {
+    ("lmtool eval", "--suite"): _TASKS.format("eval RUN"),
+    ("lmtool runs compare", "--suite"): _TASKS.format("runs compare RUN RUN"),
+    ("lmtool eval", "--output"): "write the rows of tasks with --rows FILE, or the figures with --json",
+    ("lmtool eval", "-o"): "write the rows of tasks with --rows FILE, or the figures with --json",
+    ("lmtool eval", "--train"): _EXAMPLES,
+    ("lmtool eval", "--seed"): _EXAMPLES,
+}
+"""What stands in place of options that commands of earlier versions had."""
+
+
 def _explain_usage(error: Any) -> UsageError:
     """The error as one of ours; empty when the help was shown instead of a missing command."""
     command = error.ctx.command_path if error.ctx else "lmtool"
@@ -188,6 +201,8 @@ def _explain_usage(error: Any) -> UsageError:
         known = [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)]
         near = near_words(error.option_name, [name for name in known if name.startswith("--")])
         message = f"No such option: {error.option_name}{did_you_mean(*near)}"
+        if fix := _FORMER.get((command, error.option_name)):
+            return UsageError(f"No such option: {error.option_name}", fix=fix)
     else:
         message = error.format_message()
         for pattern, words in _PLAIN_WORDS.items():

@@ -27,9 +27,10 @@ OutputDir = Annotated[Path | None, shared("DIR", OUTPUT_HELP, "--output", "-o", 
 HtmlFile = Annotated[
     Path | None, shared("FILE", "Write an HTML page that needs no network.", "--output", "-o", parser=file_to_write)
 ]
-TaskName = Annotated[
-    str, shared("NAME", "One of the tasks that the run was trained on, or of the suite.", "--task", shown=False)
-]
+TaskName = Annotated[str, shared("NAME", "One of the tasks that the run was trained on.", "--task", shown=False)]
+TASKS_HELP = (
+    "Tasks of lm-eval: their names, YAML files of tasks, or folders of them; bundled and bigbench come with lmtool."
+)
 NumBeams = Annotated[int | None, shared("N", "Beam width of the search that generates output texts.", min=1)]
 START_OR_RESUME_HELP = "Continue the run in -o DIR, if there is one; do nothing if it is finished."
 StartOrResume = Annotated[bool, flag(START_OR_RESUME_HELP, "--start-or-resume", default=...)]

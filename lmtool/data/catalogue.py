@@ -40,7 +40,7 @@ class Package(FileModel):
 class DataSet(FileModel):
     """What is made of a package.
 
-    kind: a text, a table with a label or a number, or tasks of a suite, a table each.
+    kind: a text, a table with a label or a number, or tasks of lm-eval, a table each.
     what, size, licence, reads: for people; `reads` is the command that trains on it.
     package: its key. files: the members that are read; made: the function of `extraction.MADE` that reads them.
     sha256: of each file, by name.

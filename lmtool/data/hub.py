@@ -32,6 +32,16 @@ def import_hub() -> Any:
     return huggingface_hub
 
 
+def import_datasets() -> Any:
+    """The library of datasets, which shows no progress and does not tell each attempt of a connection."""
+    huggingface_hub = import_hub()
+    import datasets  # after the line above, which says where its files are
+
+    datasets.disable_progress_bars()
+    huggingface_hub.utils.logging.set_verbosity(logging.ERROR)
+    return datasets
+
+
 def parse(source: str) -> tuple[str, str | None, str]:
     """Name, configuration and split of `hf:NAME[:CONFIG][@SPLIT]`; the split is "train" when none is named."""
     name, _, split = source.removeprefix(PREFIX).partition("@")
@@ -96,13 +106,8 @@ class Shards:
 
 def _builder(source: str, column: str | None) -> tuple[Any, str, list[str], list[str | None]]:
     """The builder of a dataset, its split and the files of that, and what tells a column of it from others."""
-    huggingface_hub = import_hub()
-    import datasets  # after the line above, which says where its files are
-
     name, config, split = parse(source)
-    datasets.disable_progress_bars()
-    huggingface_hub.utils.logging.set_verbosity(logging.ERROR)  # else each attempt of a connection is told
-    builder = datasets.load_dataset_builder(name, config)
+    builder = import_datasets().load_dataset_builder(name, config)
     files = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
     return builder, split, files, ["" if files else name, config, split, column, str(builder.hash)]
 

@@ -31,7 +31,7 @@ ONE_THREAD = 4_000_000
 NGRAM = "ngram"
 """The name of n-gram look-up, in place of the run of a draft."""
 
-Prompts = str | Sequence[str]
+Prompts = str | Sequence[str | Prompt]
 
 
 def generate(

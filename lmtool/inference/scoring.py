@@ -33,7 +33,7 @@ ReadScores = Callable[[list[int]], tuple[None, list[ScoredTokens]]]
 """The scores of some items, by their numbers."""
 
 Continued = tuple[str, str]
-"""A context, and the continuation that follows the whitespace at its end, or a space where it has none."""
+"""A context, and the continuation, which follows it as it is: a space between them is part of one or the other."""
 
 
 @dataclass(frozen=True)
@@ -113,34 +113,29 @@ def score(loaded: LoadedModel, texts: Sequence[str], sources: Sequence[str] | No
 class ScoredContinuation:
     """The log-probabilities of the tokens of a continuation, in nats.
 
-    logprobs: of the last tokens of the text, at least `n_tokens` and `n_apart`.
+    logprobs: of the tokens of the continuation; one that is partly of the context is among them.
     is_best: which of them are the most probable ones at their places.
-    n_tokens: of the continuation; a token that is partly of the context is one of them.
-    n_apart: tokens by which the texts of a group differ: those after their common prefix, or, where contexts differ,
-        those of their common end.
     is_cut: the beginning of the context was left out, for it does not fit.
     """
 
     logprobs: Logprobs
     is_best: Logprobs
-    n_tokens: int
-    n_apart: int
     is_cut: bool
 
     @property
     def total(self) -> float:
         """log p(continuation | context)."""
-        return float(self.logprobs[len(self.logprobs) - self.n_tokens :].sum(dtype=np.float64))
+        return float(self.logprobs.sum(dtype=np.float64))
 
     @property
-    def mean(self) -> float:
-        """The mean over the tokens by which it differs, as in CORE (Li et al. 2024)."""
-        return float(self.logprobs[-self.n_apart :].mean(dtype=np.float64))
+    def n_tokens(self) -> int:
+        """Tokens of the continuation."""
+        return len(self.logprobs)
 
     @property
     def is_greedy(self) -> bool:
         """Whether greedy decoding writes it."""
-        return bool(self.is_best[len(self.is_best) - self.n_tokens :].all())
+        return bool(self.is_best.all())
 
 
 def score_continuations(
@@ -148,7 +143,6 @@ def score_continuations(
     groups: Sequence[Sequence[Continued]],
     origins: Sequence[str],
     *,
-    begins: bool = False,
     cuts: bool = False,
     report: Report = not_reported,
 ) -> list[list[ScoredContinuation]]:
@@ -159,23 +153,25 @@ def score_continuations(
     context. A bidirectional model masks each of its tokens on its own (Salazar et al. 2020). Of tokens that are partly
     of the context and partly of a continuation all are scored.
     origins: where each group is from, for messages.
-    begins: put the token that begins a text before each, also where a published tokenizer puts none.
     cuts: a context that does not fit loses its beginning.
     Raises UsageError for what does not fit, or not even without its context; and for a model that predicts no tokens.
     """
     check_continues(loaded)
-    longest, whole = _longest(loaded), [_continuations(loaded, group, begins) for group in groups]
+    longest, whole = _longest(loaded), [_continuations(loaded, group) for group in groups]
     if longest:
         # what is cut at most begins with the position that predicts the first scored token
         needed = [
-            max(len(row.tokens) - row.positions[0] if cuts else row.length for one in group for row in one.rows)
+            max(
+                (len(row.tokens) - row.positions[0] if cuts else row.length for one in group for row in one.rows),
+                default=0,
+            )
             for group in whole
         ]
         if long := [pair for pair in zip(needed, origins, strict=True) if pair[0] > longest]:
             kind, with_what, fix = "answers", "alone", "shorten the answer, or take a model with a longer context"
             if not cuts:
                 kind, with_what = "prompts", "with an answer"
-                fix = "shorten the prompt or the texts, take fewer --shots, or a model with a longer context"
+                fix = "shorten the prompt or the texts, or take a model with a longer context"
             what = f"{len(long):,} of {len(groups):,} {kind} do not fit the context of {longest} tokens"
             raise UsageError(what, where=f"{long[0][1]}: {long[0][0]:,} tokens {with_what}", fix=fix)
     return _scored(loaded, [[one.fitted(longest) for one in group] for group in whole], report)
@@ -229,52 +225,45 @@ def _windows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
 
 @dataclass(frozen=True)
 class _Continuation:
-    """The rows that score a continuation: one, or one for each token of a bidirectional model."""
+    """The rows that score a continuation: one, or one for each token of a bidirectional model; none without tokens."""
 
     rows: list[_Row]
-    n_tokens: int
-    n_apart: int
     is_cut: bool = False
 
     def fitted(self, longest: int | None) -> "_Continuation":
         """Without the beginning of rows that are longer."""
-        if longest is None or max(row.length for row in self.rows) <= longest:
+        if longest is None or max((row.length for row in self.rows), default=0) <= longest:
             return self
         return replace(self, rows=[row.last(longest) for row in self.rows], is_cut=True)
 
 
-def _continuations(loaded: LoadedModel, group: Sequence[Continued], begins: bool = False) -> list[_Continuation]:
-    """How the continuations of a group are scored."""
-    texts = [_whole(loaded, *pair, begins) for pair in group]
-    wholes, same_context = [whole for _, whole, _ in texts], len({context for context, _ in group}) == 1
-    shared = n_shared(*wholes) if same_context else n_shared(*(whole[::-1] for whole in wholes))
+def _continuations(loaded: LoadedModel, group: Sequence[Continued]) -> list[_Continuation]:
+    """How the continuations of a group are scored. Those of one context are scored from the same token on."""
+    texts = [_whole(loaded, *pair) for pair in group]
+    same_context = len({context for context, _ in group}) == 1
     earliest = min(first for _, _, first in texts)
     continuations = []
     for source, whole, first in texts:
         first = max(1, earliest if same_context else first)
-        n_tokens, n_apart = len(whole) - first, len(whole) - shared if same_context else shared
-        n_apart = min(max(1, n_apart), len(whole) - 1)
         if loaded.model.reads == "both":
-            rows = _masked_rows(
-                loaded, [*whole, *loaded.prompt_format.after], range(len(whole) - max(n_tokens, n_apart), len(whole))
-            )
+            rows = _masked_rows(loaded, [*whole, *loaded.prompt_format.after], range(first, len(whole)))
         else:
-            n_apart = min(n_apart, n_tokens) if _in_row(loaded) else n_apart
-            rows = [_row(loaded, source, whole, first, max(n_tokens, n_apart))]
-        continuations.append(_Continuation(rows, n_tokens, n_apart))
+            rows = [_row(loaded, source, whole, first)] if first < len(whole) else []
+        continuations.append(_Continuation(rows))
     return continuations
 
 
-def _whole(
-    loaded: LoadedModel, context: str, continuation: str, begins: bool
-) -> tuple[list[int] | None, list[int], int]:
-    """The source, if any; the ids of a context and its continuation, or of a target; and where the latter begins."""
+def _whole(loaded: LoadedModel, context: str, continuation: str) -> tuple[list[int] | None, list[int], int]:
+    """The source, if any; the ids of a context and its continuation, or of a target; and where the latter begins.
+
+    Whitespace at the end of a context belongs to the continuation, as most tokenizers have it, and as in lm-eval.
+    """
     prompt_format, tokenizer, objective = loaded.prompt_format, loaded.tokenizer, loaded.recipe.objective
     stem = context.rstrip()
-    gap = context[len(stem) :] or " "
+    ending = context[len(stem) :] + continuation
     if loaded.model.reads == "both":
         before = list(prompt_format.before) or [tokenizer.bos_id]
-        whole = [*before, *tokenizer.encode(stem + gap + continuation)]
+        whole = [*before, *tokenizer.encode(stem + ending)]
         return None, whole, n_shared([*before, *tokenizer.encode(stem)], whole)
     if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
@@ -282,10 +271,10 @@ def _whole(
         removed = list(tokenizer.sentinel_ids[:1]) if isinstance(objective, SpanCorruption) else []
         begun = [*opened.tokens, *removed]
         source = None if opened.source is None else [*opened.source, *removed]
-        return source, [*begun, *tokenizer.encode(gap * continues + continuation)], len(begun)
-    whole = list(prompt_format.prompt(stem + gap + continuation).text)
+        return source, [*begun, *tokenizer.encode(ending if continues else ending.lstrip())], len(begun)
+    whole = list(prompt_format.prompt(stem + ending).text)
     first = n_shared(prompt_format.prompt(stem).text, whole)
-    opening = [_first_id(loaded)] * (first == 0 or (begins and not prompt_format.opening))
+    opening = [_first_id(loaded)] * (first == 0)
     return None, [*opening, *whole], first + len(opening)
 
 
@@ -300,7 +289,10 @@ def _scored(
 ) -> list[list[ScoredContinuation]]:
     """The continuations of each group; those with a common prefix apart from those without."""
     can_share = loaded.sharding is None and loaded.model.reads != "both"
-    shares = [can_share and _n_common([one.rows[0] for one in group]) > 0 for group in groups]
+    shares = [
+        can_share and all(one.rows for one in group) and _n_common([one.rows[0] for one in group]) > 0
+        for group in groups
+    ]
     common = [[one.rows[0] for one in group] for group, shared in zip(groups, shares, strict=True) if shared]
     alone = [
         row for group, shared in zip(groups, shares, strict=True) if not shared for one in group for row in one.rows
@@ -312,10 +304,10 @@ def _scored(
             ends = np.cumsum([len(one.rows[0].targets) for one in group])
             parts = np.split(next(of_groups), ends[:-1], axis=1)
         else:
-            parts = [np.concatenate([next(of_rows) for _ in one.rows], 1) for one in group]
-        pairs = zip(group, parts, strict=True)
+            none = np.zeros((2, 0), dtype=np.float32)
+            parts = [np.concatenate([none, *(next(of_rows) for _ in one.rows)], 1) for one in group]
         scored.append(
-            [ScoredContinuation(part[0], part[1], one.n_tokens, one.n_apart, one.is_cut) for one, part in pairs]
+            [ScoredContinuation(part[0], part[1], one.is_cut) for one, part in zip(group, parts, strict=True)]
         )
     return scored
 
@@ -345,13 +337,13 @@ def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]
     return [_Row([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
 
 
-def _row(loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int, n_scored: int = 0) -> _Row:
-    """The row that scores a text from its token `first` on, the second one at the earliest; or so many at its end."""
+def _row(loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int) -> _Row:
+    """The row that scores a text from its token `first` on, the second one at the earliest."""
     prefix = None
     if _in_row(loaded):
         prefix = first - 1 if source is None else len(source)
         whole, first, source = [*(source or ()), *whole], first + len(source or ()), None
-    first = max(1, len(whole) - n_scored if n_scored else first)
+    first = max(1, first)
     return _Row(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
 
 
@@ -419,7 +411,11 @@ def _read_common(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: 
 
 def _branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]) -> list[ScoredTokens]:
     """The scores of rows of groups that have n tokens in common, of which the decoding state is computed once."""
-    model, pad = loaded.model, loaded.tokenizer.pad_id
+    model, pad, longest = loaded.model, loaded.tokenizer.pad_id, _longest(loaded)
+    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True) for row in rows]
+    if len(groups) > 1 and longest is not None and max(n_common) + max(map(len, rest)) > longest:
+        # padding would have positions that the model does not have
+        return [scores for one, n in zip(groups, n_common, strict=True) for scores in _branched(loaded, [one], [n])]
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
     batch = _with_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.start(batch)
@@ -429,7 +425,6 @@ def _branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: S
         return [scores for run in runs for scores in _branched(loaded, *map(list, zip(*run, strict=True)))]
     hidden_BTD, state = model.advance(batch.tokens_BT, state)
     state = state.each_upto(n_common)
-    rest = [np.array(row.tokens[n:], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True) for row in rows]
     apart = iter(hidden_BTD.new_zeros(len(rest), 0, hidden_BTD.shape[-1]))
     if any(map(len, rest)):
         state = state.pick([b for b, rows in enumerate(groups) for _ in rows])

@@ -49,9 +49,6 @@ RESULTS = "metrics.json"
 EVALUATIONS = "evaluations.json"
 """Figures that `lmtool eval` has measured; see `lmtool.run.listing`."""
 
-SUITES = "suites"
-"""Scores of rows of the tasks of suites that `lmtool eval` has measured."""
-
 REPORT = "report.html"
 """The page about the run, as its last session left it."""
 
@@ -61,12 +58,12 @@ COPIED = 1 << 22
 FEATURES = "features"
 """A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
 
-FORMER = "lines.bin"
-"""A file that earlier versions wrote."""
+FORMER = ("lines.bin", "suites")
+"""Files and folders that earlier versions wrote."""
 
 _BEGINNING = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG)
 _TRAINING = (METRICS, SAMPLES, LOGS, VALIDATED)
-_RESULTS = (SPLIT, FORMER, BASELINE, RESULTS, EVALUATIONS, SUITES, REPORT)
+_RESULTS = (SPLIT, *FORMER, BASELINE, RESULTS, EVALUATIONS, REPORT)
 FILES = (*_BEGINNING, *_TRAINING, *_RESULTS, FEATURES, CHECKPOINTS)
 """What a run directory may hold, besides its lock."""
 

@@ -9,12 +9,11 @@ from lmtool.inference.load import LoadedModel
 from lmtool.printable import counted
 from lmtool.recipe.spec.text import Data
 from lmtool.run.paired import Comparison, compare
+from lmtool.tasks.benchmarks import BenchmarkResults
 from lmtool.tasks.labels import SEPARATOR
 from lmtool.tasks.metrics import exact_match, sentence_scores, word_accuracy
 from lmtool.tasks.predict import AS_TRAINED, answer_rows
 from lmtool.tasks.reading import LabelledText
-from lmtool.tasks.suites.results import SuiteResults
-from lmtool.tasks.suites.spec import TextTask
 from lmtool.tasks.text_to_text import as_answer
 
 
@@ -38,13 +37,15 @@ def score_rows(loaded: LoadedModel, run: str, source: str, task: str = "", readi
     return ScoredRows(run, scored[0][0], [item.named for item in texts.items], [score for _, score in scored])
 
 
-def score_tasks(run: str, results: SuiteResults) -> dict[str, ScoredRows]:
-    """How well a model of this name does each row of the tasks of a suite: is it right, or its log-probability."""
+def score_tasks(run: str, results: BenchmarkResults) -> dict[str, ScoredRows]:
+    """How well a model of this name does each row of tasks of lm-eval: is it right, or else by the first metric."""
     scored = {}
-    for name, one in results.tasks.items():
-        measure = "log-probability" if isinstance(one.task, TextTask) else "accuracy"
-        scores = [float(row["right"]) if "right" in row else -row["nats"] for row in one.rows()]
-        scored[name] = ScoredRows(run, measure, [(f"row {n}", "") for n in range(len(scores))], scores)
+    for name, metrics in results.tasks.items():
+        known = {title: [*one.values] for title, one in metrics.items() if one.values}
+        for title in sorted(known, key=lambda title: not set(known[title]) <= {0, 1})[:1]:
+            measure = "log-probability" if title.endswith(("perplexity", "per_byte")) else title
+            rows = [(f"row {n}", "") for n in range(1, len(known[title]) + 1)]
+            scored[name] = ScoredRows(run, measure, rows, known[title])
     return scored
 
 

@@ -5,8 +5,8 @@ Shapes: R rows, A answers.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from dataclasses import dataclass
+from itertools import islice
 from string import Formatter
 from typing import Any
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from lmtool.data.column_names import LABELS, plain_name
 from lmtool.data.files import shown, shown_all
 from lmtool.data.rowfile import matching_column
-from lmtool.data.split import document_hash
 from lmtool.data.survey import Report
 from lmtool.data.table import Row, Skipped, Table
 from lmtool.errors import UsageError
@@ -26,11 +25,10 @@ from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import LoadedModel
 from lmtool.inference.scoring import score_continuations
 from lmtool.printable import aligned, counted
-from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.recipe.spec.text import Data
 from lmtool.tasks.labels import LabelMap, as_cell
 from lmtool.tasks.metrics import MetricValues, class_metrics
-from lmtool.tasks.predict import AS_TRAINED, CHUNK_ROWS, Predictions, measure_tables, open_beside
+from lmtool.tasks.predict import AS_TRAINED, CHUNK_ROWS, Predictions, open_beside
 from lmtool.tasks.reading import LabelledText, LabelledTexts, read_labelled, stream_texts
 from lmtool.tasks.schema import Columns, choose_columns
 from lmtool.tasks.task import Cells
@@ -53,17 +51,11 @@ class Prompting:
 
     template: of each prompt, with fields in braces, each the name of a column of a table or `text`.
     answers: as in `read_answers`.
-    shots: examples before each prompt, as many of each label as of the others, or one more.
-    seed: draws the examples.
-    train: the table of the examples; by default the one that the run was trained on.
     calibrate: divide by the probabilities of the answers to prompts without content, the mean over `CONTENT_FREE`.
     """
 
     template: str
     answers: Sequence[str] = ()
-    shots: int = 0
-    seed: int = 1
-    train: str | None = None
     calibrate: bool = False
 
     def parts(self) -> list[tuple[str, str | None]]:
@@ -134,33 +126,19 @@ class Prompted:
     source: the table.
     rows: the number of rows measured.
     answers: by label.
-    shots_from: the table of the examples in each prompt; empty without any.
     scores: metrics by the names of `WAYS`.
     calibrated: the same after calibration; empty without.
     majority: the share of the most frequent label.
-    beside: the run that is compared with, if any, and its accuracy on the same table.
     items: the rows.
     """
 
     source: str
     rows: int
     answers: Mapping[str, str]
-    shots: int
-    shots_from: str
-    seed: int
     scores: Mapping[str, MetricValues]
     calibrated: Mapping[str, MetricValues]
     majority: float
-    beside: tuple[str, float] | None = None
     items: Sequence[LabelledText] = ()
-
-    def compared_with(self, tuned: LoadedModel, reading: Data) -> "Prompted":
-        """The results beside those of a run that was fine-tuned on labels. Raises UsageError for other runs."""
-        (results,) = measure_tables(tuned, [self.source], reading=reading)
-        if "accuracy" not in results.figures:
-            what = "the run has no accuracy to compare with"
-            raise UsageError(what, where=str(tuned.run_path), fix="name one fine-tuned on classes")
-        return replace(self, beside=(str(tuned.run_path), float(results.figures["accuracy"])))
 
     def record(self) -> dict[str, Any]:
         """All results by name, for JSON. accuracy, macro_f1: by the sum, calibrated where that was asked for."""
@@ -169,29 +147,22 @@ class Prompted:
             "table": self.source,
             "rows": self.rows,
             "answers": dict(self.answers),
-            "shots": self.shots,
-            "shots_from": self.shots_from or None,
-            "seed": self.seed,
             "accuracy": first["accuracy"],
             "macro_f1": first["macro_f1"],
             "majority": self.majority,
             "scores": dict(self.scores),
             "calibrated": dict(self.calibrated) or None,
-            "baseline": None if self.beside is None else {"run": self.beside[0], "accuracy": self.beside[1]},
         }
 
     def lines(self) -> list[str]:
         """All results as text lines."""
-        drawn = f", {self.shots} shots from {self.shots_from}, seed {self.seed}" if self.shots else ", no shots"
         table = [["accuracy, %", *WAYS.values()], ["as scored", *_percents(self.scores)]]
         if self.calibrated:
             table.append(["calibrated", *_percents(self.calibrated)])
-        beside = [] if self.beside is None else [f"{self.beside[0]}: {100 * self.beside[1]:.1f} %"]
         return [
-            f"{self.source}: {counted(self.rows, 'row')}, {counted(len(self.answers), 'answer')}{drawn}",
+            f"{self.source}: {counted(self.rows, 'row')}, {counted(len(self.answers), 'answer')}",
             *aligned(table),
             f"majority: {100 * self.majority:.1f} %",
-            *beside,
         ]
 
 
@@ -233,22 +204,17 @@ def measure_prompts(
     trained = loaded.recipe.data
     rows, labels = _read(open_beside(source, trained, reading), prompting, reading, skipped)
     answers = read_answers(prompting.answers, labels)
-    before, shots_from = "", ""
-    if prompting.shots:
-        shots_from = prompting.train or _training_table(loaded)
-        alike = Data(label_column=rows.columns.label, skip_bad_rows=reading.skip_bad_rows or trained.skip_bad_rows)
-        table = open_beside(shots_from, trained, reading if prompting.train else AS_TRAINED)
-        examples, others = _read(table, prompting, alike, skipped)
-        if not set(others) <= answers.keys():
-            read_answers(prompting.answers, sorted({*labels, *others}))
-        before = _examples(examples, rows, answers, prompting)
     prompts = {f"{rows.table.path.name}, row {item.row}": item.texts for item in rows.items}
     if prompting.calibrate:
         n_texts = len(rows.columns.texts)
         prompts |= {f"the prompt with {text!r} for a text": (text,) * n_texts for text in CONTENT_FREE}
-    filled = [before + prompting.filled(rows.columns, texts) for texts in prompts.values()]
+    filled = [prompting.filled(rows.columns, texts) for texts in prompts.values()]
     with loaded.joined() as loaded:
-        groups = [[(prompt, answer) for answer in answers.values()] for prompt in filled]
+        # after a space, or after the whitespace at the end of the prompt
+        gaps = [" " * (prompt == prompt.rstrip()) for prompt in filled]
+        groups = [
+            [(prompt, gap + answer) for answer in answers.values()] for prompt, gap in zip(filled, gaps, strict=True)
+        ]
         scored_PA = score_continuations(loaded, groups, list(prompts), report=report)
     total_PA = np.array([[one.total for one in scored] for scored in scored_PA])
     tokens_PA = np.array([[one.n_tokens for one in scored] for scored in scored_PA])
@@ -263,8 +229,7 @@ def measure_prompts(
         if prompting.calibrate:
             calibrated[way] = class_metrics(true_R, calibrated_scores(score_RA, free_FA).argmax(1), names)
     majority = float(np.bincount(true_R).max() / len(true_R))
-    shots = prompting.shots, shots_from, prompting.seed
-    return Prompted(source, len(rows), answers, *shots, plain, calibrated, majority, items=rows.items)
+    return Prompted(source, len(rows), answers, plain, calibrated, majority, rows.items)
 
 
 def answered(
@@ -318,38 +283,6 @@ def _read(
     if skipped is not None:
         skipped.kinds.update(texts.skipped.kinds)
     return texts, labels.names
-
-
-def _training_table(loaded: LoadedModel) -> str:
-    """The table that a run was trained on. Raises UsageError where there is none."""
-    data = loaded.recipe.data
-    if not isinstance(loaded.recipe.objective, Classification | Seq2Seq) or len(data.train) != 1:
-        what = "there is no table to draw the shots from: the run was not trained on one"
-        raise UsageError(what, where=str(loaded.run_path), fix="name one with --train TABLE")
-    return data.train[0]
-
-
-def _examples(examples: LabelledTexts, rows: LabelledTexts, answers: Mapping[str, str], prompting: Prompting) -> str:
-    """Prompts with their answers, an empty line after each, of rows whose texts are not among those measured.
-
-    Labels take turns, in an order of the seed. Raises UsageError when there are too few rows.
-    """
-    measured = {item.texts for item in rows.items}
-    items = [item for item in examples.items if item.texts not in measured]
-    hashes = document_hash(prompting.seed, np.array([item.row for item in items], dtype=np.uint64))
-    by_label: dict[str, list[LabelledText]] = {}
-    for i in np.argsort(hashes, kind="stable"):
-        by_label.setdefault(str(items[i].label), []).append(items[i])
-    drawn = [item for turn in zip_longest(*by_label.values()) for item in turn if item is not None][: prompting.shots]
-    if len(drawn) < prompting.shots:
-        what = f"{examples.table.path.name} has {counted(len(items), 'row')} besides those measured, too few for "
-        fix = "name a larger table with --train, or take fewer shots"
-        raise UsageError(f"{what}{prompting.shots} shots", where="--shots", fix=fix)
-    texts = []
-    for item in drawn:
-        text = prompting.filled(examples.columns, item.texts)
-        texts.append(text + " " * (text == text.rstrip()) + answers[str(item.label)] + "\n\n")
-    return "".join(texts)
 
 
 def _percents(scores: Mapping[str, MetricValues]) -> list[str]:

@@ -21,7 +21,6 @@ from typing import Any
 from jinja2 import Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -118,21 +117,16 @@ class Refusal(TemplateError):
 
 
 class SandboxedTemplate:
-    """A compiled template. Raises what Jinja raises, SecurityError for what is refused, and MemoryError.
+    """A compiled template. Raises what Jinja raises, SecurityError for what is refused, and MemoryError."""
 
-    variables: the names that it takes.
-    """
-
-    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now, *, trims_lines: bool = True) -> None:
-        """now: the time that the template may ask for. trims_lines: blocks take their lines along, as in chats."""
+    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
+        """now: the time that the template may ask for."""
         if len(source) > LARGEST_SOURCE:
             raise SecurityError(f"it has {len(source):,} characters, more than {LARGEST_SOURCE:,}")
-        environment = _Environment(now, trims_lines)
+        environment = _Environment(now)
         self.marks_generation = bool(_GENERATION.search(source))
         with _budget():
-            parsed = environment.parse(source)
-            self.variables = find_undeclared_variables(parsed) - environment.globals.keys()
-            tree = _Bounds().visit(parsed)
+            tree = _Bounds().visit(environment.parse(source))
             self._template = environment.from_string(tree)
 
     def render(self, **variables: Any) -> str:
@@ -417,11 +411,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
 
-    def __init__(self, now: Callable[[], datetime], trims_lines: bool) -> None:
+    def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
-            trim_blocks=trims_lines,
-            lstrip_blocks=trims_lines,
-            keep_trailing_newline=not trims_lines,
+            trim_blocks=True,
+            lstrip_blocks=True,
             extensions=[_Generation, LoopControlExtension],
             finalize=_written,
             optimized=False,

@@ -67,17 +67,6 @@ def test_labels_have_other_names_and_columns(lmtool, ngram, files):
     )
 
 
-def test_shots_are_of_all_labels_and_none_is_measured(lmtool, ngram, files, home):
-    train = write(home / "train.csv", [(f"{word} {i}", word) for word in ("yes", "no") for i in range(5)])
-    write(home / "rows.csv", [("yes 0", "yes"), ("no 0", "no")])
-    asked = ("eval", ngram, "rows.csv", "--prompt", ASKED, "--train", train, "--json")
-    found = json.loads(lmtool.succeeds(*asked, "--shots", "8", "--calibrate").out)
-    assert (found["shots"], found["shots_from"]) == (8, str(train))
-    assert found["calibrated"].keys() == found["scores"].keys()
-    lmtool.refuses(2, *asked, "--shots", "9", words=["8 rows besides those measured, too few for 9 shots", "--train"])
-    lmtool.refuses(2, *asked[:5], "--shots", "2", words=["no table to draw the shots from", "--train TABLE"])
-
-
 def test_calibration_divides_by_what_an_empty_prompt_gives():
     rng = np.random.default_rng(0)
     score_RA, free_FA = rng.normal(size=(6, 3)) - 4, rng.normal(size=(2, 3)) - 4
@@ -119,7 +108,7 @@ def test_answers_that_fit_no_labels(lmtool, ngram, files):
 
 def test_a_prompt_longer_than_the_context(lmtool, run, files, home):
     write(home / "rows.csv", [("good", "yes"), ("good " * 40, "no")])
-    words = ["1 of 2 prompts do not fit the context of 16 tokens", "rows.csv, row 2", "--shots"]
+    words = ["1 of 2 prompts do not fit the context of 16 tokens", "rows.csv, row 2"]
     assert len(lmtool.refuses(2, "eval", "last", "rows.csv", "--prompt", "{text}:", words=words)) == 3
 
 

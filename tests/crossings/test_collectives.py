@@ -21,7 +21,6 @@ from lmtool.inference.load import load_run
 from lmtool.inference.perplexity import EvaluationText, measure
 from lmtool.tasks.predict import measure_tables, predict
 from lmtool.tasks.prompting import Prompting, measure_prompts
-from lmtool.tasks.suite import measure_folder
 from lmtool.training import length
 from tests.compute.together import meet
 from tests.training import test_families as families
@@ -300,15 +299,3 @@ def test_prompts_are_shared(work: Work, monkeypatch: pytest.MonkeyPatch, n: int)
     told, _ = meet(monkeypatch, SIZE, prompted)
     assert [record for record, _ in told] == [expected] * SIZE
     assert sum(tokens for _, tokens in told) == whole
-
-
-def test_a_folder_of_tables(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = table(work, "classes of an encoder")
-    work.learn_table(work.recipe, rows, *still(HEAD), "objective.dropout=0", "training.steps=1")
-    few = {str(n): str(table(work, "classes of an encoder", n).rename(work.folder / f"{n}.jsonl")) for n in (1, 2, 7)}
-
-    def measured(_: World) -> dict[str, Any]:
-        return measure_folder(few, {"": str(work.run())}, load_run).record()
-
-    expected = measured(World())
-    assert meet(monkeypatch, SIZE, measured)[0] == [near(expected)] * SIZE

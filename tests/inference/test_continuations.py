@@ -35,9 +35,10 @@ SCHEMAS = [
 
 
 def scores(
-    loaded: LoadedModel, groups: list[list[tuple[str, str]]], begins: bool = False, cuts: bool = False
+    loaded: LoadedModel, groups: list[list[tuple[str, str]]], cuts: bool = False
 ) -> list[list[ScoredContinuation]]:
-    return score_continuations(loaded, groups, [f"row {n}" for n in range(len(groups))], begins=begins, cuts=cuts)
+    spaced = [[(context, text_of(context, one)[len(context) :]) for context, one in group] for group in groups]
+    return score_continuations(loaded, spaced, [f"row {n}" for n in range(len(groups))], cuts=cuts)
 
 
 @pytest.fixture(scope="module")
@@ -74,31 +75,31 @@ def plain(loaded: LoadedModel, context: str, continuation: str, n: int) -> tuple
     return logprobs, greedy
 
 
-def n_common(texts: list[list[int]]) -> int:
-    return next((i for i, column in enumerate(zip(*texts, strict=False)) if len(set(column)) > 1), min(map(len, texts)))
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "encoder-decoder"])
 def test_choices_and_schemas_are_scored_as_by_a_loop(name: str, runs: dict[str, LoadedModel]) -> None:
-    """The sum as lm-eval's: from the end of the context on. The mean as nanochat's: over what texts differ by."""
+    """As in lm-eval: from the end of the context on."""
     loaded = runs[name]
     encode = loaded.tokenizer.encode
     for groups in (CHOICES, SCHEMAS):
         for group, scored in zip(groups, scores(loaded, groups), strict=True):
-            ids = [encode(text_of(*pair)) for pair in group]
-            shared = n_common(ids) if groups is CHOICES else n_common([one[::-1] for one in ids])
-            for pair, whole, one in zip(group, ids, scored, strict=True):
-                n = len(whole) - len(encode(pair[0].rstrip()))
+            for pair, one in zip(group, scored, strict=True):
+                n = len(encode(text_of(*pair))) - len(encode(pair[0].rstrip()))
                 logprobs, greedy = plain(loaded, *pair, n)
                 assert one.n_tokens == n
                 assert one.total == pytest.approx(sum(logprobs), rel=1e-4)
                 assert one.is_greedy == greedy
-                n_apart = max(1, len(whole) - shared) if groups is CHOICES else shared
-                if name == "prefix":
-                    n_apart = min(n_apart, n)  # what the prefix sees has no probability
-                wanted = plain(loaded, *pair, n_apart)[0]
-                assert one.mean == pytest.approx(sum(wanted) / len(wanted), rel=1e-4)
+
+
+def test_a_continuation_follows_as_it_is(runs: dict[str, LoadedModel]) -> None:
+    """Without a space of its own: the tokens of the whole text count, and none where nothing follows."""
+    loaded = runs["decoder"]
+    context = "a cat sat on the m"
+    ((joined, spaced),) = score_continuations(loaded, [[(context, "at"), (context, " at")]], [""])
+    assert joined.total == pytest.approx(sum(plain(loaded, "a cat sat on the", "mat", joined.n_tokens)[0]), rel=1e-4)
+    assert spaced.total == pytest.approx(sum(plain(loaded, context, "at", spaced.n_tokens)[0]), rel=1e-4)
+    ((nothing,),) = score_continuations(loaded, [[("a cat", "")]], [""])
+    assert (nothing.total, nothing.n_tokens, nothing.is_greedy) == (0, 0, True)
 
 
 def test_a_continuation_is_the_target_of_an_encoder_decoder(runs: dict[str, LoadedModel]) -> None:
@@ -121,21 +122,32 @@ def test_groups_do_not_depend_on_each_other(runs: dict[str, LoadedModel]) -> Non
             assert [one.total for one in scored] == pytest.approx([one.total for one in alone], rel=1e-5)
 
 
+def test_padding_needs_no_positions_beyond_the_context(runs: dict[str, LoadedModel]) -> None:
+    """A group with a context nearly as long as the model's, computed with one whose continuations are long."""
+    long = "a cat sat on the mat and the dog ran away and home"
+    groups = [
+        [(long, "at"), (long, "on")],
+        [("a cat", "sat on the mat and ran home"), ("a cat", "ran away and sat on")],
+    ]
+    for group, scored in zip(groups, scores(runs["decoder"], groups), strict=True):
+        for pair, one in zip(group, scored, strict=True):
+            wanted, _ = plain(runs["decoder"], *pair, one.n_tokens)
+            assert one.total == pytest.approx(sum(wanted), rel=1e-4)
+
+
 def test_a_text_begins_with_the_token_that_others_put_there(runs: dict[str, LoadedModel]) -> None:
-    """Where it is asked for, and where nothing else precedes: the published bos_token, or else what ends a text."""
+    """Where nothing else precedes: the published bos_token, or else what ends a text."""
     loaded, pair = runs["stream"], ("a cat sat on the", "mat")
     t = loaded.tokenizer
     ids = t.encode(text_of(*pair))
     for named, first in ((None, t.bos_id), (t.sep_id, t.sep_id)):
         t.roles = replace(t.roles, named_bos=named)
         try:
-            ((begun,),) = scores(loaded, [[pair]], begins=True)
             ((alone,),) = scores(loaded, [[("", "mat")]])
             (whole,) = score_whole(loaded, [text_of(*pair)])
         finally:
             t.roles = replace(t.roles, named_bos=None)
         wanted = [float(next_of(loaded, [first, *ids[:i]])[token]) for i, token in enumerate(ids)]
-        assert begun.total == pytest.approx(sum(wanted[-begun.n_tokens :]), rel=1e-4)
         assert whole == pytest.approx(sum(wanted), rel=1e-4)
         of_word = t.encode(" mat")
         wanted = [float(next_of(loaded, [first, *of_word[:i]])[token]) for i, token in enumerate(of_word)]

