@@ -27,9 +27,9 @@ from lmtool.data.stdin import text_files
 from lmtool.data.survey import Report, silent
 from lmtool.errors import UsageError
 from lmtool.generation.chat import Conversation
-from lmtool.generation.generate import Drafter, TextGenerator
+from lmtool.generation.generate import TextGenerator, open_draft
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.generation.params import DRAFT_TOKENS, AnyParams
+from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, AnyParams
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.inference.load import LoadedModel, load_run
 from lmtool.inference.scoring import Scored, score
@@ -95,8 +95,8 @@ class TrainedModel(TextGenerator):
         runner, tokenizer = ModelRunner(self.loaded.model), self.loaded.tokenizer
         window = runner.fit_prompt(self.loaded.prompt_format.prompt(prompt), "refuse", "prompt")
         with self.computing():
-            hidden_1TD, _ = runner.advance([window.tokens], runner.start([window]))
-        p_V = runner.logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
+            hidden_1TD, _ = runner.read_tokens([window.tokens], runner.start_state([window]))
+        p_V = runner.compute_logits(hidden_1TD[0, -1]).double().softmax(-1)[: tokenizer.vocab_size]
         return [(tokenizer.piece(i), float(p_V[i])) for i in p_V.argsort(descending=True, stable=True).tolist()]
 
     def gradients(self, text: str, token: int | None = None) -> GradientFlow:
@@ -184,7 +184,7 @@ def load(
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
     draft: str | None = None,
-    draft_tokens: int = DRAFT_TOKENS,
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
 ) -> TrainedModel:
     """The best checkpoint of a run, ready for use.
 
@@ -195,7 +195,7 @@ def load(
     """
     lm = TrainedModel.open(run, device=device, precision=precision)
     if draft is not None:
-        lm.drafter = Drafter.open(draft, draft_tokens, lm.loaded)
+        lm.draft = open_draft(draft, draft_tokens, lm.loaded)
     return lm
 
 

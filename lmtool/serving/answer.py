@@ -130,7 +130,7 @@ class ClientAnswer:
         choice, request, echoed = self._choices[token.request], self.requests[token.request], ""
         if not choice.begun:
             echoed = "" if self._echoed is None else self._echoed[token.request // self._n]
-            if request.wants_prompt:
+            if request.prompt_logprobs:
                 choice.tokens = self._prompt_tokens(request.prompt.tokens[0], token.prompt)
         text = "" if self._is_echo else token.text
         if choice.parser is not None:

@@ -18,7 +18,7 @@ from lmtool.generation.constrained import spelled_vocabulary
 from lmtool.generation.engine import Engine
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.generation.prefixes import PrefixCache
+from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Request, Token
 from lmtool.generation.strategy import RequestState
 from lmtool.model.language_model import KeyValue
@@ -101,14 +101,15 @@ class Scheduler:
             free = torch.cuda.mem_get_info(runner.device)[0] if is_gpu else machine_memory()
             n_slots = default_slots(self.slot_bytes, n_rows, model.context, free)
         self.n_slots: float = math.inf if n_slots is None else n_slots
-        keeps = keeps_prefixes and self.slot_bytes and runner.keeps_prefixes
+        keeps = keeps_prefixes and self.slot_bytes and runner.supports_prefix_cache
         self.prefix_bytes = int(self.n_slots) * self.slot_bytes if keeps and n_slots is not None else 0
         self._changed = threading.Condition()
         self._queue: deque[_Client] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        draft = None if generator.drafter is None else generator.drafter.draft
         prefixes = PrefixCache(self.prefix_bytes)
-        self._engine = Engine(model, chunk=CHUNK, prefixes=prefixes, draft=draft, keeps_texts=True, isolates=True)
+        self._engine = Engine(
+            model, chunk=CHUNK, prefixes=prefixes, draft=generator.draft, only_exact_drafts=True, isolate_failures=True
+        )
         self._texts: dict[int, _Text] = {}  # in the engine, by the id of the request
         self._ends = self.refuses = False  # whether the thread ends; whether no more clients are taken
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -309,7 +310,7 @@ def _slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:
     """Bytes of the keys and values of one token of a text."""
     one = Prompt((0,), (0,) if generator.loaded.model.reads == "source" else None)
     with generator.computing():
-        _, state = runner.advance([one.tokens], runner.start([one]))
+        _, state = runner.read_tokens([one.tokens], runner.start_state([one]))
     caches = [layer for layer in state.layers if isinstance(layer, KeyValue)]
     return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)
 

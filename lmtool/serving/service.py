@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from lmtool.data.rowfile import matching_column
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.generation.chat import LONGEST_ANSWER, checked, format_of
-from lmtool.generation.constrained import begin_form
+from lmtool.generation.chat import MAX_ANSWER_TOKENS, find_chat_format, validate_messages
+from lmtool.generation.constrained import start_form
 from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingParams
-from lmtool.generation.request import requests_for
+from lmtool.generation.request import build_requests
 from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
@@ -75,7 +75,7 @@ class Service:
     def chat(self) -> ChatFormat | None:
         """How the model reads conversations; None if it holds none."""
         try:
-            return format_of(self.loaded) if self.generator.writes else None
+            return find_chat_format(self.loaded) if self.generator.writes else None
         except (UsageError, CheckpointError):
             return None
 
@@ -111,21 +111,21 @@ class Service:
         echo_only = body.max_tokens == 0
         if echo_only and not body.echo:
             raise BadRequest(400, "max_tokens: ask for at least 1 token, or for echo", param="max_tokens")
-        wants_prompt = bool(body.echo) and body.logprobs is not None
-        if wants_prompt and self.loaded.model.reads == "source":
+        prompt_logprobs = bool(body.echo) and body.logprobs is not None
+        if prompt_logprobs and self.loaded.model.reads == "source":
             raise BadRequest(400, "logprobs: this model has none of the tokens of its source", param="logprobs")
         prompts = [self._fit_prompt(text) for text in inputs]
         decode = self.loaded.prompt_format.tokenizer.decode
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
         most = 1 if echo_only else self._max_new_tokens(body.max_tokens, SHORT)
-        tells = {"n_alternatives": body.logprobs or 0, "wants_prompt": wants_prompt}
+        tells = {"n_alternatives": body.logprobs or 0, "prompt_logprobs": prompt_logprobs}
         return self._make_answer(body, self.loaded.prompt_format, prompts, most, body.form(), echoed, **tells)
 
     def prepare_chat(self, body: ChatBody) -> ClientAnswer:
         """The answer to come, of messages. Raises BadRequest and, for messages that cannot be read, LmtoolError."""
         self._check_generates()
         if self.chat is None:
-            format_of(self.loaded)
+            find_chat_format(self.loaded)
             raise BadRequest(400, "this model holds no conversations")
         if body.top_logprobs is not None and not body.logprobs:
             raise BadRequest(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")
@@ -134,12 +134,12 @@ class Service:
             raise BadRequest(400, "messages: end with a message of the user", param="messages")
         chat, calls = _resolve_tools(self.chat, body)
         prompt_format = replace(self.loaded.prompt_format, chat=chat)
-        ids = chat.prompt(checked(messages))
+        ids = chat.prompt(validate_messages(messages))
         context = self.loaded.model.context
         if context is not None and len(ids) >= context:
             what = f"the messages have {len(ids)} tokens, but the model's context is {context}"
             raise BadRequest(400, what, param="messages", code="context_length_exceeded")
-        most = self._max_new_tokens(body.max_completion_tokens or body.max_tokens, LONGEST_ANSWER)
+        most = self._max_new_tokens(body.max_completion_tokens or body.max_tokens, MAX_ANSWER_TOKENS)
         most = most if context is None else min(most, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
         form = body.form() if calls is None else calls
@@ -184,9 +184,9 @@ class Service:
         chosen |= body.model_dump(include=SAMPLING, exclude_none=True)
         chosen |= {"max_new_tokens": most, "logit_bias": self._biases(body.logit_bias or {}), "form": form}
         if form is not None:  # its beginning is kept for the scheduler
-            begin_form(form, prompt_format.tokenizer, most)
+            start_form(form, prompt_format.tokenizer, most)
         fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stops}
-        requests = tuple(requests_for(prompts, n, **fields))
+        requests = tuple(build_requests(prompts, n, **fields))
         return ClientAnswer(self.name, self.fingerprint, body, requests, n, echoed)
 
     def _biases(self, logit_bias: dict[str, float]) -> LogitBias:

@@ -25,7 +25,7 @@ from lmtool.data.corpus import open_corpus
 from lmtool.data.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.data.table import open_table
 from lmtool.data.vectors import VectorFile
-from lmtool.generation.params import MaskPredict, SamplingParams, to_record
+from lmtool.generation.params import MaskPredict, SamplingParams, params_to_record
 from lmtool.generation.prompts import gather_prompts
 from lmtool.generation.replay import read_records
 from lmtool.inference.reference import read_recipe
@@ -194,7 +194,7 @@ def _records(_: Path) -> list[bytes]:
         SamplingParams("beam", num_beams=2),
         MaskPredict(),
     )
-    return [json.dumps(common | {"settings": to_record(kind), "options": options}).encode() for kind in kinds]
+    return [json.dumps(common | {"settings": params_to_record(kind), "options": options}).encode() for kind in kinds]
 
 
 def _read_record(folder: Path, content: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lmtool.generation.constrained import LONGEST_CERTAIN, FormState, begin_form
+from lmtool.generation.constrained import MAX_FORCED_CHARACTERS, FormState, start_form
 from lmtool.generation.engine import Engine
 from lmtool.generation.forms import TextForm
 from lmtool.generation.model_runner import ModelRunner
@@ -70,14 +70,14 @@ def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
             call = getattr(ModelRunner, name)
 
             def counting(self: ModelRunner, tokens: Sequence[Any], state: Any) -> Any:
-                found.steps[-1].n_read += sum(len(row) if name == "advance" else 1 for row in tokens)
+                found.steps[-1].n_read += sum(len(row) if name == "read_tokens" else 1 for row in tokens)
                 return call(self, tokens, state)
 
             return counting
 
         monkeypatch.setattr(Scheduler, "_iterate", turning)
         monkeypatch.setattr(Engine, "step", stepping)
-        for name in ("advance", "step"):
+        for name in ("read_tokens", "decode_step"):
             monkeypatch.setattr(ModelRunner, name, counted(name))
         yield found
 
@@ -175,14 +175,14 @@ def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
 def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_computed, compute = 0, Engine._read_tokens
+    n_computed, compute = 0, Engine._score_read_tokens
 
     def counted(self: Engine, *given: Any) -> Any:
         nonlocal n_computed
         n_computed += 1
         return compute(self, *given)
 
-    monkeypatch.setattr(Engine, "_read_tokens", counted)
+    monkeypatch.setattr(Engine, "_score_read_tokens", counted)
     with server.http() as client:
         body = {"prompt": "Who saw the ball?", "n": 8, "max_tokens": 2, "echo": True, "logprobs": 2}
         choices = client.post("/v1/completions", json=body).json()["choices"]
@@ -194,7 +194,7 @@ def test_probabilities_of_a_prompt_are_computed_once_for_all_samples(
 
 def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = server.generator.loaded.tokenizer
-    vocabulary = begin_form(TextForm("regex", "a"), tokenizer)._vocabulary
+    vocabulary = start_form(TextForm("regex", "a"), tokenizer)._vocabulary
     lengths, encode = list[int](), tokenizer.encode_inside
 
     def encoded(text: str) -> list[int]:
@@ -202,15 +202,15 @@ def test_of_what_is_certain_no_more_is_tokenized_than_is_read(server: Served, mo
         return encode(text)
 
     monkeypatch.setattr(vocabulary, "_encode", lambda: encoded)
-    state = begin_form(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
+    state = start_form(TextForm("grammar", f'start: x{{300}}\nx: "{"Who " * 300}"'), tokenizer)
     assert len(state.forced) > 200
-    assert max(lengths) == LONGEST_CERTAIN
+    assert max(lengths) == MAX_FORCED_CHARACTERS
 
 
 def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
     tokenizer = server.generator.loaded.tokenizer
     schema = json.dumps({"type": "string", "minLength": 300})
-    state = begin_form(TextForm("json-schema", schema, complete=True), tokenizer)
+    state = start_form(TextForm("json-schema", schema, complete=True), tokenizer)
     gc.collect()
     before = sum(isinstance(one, FormState) for one in gc.get_objects())
     assert len(state.closing or ()) > 200

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from lmtool.errors import UsageError
-from lmtool.generation.prefixes import BLOCK
+from lmtool.generation.prefix_cache import BLOCK_TOKENS
 from lmtool.serving import application, server
 from lmtool.serving.guard import Access, read_key
 from lmtool.serving.server import Serving
@@ -356,7 +356,7 @@ def test_metrics_count_what_prompts_have_in_common(talker: str) -> None:
 
         n, none, text = reused()
         assert none == 0
-        assert reused() == (n, (n - 1) // BLOCK * BLOCK, text)
+        assert reused() == (n, (n - 1) // BLOCK_TOKENS * BLOCK_TOKENS, text)
         messages[1] = {"role": "user", "content": "Did Anna see it?"}
         _, n_system, _ = reused()
         assert 0 < n_system < n

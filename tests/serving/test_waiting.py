@@ -28,11 +28,11 @@ WORK: list[tuple[Any, str]] = [
     (Tokenizer, "encode_many"),
     (Tokenizer, "encode_with_places"),
     (Tokenizer, "piece"),
-    (engine, "random_key"),
+    (engine, "request_key"),
     (protocol, "parse"),
     (answer, "encode_with_list"),
     (service, "encode_with_list"),
-    (service, "begin_form"),
+    (service, "start_form"),
     (TextForm, "__post_init__"),
 ]
 """What takes the longer, the longer a request or its answer is."""
@@ -66,17 +66,17 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "completion": (
         "/v1/completions",
         {"prompt": ["Who", "saw"], "n": 2, "max_tokens": 3, "logprobs": 3, "echo": True},
-        {"encode", "piece", "random_key", "encode_with_list"},
+        {"encode", "piece", "request_key", "encode_with_list"},
     ),
     "chat": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "logprobs": True, "top_logprobs": 3},
-        {"piece", "random_key", "encode_with_list"},
+        {"piece", "request_key", "encode_with_list"},
     ),
     "form": (
         "/v1/completions",
         {"prompt": "Who", "max_tokens": 3, "guided_regex": "[ab]+"},
-        {"encode", "begin_form", "__post_init__"},
+        {"encode", "start_form", "__post_init__"},
     ),
     "embeddings": ("/v1/embeddings", {"input": ["Who", "saw it?"]}, {"encode", "encode_with_list"}),
     "embeddings of a long text": ("/v1/embeddings", {"input": ["Who " * 2000]}, {"encode"}),

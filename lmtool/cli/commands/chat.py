@@ -63,13 +63,13 @@ def chat(
     lmtool chat last --tools functions.json
     lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct
     """
-    from lmtool.generation.chat import LONGEST_ANSWER, Conversation
+    from lmtool.generation.chat import MAX_ANSWER_TOKENS, Conversation
     from lmtool.generation.generate import TextGenerator
     from lmtool.generation.params import choose_params
     from lmtool.tokenization.tools import load_tools
 
     if settings["max_new_tokens"] is None:
-        settings["max_new_tokens"] = LONGEST_ANSWER
+        settings["max_new_tokens"] = MAX_ANSWER_TOKENS
     settings["form"] = form = form_in(settings)
     if tools is not None and form is not None:
         raise UsageError(f"--tools contradicts --{form.kind}: a call has its own form", fix="give only one of them")
@@ -148,7 +148,7 @@ def _answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_
     """
     from lmtool.tokenization.chat import Message
 
-    calls = conversation.unanswered
+    calls = conversation.pending_calls
     message = (
         Message(role="tool", content=text, tool_call_id=calls[0].id) if calls else Message(role="user", content=text)
     )
@@ -200,7 +200,7 @@ def _typed(terminal: "TextIO", conversation: "Conversation") -> "Iterator[str]":
 
     session: PromptSession[str] = PromptSession(output=create_output(stdout=terminal))
     while True:
-        calls = conversation.unanswered
+        calls = conversation.pending_calls
         try:
             line = session.prompt(f"result of {calls[0].name}{PROMPT}" if calls else PROMPT)
         except KeyboardInterrupt:

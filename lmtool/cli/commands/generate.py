@@ -25,7 +25,7 @@ from lmtool.cli.output import (
 )
 from lmtool.cli.settings import form_in, with_sampling_options
 from lmtool.errors import UsageError
-from lmtool.generation.params import COMMON, DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
+from lmtool.generation.params import COMMON, DEFAULT_DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
 from lmtool.printable import counted, plain
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def generate(
     n: int = _choice("N", "Samples per prompt.", "-n", default=1, min=1),
     logit_bias: list[str] | None = _choice("TEXT=X", "Add X to the logit of this text; may be repeated."),
     draft: str | None = _draft("RUN|ngram", "Proposes tokens that the model verifies at once; ngram looks them up."),
-    draft_tokens: int | None = _draft("N", "Tokens proposed at once.", shown=str(DRAFT_TOKENS), min=1),
+    draft_tokens: int | None = _draft("N", "Tokens proposed at once.", shown=str(DEFAULT_DRAFT_TOKENS), min=1),
     mask: str | None = _masks("TEXT", "This text in a prompt is one masked token to predict."),
     length: int | None = _masks("N", "Generate N tokens after the prompt."),
     echo: bool | None = _output("", "Print the prompt too.", "--echo/--no-echo", shown="not for sequence to sequence"),
@@ -91,10 +91,10 @@ def generate(
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
     lmtool generate < prompts.txt
     """
-    from lmtool.generation.generate import MAX_ROWS, Drafter, TextGenerator
-    from lmtool.generation.params import check_takes_draft, choose_params, to_record
+    from lmtool.generation.generate import MAX_ROWS, TextGenerator, open_draft
+    from lmtool.generation.params import check_strategy_takes_draft, choose_params, params_to_record
     from lmtool.generation.prompts import gather_prompts
-    from lmtool.generation.replay import record
+    from lmtool.generation.replay import completion_record
 
     if greedy and strategy not in (None, "greedy"):
         raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
@@ -127,16 +127,16 @@ def generate(
     choices |= {"masked": mask is not None or length is not None, "n": n}
     params = choose_params(strategy, **choices)
     if draft is not None:
-        check_takes_draft(params)
+        check_strategy_takes_draft(params)
     elif draft_tokens is not None:
         raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
     biases = [_parse_bias(bias) for bias in logit_bias or []]
     generator = TextGenerator.open(run or "last", device=device, precision=precision)
     if generator.loaded.model.reads == "both":
-        params = choose_params(strategy, reads_both=True, **{**choices, "seed": params.seed})
+        params = choose_params(strategy, is_bidirectional=True, **{**choices, "seed": params.seed})
     if draft is not None:
-        check_takes_draft(params)
-        generator.drafter = Drafter.open(draft, draft_tokens or DRAFT_TOKENS, generator.loaded)
+        check_strategy_takes_draft(params)
+        generator.draft = open_draft(draft, draft_tokens or DEFAULT_DRAFT_TOKENS, generator.loaded)
     if biases:
         encode = generator.loaded.tokenizer.encode
         params = replace(params, logit_bias=tuple((tuple(encode(text)), bias) for text, bias in biases))
@@ -149,9 +149,9 @@ def generate(
     describe(generator.loaded, quiet, f"seed {params.seed}")
     warn_of_unknown(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
     drafting = []
-    if generator.drafter is not None:
-        warn(generator.drafter.warnings)
-        drafting.append(generator.drafter.describe())
+    if generator.draft is not None:
+        warn(generator.draft.warnings)
+        drafting.append(generator.draft.describe())
     if not quiet:
         tell(*drafting)
     reasons = Counter[str]()
@@ -167,7 +167,7 @@ def generate(
             before = f"{completion.text}\n" if filled else generator.echoed(completion.prompt, params, True)
             drawn.append((before, completion))
         if as_json:
-            put_json(record(generator, completion, params, options))
+            put_json(completion_record(generator, completion, params, options))
         elif not streams:
             text = generator.echoed(completion.prompt, params, echo) + completion.text
             put_data(("---\n" if i else "") + text)
@@ -181,7 +181,7 @@ def generate(
         from lmtool.report.page import write_page
 
         loaded = generator.loaded
-        chosen = [f"{name} {value}" for name, value in to_record(params).items() if value not in (None, ())]
+        chosen = [f"{name} {value}" for name, value in params_to_record(params).items() if value not in (None, ())]
         facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
         write_page(html, as_page(drawn, loaded.tokenizer, facts))
         if not quiet:

@@ -11,7 +11,7 @@ from lmtool.cli.output import describe, describe_skipped, open_model, put_data, 
 from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
 from lmtool.errors import UsageError
 
-LONGEST_ANSWER = 64
+DEFAULT_NEW_TOKENS = 64
 """Maximum new tokens after a prompt by default."""
 
 
@@ -38,7 +38,9 @@ def predict(
     prompt: str | None = option(
         "TEMPLATE", "Let a language model write after this prompt, with {text} or {COLUMN} for the texts of the row."
     ),
-    max_new_tokens: int | None = option("N", "Maximum new tokens after a prompt.", shown=str(LONGEST_ANSWER), min=1),
+    max_new_tokens: int | None = option(
+        "N", "Maximum new tokens after a prompt.", shown=str(DEFAULT_NEW_TOKENS), min=1
+    ),
     guard_formulas: bool = flag(
         "Put an apostrophe before fields that a spreadsheet would read as formulas.", "--guard-formulas"
     ),
@@ -92,7 +94,7 @@ def predict(
         if prompt is None:
             answers = predicting.predict(loaded.with_beams(num_beams), source, task, data)
         else:
-            limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or LONGEST_ANSWER, "form": form}
+            limits: dict[str, Any] = {"max_new_tokens": max_new_tokens or DEFAULT_NEW_TOKENS, "form": form}
             params = SamplingParams("greedy", **limits)
             if num_beams is not None:
                 params = SamplingParams("beam", **limits, num_beams=num_beams)

@@ -10,7 +10,7 @@ from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_json, put_result, tell, warn
 from lmtool.cli.settings import OF_TEXTS, READING, as_data, sets, settings_in, with_stdin
 from lmtool.errors import ResourceError, UsageError
-from lmtool.generation.params import DRAFT_TOKENS
+from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
 from lmtool.printable import counted
 
 
@@ -27,7 +27,7 @@ def serve(
     max_in_flight: int | None = option("N", "Tokens of all these texts.", shown="a quarter of the memory", min=1),
     max_queue: int = option("N", "Requests that wait.", default=256, min=1),
     draft: str | None = option("RUN|ngram", "Proposes tokens of a text that is alone; ngram looks them up."),
-    draft_tokens: int | None = option("N", "Tokens proposed at once.", shown=str(DRAFT_TOKENS), min=1),
+    draft_tokens: int | None = option("N", "Tokens proposed at once.", shown=str(DEFAULT_DRAFT_TOKENS), min=1),
     no_prefix_cache: bool = flag("Keep no keys and values of what texts begin with.", "--no-prefix-cache"),
     grace: float = option("SECONDS", "Time to finish requests after a signal.", default=30.0, min=0, max=86400),
     log_prompts: bool = flag("Write prompts to the log.", "--log-prompts"),
@@ -44,7 +44,7 @@ def serve(
     """
     _check_installed("serve")
 
-    from lmtool.generation.generate import Drafter, TextGenerator
+    from lmtool.generation.generate import TextGenerator, open_draft
     from lmtool.search.index import Index
     from lmtool.serving.guard import Access, is_loopback, read_key
     from lmtool.serving.server import Serving
@@ -62,9 +62,9 @@ def serve(
     generator = TextGenerator.open(run, device=device, precision=precision)
     drafting = []
     if draft is not None:
-        generator.drafter = Drafter.open(draft, draft_tokens or DRAFT_TOKENS, generator.loaded)
-        warn(generator.drafter.warnings)
-        drafting.append(generator.drafter.describe())
+        generator.draft = open_draft(draft, draft_tokens or DEFAULT_DRAFT_TOKENS, generator.loaded)
+        warn(generator.draft.warnings)
+        drafting.append(generator.draft.describe())
     describe(generator.loaded, quiet, *drafting)
     limits = grace, max_tokens, max_rows, max_in_flight, max_queue, not no_prefix_cache
     texts = None if index is None else Index(index, generator.loaded)

@@ -68,9 +68,9 @@ def tokenize(
         raise UsageError("--html needs --show", fix="add --show TEXT")
     check_new(html)
     if show is not None:
-        from lmtool.generation.prompts import text_or_stdin
+        from lmtool.generation.prompts import resolve_stdin_text
 
-        show = text_or_stdin(show)
+        show = resolve_stdin_text(show)
     (text,) = with_stdin("text", text)
     loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
     settings = settings_in(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
