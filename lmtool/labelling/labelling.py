@@ -158,14 +158,14 @@ class Labelling:
         self._changed.set()
         self._thread.start()
 
-    def refuse(self) -> None:
+    def stop_accepting(self) -> None:
         """Learn no more."""
         self._ends = True
         self._changed.set()
 
     def close(self) -> None:
         """Write the result, once nothing is learned any more. Raises ResourceError."""
-        self.refuse()
+        self.stop_accepting()
         self._thread.join()
         self.table.write(self.answers())
 

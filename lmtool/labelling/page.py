@@ -12,11 +12,11 @@ from starlette.routing import Route
 
 from lmtool.labelling.labelling import Labelling
 from lmtool.serving.application import make_application, read_body
-from lmtool.serving.guard import Access, Guard
+from lmtool.serving.guard import AccessMiddleware, AccessPolicy
 from lmtool.serving.metrics import Metrics
 from lmtool.serving.page import page_response
-from lmtool.serving.protocol import parse
-from lmtool.serving.server import Serving, answer_until_signal
+from lmtool.serving.protocol import parse_body
+from lmtool.serving.server import ServerConfig, serve_until_signal
 
 HOST = "127.0.0.1"
 
@@ -33,7 +33,7 @@ class Asked(BaseModel, extra="forbid"):
     text: Short = ""
 
 
-def guard_of(labelling: Labelling, key: str) -> Guard:
+def guard_of(labelling: Labelling, key: str) -> AccessMiddleware:
     """The application that asks a person who knows the key."""
     calls: dict[str, Callable[[Asked], dict[str, Any]]] = {
         "/next": lambda body: labelling.next(body.window),
@@ -43,14 +43,14 @@ def guard_of(labelling: Labelling, key: str) -> Guard:
     }
 
     async def post(request: Request) -> Response:
-        body = parse(Asked, await read_body(request))
+        body = parse_body(Asked, await read_body(request))
         return JSONResponse(await run_in_threadpool(calls[request.url.path], body))
 
     async def page(request: Request) -> Response:
         return page_response("label")
 
     routes = [Route("/", page), *(Route(path, post, methods=["POST"]) for path in calls)]
-    return Guard(make_application(routes), Access(HOST, key), Metrics())
+    return AccessMiddleware(make_application(routes), AccessPolicy(HOST, key), Metrics())
 
 
 def ask(labelling: Labelling, port: int, tell: Callable[[str], None]) -> int:
@@ -60,5 +60,5 @@ def ask(labelling: Labelling, port: int, tell: Callable[[str], None]) -> int:
     Raises ResourceError where the port cannot be listened on.
     """
     key = secrets.token_urlsafe(16)
-    serving = Serving(HOST, port, grace=5.0, logs_requests=False, suffix=f"/#{key}")
-    return answer_until_signal(guard_of(labelling, key), labelling, serving, tell)
+    serving = ServerConfig(HOST, port, grace=5.0, logs_requests=False, suffix=f"/#{key}")
+    return serve_until_signal(guard_of(labelling, key), labelling, serving, tell)

@@ -15,10 +15,10 @@ from lmtool.generation.constrained import MAX_FORCED_CHARACTERS, FormState, star
 from lmtool.generation.engine import Engine
 from lmtool.generation.forms import TextForm
 from lmtool.generation.model_runner import ModelRunner
-from lmtool.serving.protocol import LONGEST_FORM
-from lmtool.serving.scheduler import CHUNK, Scheduler
-from lmtool.serving.server import Serving
-from lmtool.serving.service import TOKENS_AT_ONCE
+from lmtool.serving.protocol import MAX_FORM_CHARACTERS
+from lmtool.serving.scheduler import PREFILL_CHUNK_TOKENS, Scheduler
+from lmtool.serving.server import ServerConfig
+from lmtool.serving.service import GROUP_TOKENS
 from tests.serving.harness import Served, served
 
 VICTIM = {"prompt": "Who saw", "max_tokens": 25, "seed": 1, "logit_bias": {"1": -100}}
@@ -52,8 +52,8 @@ class Watched:
 
 @pytest.fixture
 def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    turn, step = Scheduler._iterate, Engine.step
-    with served(talker, Serving(n_rows=N_ROWS)) as server:
+    turn, step = Scheduler._run_iteration, Engine.step
+    with served(talker, ServerConfig(n_rows=N_ROWS)) as server:
         found = Watched(server)
 
         def turning(self: Scheduler, call: Any) -> None:
@@ -75,7 +75,7 @@ def watched(talker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
             return counting
 
-        monkeypatch.setattr(Scheduler, "_iterate", turning)
+        monkeypatch.setattr(Scheduler, "_run_iteration", turning)
         monkeypatch.setattr(Engine, "step", stepping)
         for name in ("read_tokens", "decode_step"):
             monkeypatch.setattr(ModelRunner, name, counted(name))
@@ -133,7 +133,7 @@ HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {
 @pytest.mark.parametrize("kind", HEAVY)
 def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
     path, body, expected = HEAVY[kind]
-    max_read = CHUNK + N_ROWS + (TOKENS_AT_ONCE if kind == "vectors" else 0)
+    max_read = PREFILL_CHUNK_TOKENS + N_ROWS + (GROUP_TOKENS if kind == "vectors" else 0)
 
     async def ask() -> list[int]:
         async with httpx.AsyncClient(base_url=watched.server.address) as client:
@@ -167,7 +167,7 @@ def test_a_client_does_not_wait_for_all_texts_of_another(talker: str) -> None:
                 await asyncio.sleep(0.005)
             await asyncio.gather(many, text("one"))
 
-    with served(talker, Serving(n_rows=2)) as server:
+    with served(talker, ServerConfig(n_rows=2)) as server:
         asyncio.run(ask())
     assert ended == ["one", "many"]
 
@@ -236,7 +236,7 @@ def test_an_end_is_searched_for_once_in_a_while(server: Served, monkeypatch: pyt
 
 
 def test_a_schema_that_is_very_large_is_refused(server: Served) -> None:
-    large = {"enum": ["x" * 100] * (LONGEST_FORM // 100)}
+    large = {"enum": ["x" * 100] * (MAX_FORM_CHARACTERS // 100)}
     with server.http() as client:
         answer = client.post("/v1/completions", json={"prompt": "a", "guided_json": large})
     assert answer.status_code == 400

@@ -24,7 +24,7 @@ from lmtool.generation.request import Request, Token, build_requests
 from lmtool.generation.strategy import Sampler
 from lmtool.serving import scheduler as scheduling
 from lmtool.serving.metrics import Metrics
-from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, default_slots
+from lmtool.serving.scheduler import QueueFull, Scheduler, ShuttingDown, default_cache_slots
 from tests.training.tiny import Work
 
 Result = TypeVar("Result")
@@ -109,7 +109,7 @@ def test_texts_are_those_of_generate_alone(
     if not made.run(family).exists():
         steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
         made.pretrain(*FAMILIES[family], steps, name=family)
-    monkeypatch.setattr(scheduling, "CHUNK", chunk)
+    monkeypatch.setattr(scheduling, "PREFILL_CHUNK_TOKENS", chunk)
     monkeypatch.setattr(scheduling, "PrefixCache", partial(PrefixCache, n_block=2))
     generator = TextGenerator.open(str(made.run(family)), device="cpu")
     asked = [
@@ -239,8 +239,8 @@ def test_the_queue_is_bounded_and_ends(decoder: TextGenerator) -> None:
                         async with scheduler.generate(long):
                             pass
                     with pytest.raises(QueueFull):
-                        await scheduler.compute(lambda: 1)
-                scheduler.refuse()
+                        await scheduler.run_between_steps(lambda: 1)
+                scheduler.stop_accepting()
                 with pytest.raises(ShuttingDown):
                     async with scheduler.generate(long):
                         pass
@@ -261,10 +261,10 @@ def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
             with pytest.raises(NumericalError):
                 await texts_of(scheduler, asked)
             with pytest.raises(ZeroDivisionError):
-                await scheduler.compute(lambda: 1 // 0)
+                await scheduler.run_between_steps(lambda: 1 // 0)
             monkeypatch.setattr(type(model), "logits", working)
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked[0].params)
-            assert await scheduler.compute(lambda: 3) == 3
+            assert await scheduler.run_between_steps(lambda: 3) == 3
 
     run(failing())
 
@@ -294,7 +294,7 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
         case "advancing":
             patch(ModelRunner, "read_tokens", lambda self, tokens, state: tokens)
         case "filtering":
-            patch(filters, "steer", lambda scores, params, texts, *rest: texts)
+            patch(filters, "process_logits", lambda scores, params, texts, *rest: texts)
         case "choosing":
             patch(Sampler, "extend", lambda self, state, *rest: [state.hypotheses[0].text])
         case "writing":
@@ -436,8 +436,8 @@ def test_a_slow_reader_stalls_nobody(decoder: TextGenerator) -> None:
 
 
 def test_the_default_budget() -> None:
-    assert default_slots(0, 8, 64, 1 << 30) is None
-    assert default_slots(1000, 8, 64, 1 << 40) == 8 * 64
-    assert default_slots(1000, 8, 10**6, 16_000_000) == 10**6
-    assert default_slots(1000, 8, None, 16_000_000) == 1000
-    assert default_slots(1000, 8, 100, 16_000_000) == 800
+    assert default_cache_slots(0, 8, 64, 1 << 30) is None
+    assert default_cache_slots(1000, 8, 64, 1 << 40) == 8 * 64
+    assert default_cache_slots(1000, 8, 10**6, 16_000_000) == 10**6
+    assert default_cache_slots(1000, 8, None, 16_000_000) == 1000
+    assert default_cache_slots(1000, 8, 100, 16_000_000) == 800

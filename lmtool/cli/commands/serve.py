@@ -46,8 +46,8 @@ def serve(
 
     from lmtool.generation.generate import TextGenerator, open_draft
     from lmtool.search.index import Index
-    from lmtool.serving.guard import Access, is_loopback, read_key
-    from lmtool.serving.server import Serving
+    from lmtool.serving.guard import AccessPolicy, is_loopback, read_key
+    from lmtool.serving.server import ServerConfig
     from lmtool.serving.server import serve as answer
 
     if api_key_file is not None and no_auth:
@@ -57,7 +57,7 @@ def serve(
         raise UsageError("other machines can reach this address", where=f"--host {host}", fix=fix)
     if draft is None and draft_tokens is not None:
         raise UsageError("--draft-tokens needs a draft", fix="add --draft RUN or --draft ngram")
-    access = Access(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
+    access = AccessPolicy(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
 
     generator = TextGenerator.open(run, device=device, precision=precision)
     drafting = []
@@ -68,7 +68,7 @@ def serve(
     describe(generator.loaded, quiet, *drafting)
     limits = grace, max_tokens, max_rows, max_in_flight, max_queue, not no_prefix_cache
     texts = None if index is None else Index(index, generator.loaded)
-    serving = Serving(host, port, access, *limits, log_prompts, texts)
+    serving = ServerConfig(host, port, access, *limits, log_prompts, texts)
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))
 
 
