@@ -32,7 +32,7 @@ from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS, AnyParams
 from lmtool.inference.embedding import HiddenStates, PoolName, embed, hidden_states
 from lmtool.inference.load import LoadedModel, load_run
-from lmtool.inference.scoring import Scored, score
+from lmtool.inference.scoring import Scored, score_texts
 from lmtool.loggers.dashboards import Loggers
 from lmtool.recipe.load import Setting, settings_of
 from lmtool.recipe.spec.base import DeviceName
@@ -41,8 +41,8 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
-from lmtool.search.entries import columns_of_texts, read_entries
-from lmtool.search.index import Index, add
+from lmtool.search.entries import read_entries, text_columns_of_run
+from lmtool.search.index import Index, add_texts
 from lmtool.tasks.predict import TablePredictor, task_of, texts_of_a_row
 from lmtool.tasks.reading import LabelledText
 from lmtool.tasks.schema import Columns
@@ -112,7 +112,7 @@ class TrainedModel(TextGenerator):
 
         A bidirectional model predicts each token from all others (Salazar et al. 2020).
         """
-        return score(self.loaded, _listed(texts), None if sources is None else _listed(sources))
+        return score_texts(self.loaded, _listed(texts), None if sources is None else _listed(sources))
 
     def embed(
         self, texts: str | Sequence[str], *, layer: int = -1, pool: PoolName = "own", truncate: bool = False
@@ -130,7 +130,12 @@ class TrainedModel(TextGenerator):
         reading: keys of `data` by which tables are read, such as text_columns and encoding.
         """
         data = Data(**{"column": self.recipe.data.column, **reading})
-        add(Path(path), self.loaded, list(read_entries(files, data, id_column, columns_of_texts(self.recipe))), silent)
+        add_texts(
+            Path(path),
+            self.loaded,
+            list(read_entries(files, data, id_column, text_columns_of_run(self.recipe))),
+            silent,
+        )
         return Index(Path(path), self.loaded)
 
     def predict(self, rows: Any) -> list[Prediction]:

@@ -20,7 +20,7 @@ from lmtool.generation.forms import TextForm
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import LogitBias, SamplingParams
 from lmtool.generation.request import build_requests
-from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
+from lmtool.inference.embedding import EncodedText, Vectors, embed_encoded, encode_text
 from lmtool.model import NGramModel
 from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering, Tagging
 from lmtool.search.index import Index
@@ -59,7 +59,7 @@ GROUP_TOKENS = 2048
 MAX_EMBEDDED_TOKENS = 8192
 """Maximum tokens of an embedded text if the model's context is unlimited."""
 
-Tokenized = TypeVar("Tokenized", TextRow, "TextWindows")
+Tokenized = TypeVar("Tokenized", EncodedText, "TextWindows")
 Result = TypeVar("Result")
 
 
@@ -211,17 +211,17 @@ class ModelService:
             biases.append(((int(name),), bias))
         return tuple(biases)
 
-    def tokenize_texts(self, body: EmbeddingBody) -> list[TextRow]:
+    def tokenize_texts(self, body: EmbeddingBody) -> list[EncodedText]:
         """Tokenizes texts to embed. Raises BadRequest, and UsageError for a text without tokens."""
         texts = [body.input] if isinstance(body.input, str) else body.input
-        rows = [text_row(self.loaded, i, text) for i, text in enumerate(texts)]
+        rows = [encode_text(self.loaded, i, text) for i, text in enumerate(texts)]
         longest = max(rows, key=lambda row: len(row.tokens))
         if self.loaded.model.context is None and len(longest.tokens) > MAX_EMBEDDED_TOKENS:
             what = f"text {longest.number + 1} has {len(longest.tokens)} tokens, more than {MAX_EMBEDDED_TOKENS}"
             raise BadRequest(400, f"input: {what}", param="input", code="context_length_exceeded")
         return rows
 
-    async def embed_texts(self, body: EmbeddingBody, rows: Sequence[TextRow]) -> bytes:
+    async def embed_texts(self, body: EmbeddingBody, rows: Sequence[EncodedText]) -> bytes:
         """Returns the response to a request for embeddings."""
         vectors = await self._compute_in_groups(self._embed_rows, rows)
         n_tokens = sum(row.last - row.first for row in rows)
@@ -233,13 +233,15 @@ class ModelService:
         head = {"object": "list", "model": self.name, "usage": usage}
         return await asyncio.to_thread(encode_json_list, head, "data", data)
 
-    def _embed_rows(self, rows: Sequence[TextRow]) -> list[Vectors]:
-        return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own")]
+    def _embed_rows(self, rows: Sequence[EncodedText]) -> list[Vectors]:
+        return [one.vectors for one in embed_encoded(self.loaded, rows, -1, "own")]
 
-    async def search_index(self, body: SearchBody, rows: Sequence[TextRow]) -> bytes:
+    async def search_index(self, body: SearchBody, rows: Sequence[EncodedText]) -> bytes:
         """Returns the response to a search: the k nearest texts of each query."""
         assert self.index is not None
-        neighbours = self.index.nearest(np.concatenate(await self._compute_in_groups(self._embed_rows, rows)), body.k)
+        neighbours = self.index.find_nearest(
+            np.concatenate(await self._compute_in_groups(self._embed_rows, rows)), body.k
+        )
         data = ({"index": i, "hits": [entry._asdict() for entry in entries]} for i, entries in enumerate(neighbours))
         return await asyncio.to_thread(encode_json_list, {"object": "list", "model": self.name}, "data", data)
 

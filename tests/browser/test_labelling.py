@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmtool.labelling.labelling import Labelling
-from lmtool.labelling.page import guard_of
+from lmtool.labelling.page import build_labelling_app
 from lmtool.serving.server import open_listener, running_server
 from tests.browser.conftest import HITS, Opened
 from tests.browser.pages import HOSTILE
@@ -36,7 +36,7 @@ class Served:
         self._thread.start()
 
     async def _answer(self) -> None:
-        async with running_server(guard_of(self.labelling, KEY), self.labelling, self._listener):
+        async with running_server(build_labelling_app(self.labelling, KEY), self.labelling, self._listener):
             await self._ending.wait()
 
     def visit(self, **options: Any) -> Any:
@@ -143,7 +143,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     page.keyboard.press("!")
     assert text(page) == wrong
     press(page, "1")
-    assert served.labelling.row([*TRUTH].index(wrong))["labels"] == ("animal",)
+    assert served.labelling.row_record([*TRUTH].index(wrong))["labels"] == ("animal",)
     page.close()
 
 

@@ -42,7 +42,7 @@ from lmtool.run.creation import create_run
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.files import RunInfo, Validated, saved_state
 from lmtool.run.saving import Snapshot
-from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove
+from lmtool.search.index import SCHEMA, TEXTS, VECTORS, Index, remove_texts
 from lmtool.tasks.reading import read_labelled
 from lmtool.tasks.schema import choose_columns
 from lmtool.tokenization import template as sandbox
@@ -637,7 +637,7 @@ def _use_index(folder: Path) -> None:
     """Search an index, then remove a text of it."""
     for entries in Index(folder).nearest(np.eye(2, WIDTH, dtype="<f4"), 3):
         assert all(isinstance(entry.text, str) for entry in entries)
-    remove(folder, ["a.txt:1"])
+    remove_texts(folder, ["a.txt:1"])
 
 
 def _read_index(folder: Path, content: bytes) -> None:

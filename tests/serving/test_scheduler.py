@@ -84,7 +84,7 @@ async def texts_of(scheduler: Scheduler, asked: list[Request]) -> list[str]:
 
 def counted(scheduler: Scheduler, name: str) -> float:
     """The value of a counter."""
-    (line,) = (line for line in scheduler._metrics.text().splitlines() if line.startswith(f"{name} "))
+    (line,) = (line for line in scheduler._metrics.to_prometheus().splitlines() if line.startswith(f"{name} "))
     return float(line.split()[1])
 
 
@@ -296,7 +296,7 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
         case "filtering":
             patch(filters, "process_logits", lambda scores, params, texts, *rest: texts)
         case "choosing":
-            patch(Sampler, "extend", lambda self, state, *rest: [state.hypotheses[0].text])
+            patch(Sampler, "finish_step", lambda self, state, *rest: [state.hypotheses[0].text])
         case "writing":
             patch(IncrementalDetokenizer, "__init__", lambda self, request, form: [request.prompt.text])
         case "nan":

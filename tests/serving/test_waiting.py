@@ -179,13 +179,13 @@ def test_no_computation_of_a_text_is_long(
 ) -> None:
     monkeypatch.setattr(service, "GROUP_TOKENS", 20)
     steps: list[int] = []
-    compute = Scheduler.compute
+    compute = Scheduler.run_between_steps
 
     async def counted(self: Scheduler, call: Callable[[], Any]) -> Any:
         steps.append(sum(len(row.tokens) for row in call.args[0]))
         return await compute(self, call)
 
-    monkeypatch.setattr(Scheduler, "compute", counted)
+    monkeypatch.setattr(Scheduler, "run_between_steps", counted)
     with served(classifier) if path == "/classify" else nullcontext(server) as found, found.http() as client:
         answer = client.post(path, json={"input": [*["cat"] * 20, "the cat sat on the mat", "a", "dog"]})
     assert answer.status_code == 200

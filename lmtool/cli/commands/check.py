@@ -59,7 +59,7 @@ def check(
     lmtool check --device
     """
     from lmtool.data.files import unpacked_name
-    from lmtool.inference.reference import run_of
+    from lmtool.inference.reference import resolve_run_name
     from lmtool.interop.names import HUB
 
     if run is not None and fix is None and not names:
@@ -70,7 +70,7 @@ def check(
     if not names and (fix is not None or not (with_cache or with_device)):
         raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache or --device")
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
-        names = [run_of(names[0])]
+        names = [resolve_run_name(names[0])]
     if run is not None and fix is None:
         raise UsageError(
             "--run needs --fix, which then leaves out nearly equal rows", fix="name a new file: --fix FILE"
@@ -154,14 +154,14 @@ def _recipe(settings: "list[Setting]") -> "Recipe":
 
 def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
-    from lmtool.inference.reference import tokenizer_path
+    from lmtool.inference.reference import find_tokenizer
     from lmtool.run.directory import Run
     from lmtool.run.paths import INFO
     from lmtool.tokenization.tokenizer import Tokenizer
 
     if name is None:
         return None, None
-    path = Path(tokenizer_path(name))
+    path = Path(find_tokenizer(name))
     folder = path if path.is_dir() else path.parent
     data = Run.open(folder).info.data if (folder / INFO).exists() else None
     return Tokenizer.load(path), None if data is None else data.bytes_per_token

@@ -57,11 +57,11 @@ def embed(
     texts = (entry.text for entry in _read(text, typed, loaded.recipe, reading))
     embedded = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main():
-        for line in embedding.as_lines(embedded):
+        for line in embedding.to_json_lines(embedded):
             if is_main():
                 put_data(line)
         return
-    embedding.save(output, embedded)
+    embedding.save_embeddings(output, embedded)
     put_data(output)
 
 
@@ -73,7 +73,7 @@ def _read(
     recipe: of the run, whose columns are read of tables, unless the options of reading name others.
     """
     from lmtool.recipe.load import Setting
-    from lmtool.search.entries import Entry, columns_of_texts, read_entries
+    from lmtool.search.entries import Entry, read_entries, text_columns_of_run
 
     sources = files or ([] if typed else ["-"])
     stated = settings_in(reading, OF_TEXTS)
@@ -83,7 +83,7 @@ def _read(
         )
     yield from (Entry("", "", text) for text in typed or [])
     data = as_data([*stated, Setting("data.column", recipe.data.column, "")])
-    usual = columns_of_texts(recipe)
+    usual = text_columns_of_run(recipe)
     describe_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
 
 
@@ -120,9 +120,9 @@ def index(
         describe(loaded, quiet)
         entries = list(_read(texts, None, loaded.recipe, reading))
         with Display(shown=True, quiet=quiet) as display:
-            counts = indexing.add(output, loaded, entries, display.report)
+            counts = indexing.add_texts(output, loaded, entries, display.report)
     else:
-        counts = indexing.remove(output, remove or [])
+        counts = indexing.remove_texts(output, remove or [])
     n_texts = len(indexing.Index(output).row_N)
     if as_json:
         put_json({"index": str(output), "texts": n_texts, **counts})
@@ -158,7 +158,7 @@ def query(
     """
     from lmtool import durable
     from lmtool.data.stdin import STDIN
-    from lmtool.search.entries import as_csv, as_json_lines
+    from lmtool.search.entries import hits_to_csv, hits_to_json_lines
     from lmtool.search.index import open_index
 
     check_new(output, ".jsonl", ".csv")
@@ -170,11 +170,11 @@ def query(
         raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")
     answers = opened.answers(texts, k)
     if output is not None:
-        lines = as_csv(answers) if output.suffix == ".csv" else as_json_lines(answers)
+        lines = hits_to_csv(answers) if output.suffix == ".csv" else hits_to_json_lines(answers)
         durable.write_output(output, map(str.encode, lines))
         put_data(output)
     elif as_json:
-        for line in as_json_lines(answers):
+        for line in hits_to_json_lines(answers):
             put_data(line, end="")
     else:
         for text, entries in answers:

@@ -86,7 +86,7 @@ def evaluate(
     from lmtool.compute.processes import is_main
     from lmtool.data.stdin import table_files, text_files
     from lmtool.data.table import Skipped
-    from lmtool.inference.perplexity import EvaluationText, measure
+    from lmtool.inference.perplexity import measure_perplexity
     from lmtool.interop.names import is_published
     from lmtool.tasks.predict import answers_tables, measure_tables
     from lmtool.tasks.prompting import Prompting, measure_prompts
@@ -173,8 +173,17 @@ def evaluate(
         fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
         raise UsageError(f"{settings[0].flag} is for tables, and this run is evaluated on texts", where=run, fix=fix)
     with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), typed or ()) as sources:
-        read = EvaluationText(sources, column, context, stride)
-        measured = measure(run, read, baseline=baseline, device=device, precision=precision, report=display.report)
+        measured = measure_perplexity(
+            run,
+            sources,
+            column=column,
+            context=context,
+            stride=stride,
+            baseline=baseline,
+            device=device,
+            precision=precision,
+            report=display.report,
+        )
     describe(measured.loaded, quiet)
     if is_main() and not typed and context is None and stride is None:
         figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}

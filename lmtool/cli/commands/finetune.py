@@ -100,7 +100,7 @@ def finetune(
     check_settings(settings) if recipe is None else resolve(recipe, settings)
 
     from lmtool.compute.processes import is_main
-    from lmtool.inference.merging import merge as make_merged
+    from lmtool.inference.merging import merge_adapters as make_merged
     from lmtool.run.creation import is_begun
     from lmtool.run.directory import Run
     from lmtool.tasks.results import spread

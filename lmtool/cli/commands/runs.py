@@ -233,7 +233,7 @@ def merge(
     Examples:
     lmtool runs merge last -o runs/merged
     """
-    from lmtool.inference.merging import merge as make_merged
+    from lmtool.inference.merging import merge_adapters as make_merged
 
     merged, warnings = make_merged(run, output, ["lmtool", *sys.argv[1:]])
     warn(warnings)

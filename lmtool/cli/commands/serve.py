@@ -105,8 +105,8 @@ def label(
     from lmtool.data.table import Skipped
     from lmtool.labelling.journal import Journal
     from lmtool.labelling.labelling import Labelling
-    from lmtool.labelling.learning import features_of
-    from lmtool.labelling.page import ask
+    from lmtool.labelling.learning import extract_features
+    from lmtool.labelling.page import serve_labelling
     from lmtool.labelling.table import TableToLabel
 
     data = as_data(settings_in(reading))
@@ -127,7 +127,7 @@ def label(
     loaded = None if run is None else open_model(run, device, "float32")
     if loaded is not None:
         describe(loaded, quiet)
-    features = features_of([" ".join(texts) for _, texts in rows.rows], loaded)
+    features = extract_features([" ".join(texts) for _, texts in rows.rows], loaded)
     labelling = Labelling(rows, Journal(journal, head), features, names)
 
     def told(line: str) -> None:
@@ -137,7 +137,7 @@ def label(
         elif is_address or not quiet:
             tell(line)
 
-    signal_number = ask(labelling, port, told)
+    signal_number = serve_labelling(labelling, port, told)
     put_result(labelling, as_json)
     raise typer.Exit(128 + signal_number)
 

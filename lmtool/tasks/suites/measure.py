@@ -22,9 +22,9 @@ from lmtool.errors import LmtoolError, UsageError
 from lmtool.generation.generate import TextGenerator
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import SamplingParams
-from lmtool.inference.evaluation import not_reported
+from lmtool.inference.evaluation import ignore_progress
 from lmtool.inference.load import LoadedModel
-from lmtool.inference.scoring import ScoredContinuation, check_continues, score_continuations, score_whole
+from lmtool.inference.scoring import ScoredContinuation, check_predicts_tokens, score_continuations, score_long_texts
 from lmtool.recipe.spec.text import Data
 from lmtool.records import parse
 from lmtool.run.directory import SUITES
@@ -70,7 +70,7 @@ def open_tasks(loaded: LoadedModel, tasks: Mapping[str, AnyTask]) -> list[Render
 
 
 def measure_suite(
-    loaded: LoadedModel, suite: str, tasks: Sequence[Rendering], folder: Path, report: Report = not_reported
+    loaded: LoadedModel, suite: str, tasks: Sequence[Rendering], folder: Path, report: Report = ignore_progress
 ) -> SuiteResults:
     """Results of each task of a suite by all processes together. folder: where rows are kept, and found again."""
     with loaded.joined() as loaded:
@@ -93,7 +93,7 @@ def texts_of(tasks: Sequence[Rendering]) -> Iterator[tuple[str, str]]:
 
 def _check(loaded: LoadedModel, name: str, task: AnyTask) -> None:
     """Raise UsageError for a task that a model cannot do."""
-    check_continues(loaded)
+    check_predicts_tokens(loaded)
     model = f"a {loaded.recipe.model.title} with objective {loaded.recipe.objective.kind}"
     writes_nothing = isinstance(task, MatchTask | ContinuationTask) and not TextGenerator(loaded).writes
     if writes_nothing or (isinstance(task, TextTask) and loaded.prompt_format.answers):
@@ -164,7 +164,7 @@ def _scores(loaded: LoadedModel, task: AnyTask, items: Sequence[TaskItem], names
     """What is kept of each row. names: of the rows, for messages."""
     if isinstance(task, TextTask):
         texts = [item.pairs[0][1] for item in items]
-        for text, log_p in zip(texts, score_whole(loaded, texts), strict=True):
+        for text, log_p in zip(texts, score_long_texts(loaded, texts), strict=True):
             yield {"nats": -log_p, "words": len(text.split()), "bytes": len(text.encode()), "cut": False}
         return
     if isinstance(task, MatchTask):

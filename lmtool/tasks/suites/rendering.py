@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lmtool.data.files import shown, shown_all
 from lmtool.data.table import Row, Table
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.scoring import Continued
+from lmtool.inference.scoring import ContextPair
 from lmtool.printable import counted
 from lmtool.tasks.suites.spec import AnyTask, ChoiceTask, MatchTask, PromptedTask, SchemaTask
 from lmtool.tokenization.template import SandboxedTemplate
@@ -24,9 +24,9 @@ class TaskItem(NamedTuple):
     """A row. pairs: what it compares, or all that is right. right: the number of the right one. bare: the same with the
     prompt without the question, for calibration."""
 
-    pairs: list[Continued]
+    pairs: list[ContextPair]
     right: int = 0
-    bare: Sequence[Continued] = ()
+    bare: Sequence[ContextPair] = ()
 
     def after(self, before: str) -> "TaskItem":
         """The item after examples."""
