@@ -43,14 +43,14 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__ and not sys.stdout.isatty():
-        buffer = io.BufferedWriter(_Results(sys.stdout.fileno(), "w", closefd=False))
+        buffer = io.BufferedWriter(_ResultStream(sys.stdout.fileno(), "w", closefd=False))
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", **system.text_settings(stream.isatty()))
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         raw = system.unbuffered(sys.stderr)
-        sys.stderr = _Messages(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+        sys.stderr = _MessageStream(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
 class _LogHandler(logging.Handler):
@@ -72,7 +72,7 @@ class ReaderGone(SystemExit):
     """The reader of standard output has closed it, as `head` does: the program ends without an error, code 0."""
 
 
-class _Results(io.FileIO):
+class _ResultStream(io.FileIO):
     """Standard output where it is a file or pipe. Once it cannot be written, all else that is written is discarded."""
 
     def write(self, data: Any) -> int:
@@ -87,7 +87,7 @@ class _Results(io.FileIO):
             raise
 
 
-class _Messages(io.TextIOWrapper):
+class _MessageStream(io.TextIOWrapper):
     """Writes each line once, and drops one that cannot be written: on a full disk, or where a pipe has no reader.
 
     Nothing is buffered beyond a line: a buffer that a signal interrupts after its bytes are written would write them
@@ -182,7 +182,7 @@ def warn_of_cut_forms(params: "AnyParams", reasons: Counter[str]) -> None:
     warn([f"{texts} cut before the form ({form.kind}) was complete; {fix}"])
 
 
-def describe_skipped(skipped: "Skipped | None") -> None:
+def warn_of_skipped(skipped: "Skipped | None") -> None:
     """Warn of rows that were skipped, if any. Processes that only compute report nothing."""
     from lmtool.compute.processes import is_main
 
@@ -231,7 +231,7 @@ def put_table(table: "Table", rows: Iterable[Iterable[str]], console: "Console")
         console.print(table)
 
 
-class _Result(Protocol):
+class _Reportable(Protocol):
     """What was measured."""
 
     def record(self) -> Mapping[str, object]: ...
@@ -239,7 +239,7 @@ class _Result(Protocol):
     def lines(self) -> Iterable[str]: ...
 
 
-def put_result(result: _Result, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+def put_result(result: _Reportable, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Write what was measured to stdout; in JSON, with more, NaN and infinities are null. Only one process does."""
     from lmtool.compute.processes import is_main
     from lmtool.records import finite
@@ -259,13 +259,13 @@ def check_new(path: Path | None, *endings: str) -> None:
         refuse_existing(path)
 
 
-class _Lines(Protocol):
+class _DrawLines(Protocol):
     """What makes the lines of a picture, for a width and for terminals without other characters or colours."""
 
     def __call__(self, width: int, *, ascii_only: bool) -> "Iterable[str | Text]": ...
 
 
-def show_picture(made: _Lines, page: Callable[[], str], output: Path | None, value: object = None) -> None:
+def show_picture(made: _DrawLines, page: Callable[[], str], output: Path | None, value: object = None) -> None:
     """Show a picture as a page in a new file, if one is named, and as JSON, the path of the page, or lines."""
     from lmtool.report.page import write_page
 
@@ -276,10 +276,10 @@ def show_picture(made: _Lines, page: Callable[[], str], output: Path | None, val
     elif output is not None:
         put_data(output)
     else:
-        show_lines(made)
+        print_picture(made)
 
 
-def show_lines(made: _Lines) -> None:
+def print_picture(made: _DrawLines) -> None:
     """Print the lines of a picture to stdout, in colours on a terminal; plain strings are text of any origin."""
     from rich.console import Console
 

@@ -69,7 +69,7 @@ class Display:
         self._stage_done = done
         if self._console is not None:
             if self._bar is None:
-                self._open_bar(_working_columns())
+                self._open_bar(_make_work_columns())
             self._update(description=stage, completed=done, total=total or None)
             return
         if now - self._last_line > LINE_SECONDS:
@@ -86,17 +86,17 @@ class Display:
             case events.Started():
                 self._close_bar()
                 self._part = "valid" if event.recipe.data.holds_out else "training"
-                tokenizer = f"tokenizer: {entries(event.tokenizer, event.recipe.tokenizer)}"
+                tokenizer = f"tokenizer: {describe_tokenizer(event.tokenizer, event.recipe.tokenizer)}"
                 self._say(f"run {event.path}", *event.data, tokenizer)
                 self._say(*(f"changed: {change}" for change in event.changes))
             case events.AlreadyFinished():
-                self._warn(*_already_finished(event))
+                self._warn(*_describe_finished(event))
             case events.Info():
                 self._say(event.text)
             case events.Timed():
-                self._say(*_timed(event))
+                self._say(*_describe_timing(event))
             case events.FitStarted():
-                self._say(*_plan(event))
+                self._say(*_describe_plan(event))
                 if event.steps is not None and 10 <= event.steps <= event.warmup_steps:
                     rises = f"the learning rate only rises in these {counted(event.steps, 'step')}"
                     self._say(f"{rises}: -s schedule.warmup_steps={event.steps // 10} warms up in a tenth of them")
@@ -116,7 +116,7 @@ class Display:
                 self._say(f"length: {counted(event.steps, 'step')}, {event.why}")
             case events.Ended():
                 self._close_bar()
-                self._say(_ended(event, time.monotonic() - self._began, self._part))
+                self._say(_describe_end(event, time.monotonic() - self._began, self._part))
             case TextResults():
                 self._say(*event.lines())
                 self._warn(*(f"warning: {warning}" for warning in event.warnings()))
@@ -159,7 +159,7 @@ class Display:
         self._counted = plan.counted
         self._began = time.monotonic()
         if self._console is not None:
-            self._open_bar(_training_columns(self._console.width), plan.steps, plan.first_step)
+            self._open_bar(_make_training_columns(self._console.width), plan.steps, plan.first_step)
 
     def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
         # The mean of the last steps, since they vary. The very first, which includes warm-up, is dropped.
@@ -177,7 +177,7 @@ class Display:
         valid = ""
         if validation is not None:
             told = validation if self._part == "valid" else replace(validation, metrics={})
-            valid = f"  {self._part} {_measured(told)}" + (" (best)" if is_best else "")
+            valid = f"  {self._part} {_describe_validation(told)}" + (" (best)" if is_best else "")
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             rate = "" if step.lr is None else f"  lr {step.lr:.2e}"
@@ -190,7 +190,7 @@ class Display:
             self._last_line = now
 
 
-def _training_columns(width: int) -> "list[ProgressColumn]":
+def _make_training_columns(width: int) -> "list[ProgressColumn]":
     """width: of the terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
 
@@ -202,13 +202,13 @@ def _training_columns(width: int) -> "list[ProgressColumn]":
     return columns + [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
 
 
-def _working_columns() -> "list[ProgressColumn]":
+def _make_work_columns() -> "list[ProgressColumn]":
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
 
 
-def _already_finished(event: "AlreadyFinished") -> list[str]:
+def _describe_finished(event: "AlreadyFinished") -> list[str]:
     done = f"all {event.step} steps" if event.step > 1 else "its only step"
     how = f"stopped early, at step {event.step}" if event.early else f"has completed {done}"
     if not event.can_go_on:
@@ -218,7 +218,7 @@ def _already_finished(event: "AlreadyFinished") -> list[str]:
     return [f"finished: {event.path} {how}", f"  {command} -s {more} trains longer"]
 
 
-def entries(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") -> str:
+def describe_tokenizer(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") -> str:
     """A short description of a tokenizer, which notes when it is smaller than requested."""
     from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 
@@ -229,7 +229,7 @@ def entries(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") 
     return described
 
 
-def scaled(number: float, unit: str) -> str:
+def format_quantity(number: float, unit: str) -> str:
     """A number with a prefix: three digits."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
@@ -237,11 +237,11 @@ def scaled(number: float, unit: str) -> str:
     return f"{number:.3g} {unit}"
 
 
-def _plan(plan: "FitStarted") -> list[str]:
+def _describe_plan(plan: "FitStarted") -> list[str]:
     learnt = ""
     if plan.learning != plan.parameters:
         learnt = f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
-    memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
+    memory = f"memory: weights, gradients and moments {format_quantity(plan.held, 'B')}; lmtool plan tells more"
     what = "table" if plan.unit == "row" else "text"
     if plan.steps is None or plan.epochs is None:
         extent, passes = f"steps of {counted(plan.batch_units, plan.unit)}", f"{plan.minutes:g} minutes"
@@ -257,7 +257,7 @@ def _plan(plan: "FitStarted") -> list[str]:
     ]
 
 
-def _timed(timed: "Timed") -> list[str]:
+def _describe_timing(timed: "Timed") -> list[str]:
     padding = ", padding included" if timed.unit == "token" else ""
     lines = [f"time: about {_clock(timed.seconds)} more here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
     if timed.patience is not None:
@@ -267,7 +267,7 @@ def _timed(timed: "Timed") -> list[str]:
     return lines
 
 
-def _ended(event: "Ended", seconds: float, part: str) -> str:
+def _describe_end(event: "Ended", seconds: float, part: str) -> str:
     from lmtool.recipe.grammar import either
 
     best = ""
@@ -288,7 +288,7 @@ def _ended(event: "Ended", seconds: float, part: str) -> str:
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 
-def _measured(validation: "Validation") -> str:
+def _describe_validation(validation: "Validation") -> str:
     metrics = "".join(f"  {name} {value:.4f}" for name, value in validation.metrics.items())
     return f"loss {validation.loss:.4f}{metrics}"
 

@@ -14,7 +14,7 @@ STOPPING = "stopping after this step and its validation; Ctrl-C again exits at o
 OVER_THE_BAR, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 
-def leave_on_signals() -> None:
+def exit_on_signals() -> None:
     """Exit with code 128 + signal, after cleaning up files that are being written."""
     for number in SIGNALS:
         signal.signal(number, lambda received, _: sys.exit(128 + received))

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from lmtool.generation.detokenizer import contains_stop_string
 from lmtool.generation.request import BeamNode, FinishReason, Token
-from lmtool.generation.strategy import (
-    Hypothesis,
-    RequestState,
-    Strategy,
-    StrategyStep,
-    TextUpdate,
-    no_token_error,
-)
+from lmtool.generation.strategy import Hypothesis, RequestState, Strategy, StrategyStep, TextUpdate, no_token_error
 
 
 @dataclass(frozen=True)

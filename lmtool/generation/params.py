@@ -37,11 +37,7 @@ DEFAULT_DRAFT_TOKENS = 4
 COMMON, SAMPLING, BEAMS, MASKS = "All strategies", "Sampling", "Beam search", "Mask-predict"
 """Headings of the options in the help."""
 
-PANELS: dict[str, tuple[str, ...]] = {
-    "greedy": (COMMON,),
-    "sample": (COMMON, SAMPLING),
-    "beam": (COMMON, BEAMS),
-}
+PANELS: dict[str, tuple[str, ...]] = {"greedy": (COMMON,), "sample": (COMMON, SAMPLING), "beam": (COMMON, BEAMS)}
 """The panels whose parameters each strategy of `SamplingParams` takes."""
 
 
@@ -85,9 +81,7 @@ Seed = Annotated[
 Temperature = Annotated[
     float,
     Option(
-        "Divides the logits: below 1 sharpens the distribution, above 1 flattens it, 0 is greedy.",
-        "T",
-        panel=SAMPLING,
+        "Divides the logits: below 1 sharpens the distribution, above 1 flattens it, 0 is greedy.", "T", panel=SAMPLING
     ),
     Range(lambda t: 0 <= t < math.inf, "take a finite number of 0 or more; 0 is greedy"),
 ]
@@ -104,19 +98,13 @@ class SamplingFilters:
         Range(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
     ] = None
     top_p: Annotated[
-        float | None,
-        Option("Sample from the fewest tokens with probability P.", "P", panel=SAMPLING),
-        _UP_TO_1,
+        float | None, Option("Sample from the fewest tokens with probability P.", "P", panel=SAMPLING), _UP_TO_1
     ] = None
     min_p: Annotated[
-        float | None,
-        Option("Sample from tokens P times as probable as the top one.", "P", panel=SAMPLING),
-        _UP_TO_1,
+        float | None, Option("Sample from tokens P times as probable as the top one.", "P", panel=SAMPLING), _UP_TO_1
     ] = None
     typical_p: Annotated[
-        float | None,
-        Option("Choose among the most typical tokens that reach P.", "P", panel=SAMPLING),
-        _UP_TO_1,
+        float | None, Option("Choose among the most typical tokens that reach P.", "P", panel=SAMPLING), _UP_TO_1
     ] = None
 
 
@@ -152,9 +140,7 @@ class SamplingParams(SamplingFilters):
     seed: Seed = 1
     logit_bias: LogitBias = ()
     max_new_tokens: Annotated[
-        int,
-        Option("Maximum new tokens of each text.", "N"),
-        Range(lambda n: n >= 1, "ask for at least 1 token"),
+        int, Option("Maximum new tokens of each text.", "N"), Range(lambda n: n >= 1, "ask for at least 1 token")
     ] = 200
     min_new_tokens: Annotated[int, Option("Minimum new tokens before the end token.", "N")] = 0
     max_time: Annotated[
@@ -287,9 +273,7 @@ class MaskPredict(SamplingFilters):
         "confidence"
     )
     rounds: Annotated[
-        int,
-        Option("Rounds over the masks.", "N", panel=MASKS),
-        Range(lambda n: n >= 1, "take at least 1"),
+        int, Option("Rounds over the masks.", "N", panel=MASKS), Range(lambda n: n >= 1, "take at least 1")
     ] = 10
 
     def __post_init__(self) -> None:

@@ -44,37 +44,25 @@ def merge_adapters(reference: str, output: Path | None, command: Sequence[str]) 
     info = RunInfo.new(recipe=name, **kept, base=adapted.record())
     files = {RECIPE: dump(plain).encode(), **adapted.tokenizer.files()}
     with filling(folder) as path, create_run(path, info, files) as run:
-        _copy_data_and_logs(old, run, step)
+        # report.html and validated.json are about other checkpoints too
+        for log, copy in ((old.metrics, run.metrics), (old.samples, run.samples)):
+            if log.path.exists():
+                durable.write_new(copy.path, log.until(step))
+        for file, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
+            if content is not None:
+                durable.write_new(run.path / file, encode(content.model_dump(exclude_unset=True)))
         run.start(step=step, command=command, environment=describe_environment("cpu"))
-        _copy_results(old, run, step)
+        results = old.all_results
+        if results and all(figures.get("step") == step for figures in results.values()):
+            run.write_results(results.get("", {"tasks": results}))
+        if evaluations := [one for one in evaluations_of(old) if one.step == step]:
+            saved = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
+            durable.write_new(run.path / EVALUATIONS, encode(saved))
         run.save(Snapshot(step, weights, {}, state, step), keep_last=1)
         run.end("finished")
         run.drop_optimizers()
     remember(folder)
     return folder, adapted.warnings
-
-
-def _copy_data_and_logs(old: Run, new: Run, step: int) -> None:
-    """Copies the logs of a run up to a step, its split and its baselines.
-
-    It omits report.html and validated.json, which are about other checkpoints too.
-    """
-    for log, copy in ((old.metrics, new.metrics), (old.samples, new.samples)):
-        if log.path.exists():
-            durable.write_new(copy.path, log.until(step))
-    for name, content in ((SPLIT, old.saved_split), (BASELINE, old.saved_baselines)):
-        if content is not None:
-            durable.write_new(new.path / name, encode(content.model_dump(exclude_unset=True)))
-
-
-def _copy_results(old: Run, new: Run, step: int) -> None:
-    """Copies the results and evaluations of the checkpoint of a step."""
-    results = old.all_results
-    if results and all(figures.get("step") == step for figures in results.values()):
-        new.write_results(results.get("", {"tasks": results}))
-    if evaluations := [one for one in evaluations_of(old) if one.step == step]:
-        content = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
-        durable.write_new(new.path / EVALUATIONS, encode(content))
 
 
 def _best_validation(run: Run, step: int) -> dict[str, Any]:

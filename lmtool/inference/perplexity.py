@@ -159,10 +159,10 @@ def compute_perplexity(
     store: TokenStore,
     tokenizer: Tokenizer,
     compute: Compute,
+    report: Report = ignore_progress,
     *,
     context: int,
     stride: int,
-    report: Report = ignore_progress,
 ) -> Perplexity:
     """Computes the perplexity of a whole text, by all processes together.
 
@@ -258,48 +258,39 @@ def measure_perplexity(
     Raises UsageError for a stride longer than the context, for a context longer than the model's positions, and for a
     baseline if either run predicts pairs of words.
     """
+
+    def measure(loaded: LoadedModel, context: int | None, stride: int | None) -> PerplexityResult:
+        loaded.check_likelihood()
+        lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
+        context = context or lm.context or loaded.recipe.model.context
+        stride = stride or context
+        if lm.longest is not None and context > lm.longest:
+            what = f"a context of {context} is longer than the model's, which has {lm.longest} learned positions"
+            raise UsageError(what, fix=f"use {lm.longest} or less")
+        if stride > context:
+            raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
+        if column is not None:
+            data = data.with_values({"column": column})
+        store = loaded.compute.world.main_first(lambda: encode_files(sources, data, loaded.tokenizer, report))
+        lengths = {"context": context, "stride": stride}
+        with loaded.computing() as compute:
+            perplexity = compute_perplexity(lm, objective, store, loaded.tokenizer, compute, report, **lengths)
+        n_unseen = None
+        if isinstance(lm, NGramModel):
+            windows = EvaluationWindows(store, sliding_windows(store, context, stride))
+            items = windows.items(lm, objective.collate_spans, _count_unseen, loaded.compute)
+            n_unseen = round(evaluate_items(lm, items, loaded.compute, report).total)
+        return PerplexityResult(perplexity, loaded, entropy_limit(sources, data), n_unseen)
+
     with choose_compute(device, precision).joined() as compute:
         loaded = load_packed(reference, compute)
-        result = _measure_model(loaded, sources, column, context, stride, report)
+        result = measure(loaded, context, stride)
         if baseline is None:
             return result
         other = load_packed(baseline, compute)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
-        return replace(result, baseline=_measure_model(other, sources, column, None, None, report))
-
-
-def _measure_model(
-    loaded: LoadedModel,
-    sources: Sequence[str],
-    column: str | None,
-    context: int | None,
-    stride: int | None,
-    report: Report,
-) -> PerplexityResult:
-    loaded.check_likelihood()
-    lm, objective, data = loaded.model, loaded.objective, loaded.recipe.data
-    context = context or lm.context or loaded.recipe.model.context
-    stride = stride or context
-    if lm.longest is not None and context > lm.longest:
-        what = f"a context of {context} is longer than the model's, which has {lm.longest} learned positions"
-        raise UsageError(what, fix=f"use {lm.longest} or less")
-    if stride > context:
-        raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
-    if column is not None:
-        data = data.with_values({"column": column})
-    tokenizer = loaded.tokenizer
-    store = loaded.compute.world.main_first(lambda: encode_files(sources, data, tokenizer, report))
-    with loaded.computing() as compute:
-        perplexity = compute_perplexity(
-            lm, objective, store, tokenizer, compute, context=context, stride=stride, report=report
-        )
-    n_unseen = None
-    if isinstance(lm, NGramModel):
-        windows = EvaluationWindows(store, sliding_windows(store, context, stride))
-        items = windows.items(lm, objective.collate_spans, _count_unseen, loaded.compute)
-        n_unseen = round(evaluate_items(lm, items, loaded.compute, report).total)
-    return PerplexityResult(perplexity, loaded, entropy_limit(sources, data), n_unseen)
+        return replace(result, baseline=measure(other, None, None))
 
 
 def _count_unseen(model: LanguageModel, batch: Batch) -> Loss:

@@ -273,7 +273,7 @@ def _prepare_continuations(
 def _encode_pair(
     loaded: LoadedModel, context: str, continuation: str, begins: bool
 ) -> tuple[list[int] | None, list[int], int]:
-    """Returns the source, if any, the ids of a context and continuation, or of a target, and where the latter begins."""
+    """Returns the source, if any, all ids after it, and the index of the first token of the continuation."""
     prompt_format, tokenizer, objective = loaded.prompt_format, loaded.tokenizer, loaded.recipe.objective
     stem = context.rstrip()
     gap = context[len(stem) :] or " "

@@ -20,7 +20,7 @@ _MAGIC, _ROLLBACK = b"SQLite format 3\0", b"\1\1"
 """The first bytes of an SQLite file, and its bytes from 18 on if it has a rollback journal, not a write-ahead log."""
 
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
-"""The last bytes of a journal that names another one, which SQLite may delete. A journal of a single file never does."""
+"""The last bytes of a journal that names another one, which SQLite may delete. A journal of one file never does."""
 
 MAX_SQLITE_BYTES = 1_000_000_000
 """Maximum bytes of a text that SQLite reads by default."""
@@ -39,7 +39,7 @@ _SYSTEM_ERRORS = {
 
 def damaged_index_error(folder: Path, why: str) -> DataError:
     """Makes the error for a damaged or missing index."""
-    what = f"the index is damaged_index_error: {why}" if folder.is_dir() else "there is no index"
+    what = f"the index is damaged: {why}" if folder.is_dir() else "there is no index"
     return DataError(what, where=str(folder), fix="make a new one: lmtool search index FILES --run RUN -o NEW")
 
 
@@ -81,7 +81,7 @@ def check_regular(file: Path) -> None:
 
 
 def _read_ends(file: Path, *, required: bool = True) -> tuple[bytes, bytes]:
-    """Reads the first 20 and the last 8 bytes of a regular file. Raises as `check_regular`; a missing file may be empty."""
+    """Reads the first 20 and the last 8 bytes of a regular file. Raises as `check_regular`."""
     with durable.refusing("cannot read", file, "make it readable, or make a new index"):
         try:
             with durable.open_regular(file) as opened:

@@ -128,16 +128,12 @@ class AccessMiddleware:
             return _error_response(400, "the length of the body is ambiguous", connection="close")
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
             return _error_response(403, "the Host header does not name this server; see --allow-host")
-        if origins and (len(origins) > 1 or not _is_same_origin(origins[0], hosts[0])):
+        scheme, _, name = (*origins, "")[0].lower().partition("://")
+        if origins and (len(origins) > 1 or scheme not in ("http", "https") or name != hosts[0].lower()):
             return _error_response(403, "pages of other origins may not use this server")
         if scope["path"] not in PUBLIC_PATHS and not self._access.accepts_key(headers.get("authorization", "")):
             return _error_response(401, "this server needs an API key", "invalid_api_key", www_authenticate="Bearer")
         return None
-
-
-def _is_same_origin(origin: str, host: str) -> bool:
-    parts = origin.partition("://")
-    return parts[0] in ("http", "https") and parts[2].lower() == host.lower()
 
 
 def _error_response(status: int, message: str, code: str | None = None, **headers: str) -> JSONResponse:

@@ -26,7 +26,7 @@ from lmtool.serving.errors import QueueFull, ShuttingDown
 from lmtool.serving.metrics import Metrics
 from lmtool.tokenization.prompt_format import Prompt
 
-PREFILL_CHUNK_TOKENS = 256
+CHUNK_TOKENS = 256
 """Maximum prompt tokens that are read in a step of the engine."""
 
 MAX_CACHE_COPIES = 4
@@ -109,7 +109,7 @@ class Scheduler:
         prefixes = PrefixCache(self.prefix_bytes)
         self._engine = Engine(
             model,
-            chunk=PREFILL_CHUNK_TOKENS,
+            chunk=CHUNK_TOKENS,
             prefixes=prefixes,
             draft=generator.draft,
             only_exact_drafts=True,
@@ -206,7 +206,10 @@ class Scheduler:
     def _prepare_client(self, requests: Sequence[Request]) -> _QueuedClient:
         client = _QueuedClient(deque(), asyncio.Queue(), time.perf_counter())
         for i, request in enumerate(requests):
-            client.waiting.append(_QueuedText(client, i, self._engine.prepare(request), self._slots_needed(request)))
+            prompt, state = request.prompt, self._engine.prepare(request)
+            n_tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._engine.runner.max_length(prompt)
+            n_slots = len(prompt.source or ()) + (n_tokens if room is None else min(n_tokens, room))
+            client.waiting.append(_QueuedText(client, i, state, n_slots))
         return client
 
     def _run_loop(self) -> None:
@@ -263,12 +266,6 @@ class Scheduler:
                 self._texts[self._engine.add(text.state)] = text
                 self._metrics.prompt_tokens.inc(len(text.state.request.prompt.text))
 
-    def _slots_needed(self, request: Request) -> int:
-        """Returns the slots of the KV cache that a text fills when it is complete."""
-        prompt = request.prompt
-        tokens, room = len(prompt.tokens) + request.params.max_new_tokens, self._engine.runner.max_length(prompt)
-        return len(prompt.source or ()) + (tokens if room is None else min(tokens, room))
-
     def _step_engine(self) -> None:
         """Takes a step of the engine and delivers its tokens."""
         engine = self._engine
@@ -301,17 +298,16 @@ class Scheduler:
             self._deliver([(client, error)])
 
     def _deliver(self, updates: "list[_Update]") -> None:
+        def put() -> None:
+            for client, update in updates:
+                client.updates.put_nowait(update)
+
         for client, update in updates:
             client.is_gone |= isinstance(update, Exception)
-        self._loop.call_soon_threadsafe(_deliver, updates)
+        self._loop.call_soon_threadsafe(put)
 
 
 _Update = tuple[_QueuedClient, Token | Exception]
-
-
-def _deliver(updates: list[_Update]) -> None:
-    for client, update in updates:
-        client.updates.put_nowait(update)
 
 
 def _measure_slot_bytes(runner: ModelRunner, generator: TextGenerator) -> int:

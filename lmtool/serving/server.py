@@ -61,7 +61,7 @@ class ServerConfig:
     suffix: str = ""
 
 
-class BackgroundWorker(Protocol):
+class Worker(Protocol):
     """Computes responses from `open` to `close`, and accepts no more requests after `stop_accepting`."""
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
@@ -157,68 +157,60 @@ class _UvicornServer(uvicorn.Server):
         yield
 
 
-def build_server(generator: TextGenerator, serving: ServerConfig) -> tuple[AccessMiddleware, Scheduler]:
+def build_server(generator: TextGenerator, config: ServerConfig) -> tuple[AccessMiddleware, Scheduler]:
     """Builds the application for a model, and the scheduler that computes its responses."""
     metrics = Metrics()
     scheduler = Scheduler(
         generator,
         metrics,
-        n_rows=serving.n_rows,
-        n_slots=serving.n_slots,
-        n_queued=serving.n_queued,
-        keeps_prefixes=serving.keeps_prefixes,
+        n_rows=config.n_rows,
+        n_slots=config.n_slots,
+        n_queued=config.n_queued,
+        keeps_prefixes=config.keeps_prefixes,
     )
-    service = ModelService(generator, scheduler, serving.max_tokens, serving.index)
-    application = Application(service, metrics, logs_prompts=serving.logs_prompts)
-    return AccessMiddleware(application.app, serving.access or AccessPolicy(serving.host, None), metrics), scheduler
+    service = ModelService(generator, scheduler, config.max_tokens, config.index)
+    application = Application(service, metrics, logs_prompts=config.logs_prompts)
+    return AccessMiddleware(application.app, config.access or AccessPolicy(config.host, None), metrics), scheduler
 
 
-def serve(generator: TextGenerator, serving: ServerConfig, tell: Callable[[str], None]) -> int:
+def serve(generator: TextGenerator, config: ServerConfig, tell: Callable[[str], None]) -> int:
     """Serves a model until a signal. Returns the number of the signal.
 
     tell: prints lines for the user: the limits, and the address once the server listens.
     Raises ResourceError if it cannot listen on the address.
     """
-    return serve_until_signal(*build_server(generator, serving), serving, tell)
+    return serve_until_signal(*build_server(generator, config), config, tell)
 
 
 def serve_until_signal(
-    guard: AccessMiddleware, worker: BackgroundWorker, serving: ServerConfig, tell: Callable[[str], None]
+    guard: AccessMiddleware, worker: Worker, config: ServerConfig, tell: Callable[[str], None]
 ) -> int:
     """Serves an application until a signal; see `serve`."""
-    with open_listener(serving.host, serving.port) as listener:
-        _log_to_stderr(logging.INFO if serving.logs_requests else logging.WARNING)
+
+    async def run(listener: socket.socket) -> int:
+        received: asyncio.Queue[int] = asyncio.Queue()
+        system.on_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
+        async with running_server(guard, worker, listener):
+            host, port = listener.getsockname()[:2]
+            tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{config.suffix}")
+            number = await received.get()
+            worker.stop_accepting()
+            if guard.n_open:
+                tell(f"finishing {guard.n_open} requests, for at most {config.grace:g} s; another signal ends at once")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(config.grace):
+                    while guard.n_open and received.empty():
+                        await asyncio.sleep(0.02)
+        return number
+
+    with open_listener(config.host, config.port) as listener:
+        _log_to_stderr(logging.INFO if config.logs_requests else logging.WARNING)
         tell(worker.describe())
-        return asyncio.run(_serve_async(guard, worker, listener, serving, tell))
-
-
-async def _serve_async(
-    guard: AccessMiddleware,
-    worker: BackgroundWorker,
-    listener: socket.socket,
-    serving: ServerConfig,
-    tell: Callable[[str], None],
-) -> int:
-    received: asyncio.Queue[int] = asyncio.Queue()
-    system.on_signals(asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM), received.put_nowait)
-    async with running_server(guard, worker, listener):
-        host, port = listener.getsockname()[:2]
-        tell(f"http://{f'[{host}]' if ':' in host else host}:{port}{serving.suffix}")
-        number = await received.get()
-        worker.stop_accepting()
-        if guard.n_open:
-            tell(f"finishing {guard.n_open} requests, for at most {serving.grace:g} s; another signal ends at once")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(serving.grace):
-                while guard.n_open and received.empty():
-                    await asyncio.sleep(0.02)
-    return number
+        return asyncio.run(run(listener))
 
 
 @asynccontextmanager
-async def running_server(
-    guard: AccessMiddleware, worker: BackgroundWorker, listener: socket.socket
-) -> AsyncIterator[None]:
+async def running_server(guard: AccessMiddleware, worker: Worker, listener: socket.socket) -> AsyncIterator[None]:
     """Runs a server on a listening socket inside the context."""
     config = uvicorn.Config(
         guard,

@@ -1,7 +1,7 @@
 """Every process enters every collective as often as all others, in the same order, whatever its rows.
 
 Rows are of very unequal length, so that shares of a batch are as well. Threads stand for processes; see
-`tests.compute.together`. What they learn and measure_perplexity is what one process does.
+`tests.compute.together`. What they learn and measure is what one process does.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""FastSteps with caches of fixed size give what growing caches give; on a GPU, capture_graph ones too.
+"""Steps with caches of fixed size give what growing caches give; on a GPU, captured ones too.
 
 On a CPU nothing is capture_graph, and all else is the same.
 """

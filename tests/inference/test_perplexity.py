@@ -132,14 +132,16 @@ def test_measuring_leaves_the_model_as_it_was(measuring: Measuring) -> None:
 @pytest.mark.parametrize(("context", "stride"), [(1, 1), (3, 2), (4, 4), (9, 1)])
 def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) -> None:
     store: Any = MemoryStore([[1], [1, 2], [1, *range(20)], [1, 2, 3, 4, 5], [1, *range(7)]])
-    scored = [place for span in sliding_windows(store, context, stride) for place in range(span.first, span.stop)]
+    scored = [
+        place for span in sliding_windows(store, context, stride) for place in range(span.first_scored, span.stop)
+    ]
     firsts = {store.document(i)[0] for i in range(store.n_documents)}
     assert sorted(scored) == [place for place in range(len(store)) if place not in firsts]
     for span in sliding_windows(store, context, stride):
         begin, end = store.document(store.document_at(span.start))
-        assert begin <= span.start < span.first < span.stop <= end
+        assert begin <= span.start < span.first_scored < span.stop <= end
         assert span.stop - span.start <= context + 1
-        assert span.start == begin or span.first - span.start >= context - stride + 1
+        assert span.start == begin or span.first_scored - span.start >= context - stride + 1
 
 
 # Validation in training

@@ -125,7 +125,7 @@ def test_an_answer_is_taken_back_and_a_row_passed_over(table: Path, begin: Begin
     again = begin(table)
     asked = annotate(again, len(TEXTS) - 2, every=12)
     assert not {first["row"], second["row"]} & {row["row"] for row in asked}
-    assert again.next("a")["row"] is None
+    assert again.next_row("a")["row"] is None
 
 
 def test_what_is_no_answer_is_refused(table: Path, begin: Begin) -> None:
@@ -192,7 +192,7 @@ def test_labels_that_are_wrong_are_found_and_kept_if_confirmed(table: Path, begi
 
 
 def test_rows_are_found_by_their_words(table: Path, begin: Begin) -> None:
-    rows = begin(table).find("PEAR  large")
+    rows = begin(table).find_rows("PEAR  large")
     assert {text_of(row) for row in rows} == {text for _, text in TEXTS if "large pear" in text}
 
 
@@ -248,4 +248,4 @@ def test_conversations_have_one_text(begin: Begin, tmp_path: Path) -> None:
     source = tmp_path / "talk.jsonl"
     said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
     source.write_text(json.dumps({"messages": said}) + "\n", encoding="utf-8")
-    assert begin(source).next("a")["row"]["texts"] == [("messages", "user: hello")]
+    assert begin(source).next_row("a")["row"]["texts"] == [("messages", "user: hello")]

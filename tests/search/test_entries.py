@@ -75,9 +75,11 @@ def test_texts_are_those_of_the_columns_that_the_run_was_trained_on(folder, colu
     write(folder / "a.csv")
     recipe = load("transformer-tiny", []).recipe
     recipe = recipe.with_values({"data": Data(**columns), "objective": objective})
-    found = read_entries(["a.csv"], Data(), usual=text_columns_of_run(recipe))
+    found = read_entries(["a.csv"], Data(), default_columns=text_columns_of_run(recipe))
     assert [entry.text for entry in found] == read
-    (named,) = [entry.text for entry in read_entries(["a.csv"], Data(text_columns=("key",)), usual=("title",))][:1]
+    (named,) = [
+        entry.text for entry in read_entries(["a.csv"], Data(text_columns=("key",)), default_columns=("title",))
+    ][:1]
     assert named == "k1"
 
 

@@ -16,7 +16,7 @@ from lmtool.generation.engine import Engine
 from lmtool.generation.forms import TextForm
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.serving.protocol import MAX_FORM_CHARACTERS
-from lmtool.serving.scheduler import PREFILL_CHUNK_TOKENS, Scheduler
+from lmtool.serving.scheduler import CHUNK_TOKENS, Scheduler
 from lmtool.serving.server import ServerConfig
 from lmtool.serving.service import GROUP_TOKENS
 from tests.serving.harness import Served, served
@@ -133,7 +133,7 @@ HEAVY: dict[str, tuple[str, dict[str, Any], set[int]]] = {
 @pytest.mark.parametrize("kind", HEAVY)
 def test_a_text_goes_on_in_each_step(watched: Watched, kind: str) -> None:
     path, body, expected = HEAVY[kind]
-    max_read = PREFILL_CHUNK_TOKENS + N_ROWS + (GROUP_TOKENS if kind == "vectors" else 0)
+    max_read = CHUNK_TOKENS + N_ROWS + (GROUP_TOKENS if kind == "vectors" else 0)
 
     async def ask() -> list[int]:
         async with httpx.AsyncClient(base_url=watched.server.address) as client:

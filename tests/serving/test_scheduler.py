@@ -109,7 +109,7 @@ def test_texts_are_those_of_generate_alone(
     if not made.run(family).exists():
         steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
         made.pretrain(*FAMILIES[family], steps, name=family)
-    monkeypatch.setattr(scheduling, "PREFILL_CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(scheduling, "CHUNK_TOKENS", chunk)
     monkeypatch.setattr(scheduling, "PrefixCache", partial(PrefixCache, n_block=2))
     generator = TextGenerator.open(str(made.run(family)), device="cpu")
     asked = [

@@ -7,7 +7,16 @@ from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, Column, Overrides, sets, settings_in, stated_labels, with_stdin
+from lmtool.cli.settings import (
+    LABEL_OPTIONS,
+    TABLE_OPTIONS,
+    Column,
+    Overrides,
+    labels_setting,
+    recipe_options,
+    settings_from,
+    with_stdin,
+)
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import aligned, counted
 
@@ -24,7 +33,7 @@ MOST = 20
 """Damaged files that are listed."""
 
 
-@sets(READING | LABELS)
+@recipe_options(TABLE_OPTIONS | LABEL_OPTIONS)
 def check(
     names: list[str] | None = argument("RUN|TABLE|TEXT", "A run, a table, texts, or a folder of tokens."),
     valid: list[str] | None = option("FILE", "Validation text or table. May be repeated."),
@@ -84,21 +93,21 @@ def check(
         check_new(fix, *filter(None, [Path(unpacked_name(Path(names[0]))).suffix]))
         check_new(log)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
-    others = *texts, ("data.test", test, "--test"), stated_labels(options.pop("labels"))
-    settings = settings_in(options, READING, *others, overrides=overrides)
-    reports = [_look(names, settings, tokenizer, quiet)] if names else []
+    others = *texts, ("data.test", test, "--test"), labels_setting(options.pop("labels"))
+    settings = settings_from(options, TABLE_OPTIONS, *others, overrides=overrides)
+    reports = [_check_subject(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
         from lmtool.checks.check import check_cache
 
         reports.append(check_cache())
     for checked in reports:
-        _show(checked, as_json)
+        _print_check(checked, as_json)
     if fix is not None and log is not None:
         from lmtool.checks.fixing import write_fixed
         from lmtool.recipe.load import settings_of
 
         # no rows are held out of the table that is fixed
-        recipe = _recipe([*settings, *settings_of(["data.valid_fraction=0"])])
+        recipe = _load_recipe([*settings, *settings_of(["data.valid_fraction=0"])])
         model = None if run is None else (open_model(run, "auto", "float32"), NEAR if near is None else near)
         n_gone = write_fixed(recipe, fix, log, model)
         if as_json:
@@ -128,11 +137,11 @@ def _check_device(as_json: bool) -> None:
         raise ResourceError(what, fix=fix)
 
 
-def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
+def _check_subject(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from lmtool.checks import check as checking
     from lmtool.training.finetuning import open_for_training
 
-    recipe = _recipe(settings)
+    recipe = _load_recipe(settings)
     data = recipe.data
     is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
@@ -142,17 +151,17 @@ def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, qu
             case "tokens":
                 return checking.check_tokens(Path(names[0]))
             case "table":
-                return checking.check_labelled(*open_for_training(settings), *_tokenizer(tokenizer))
-        return checking.check_text(data, recipe.seed, *_tokenizer(tokenizer), display.report)
+                return checking.check_labelled(*open_for_training(settings), *_load_tokenizer(tokenizer))
+        return checking.check_text(data, recipe.seed, *_load_tokenizer(tokenizer), display.report)
 
 
-def _recipe(settings: "list[Setting]") -> "Recipe":
+def _load_recipe(settings: "list[Setting]") -> "Recipe":
     from lmtool.recipe.load import load
 
     return load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe
 
 
-def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
+def _load_tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
     from lmtool.inference.reference import find_tokenizer
     from lmtool.run.directory import Run
@@ -167,7 +176,7 @@ def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     return Tokenizer.load(path), None if data is None else data.bytes_per_token
 
 
-def _show(checked: "Checked", as_json: bool) -> None:
+def _print_check(checked: "Checked", as_json: bool) -> None:
     if as_json:
         put_json(checked.record)
         return

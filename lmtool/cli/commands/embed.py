@@ -5,10 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
-from lmtool.cli.help import GroupWithDefault, argument, file_to_write, flag, folder_to_write, group, option, register
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put, put_data, put_json
+from lmtool.cli.help import (
+    GroupWithDefault,
+    argument,
+    file_to_write,
+    flag,
+    folder_to_write,
+    make_group,
+    option,
+    register,
+)
+from lmtool.cli.output import check_new, describe, open_model, put, put_data, put_json, warn_of_skipped
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import OF_TEXTS, as_data, sets, settings_in
+from lmtool.cli.settings import TEXTS_OPTIONS, recipe_options, settings_from, to_data
 from lmtool.errors import UsageError
 from lmtool.printable import counted
 
@@ -17,7 +26,7 @@ if TYPE_CHECKING:
     from lmtool.search.entries import Entry
 
 
-@sets(OF_TEXTS)
+@recipe_options(TEXTS_OPTIONS)
 def embed(
     run: RunName,
     text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}, the default."),
@@ -54,7 +63,7 @@ def embed(
     check_new(output, ".npz", ".jsonl")
     loaded = open_model(run, device, precision)
     describe(loaded, quiet or output is None)
-    texts = (entry.text for entry in _read(text, typed, loaded.recipe, reading))
+    texts = (entry.text for entry in _read_texts(text, typed, loaded.recipe, reading))
     embedded = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main():
         for line in embedding.to_json_lines(embedded):
@@ -65,7 +74,7 @@ def embed(
     put_data(output)
 
 
-def _read(
+def _read_texts(
     files: list[str] | None, typed: list[str] | None, recipe: "Recipe", reading: dict[str, Any]
 ) -> "Iterator[Entry]":
     """The texts that are typed, then those of files, by default of standard input; bad rows that are skipped are told.
@@ -76,18 +85,20 @@ def _read(
     from lmtool.search.entries import Entry, read_entries, text_columns_of_run
 
     sources = files or ([] if typed else ["-"])
-    stated = settings_in(reading, OF_TEXTS)
+    stated = settings_from(reading, TEXTS_OPTIONS)
     if stated and not sources:
         raise UsageError(
             f"{stated[0].flag} is for files and tables, and there are only typed texts", fix="leave it out"
         )
     yield from (Entry("", "", text) for text in typed or [])
-    data = as_data([*stated, Setting("data.column", recipe.data.column, "")])
+    data = to_data([*stated, Setting("data.column", recipe.data.column, "")])
     usual = text_columns_of_run(recipe)
-    describe_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
+    warn_of_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
 
 
-@sets(OF_TEXTS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))})
+@recipe_options(
+    TEXTS_OPTIONS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))}
+)
 def index(
     texts: list[str] | None = argument("TEXT|TABLE", f"{TEXT_HELP} Each line or row is a text."),
     run: str | None = option("RUN", f"The model: {RUN_HELP[0].lower()}{RUN_HELP[1:]}", shown="that of the index"),
@@ -118,7 +129,7 @@ def index(
     if texts:
         loaded = open_model(run, device, "float32") if run else indexing.open_index(output, device=device).loaded
         describe(loaded, quiet)
-        entries = list(_read(texts, None, loaded.recipe, reading))
+        entries = list(_read_texts(texts, None, loaded.recipe, reading))
         with Display(shown=True, quiet=quiet) as display:
             counts = indexing.add_texts(output, loaded, entries, display.report)
     else:
@@ -130,7 +141,7 @@ def index(
         put(f"{output}: {counted(n_texts, 'text')}; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
-@sets(OF_TEXTS)
+@recipe_options(TEXTS_OPTIONS)
 def query(
     index: Path = argument("INDEX", "The folder of an index.", ..., shown=True),
     queries: list[str] | None = argument(
@@ -165,7 +176,7 @@ def query(
     opened = open_index(index, run, rerank=rerank, device=device)
     if STDIN in (queries or ()):
         queries, query_file = [text for text in queries or () if text != STDIN], [*(query_file or ()), STDIN]
-    texts = [entry.text for entry in _read(query_file, queries, opened.loaded.recipe, reading)]
+    texts = [entry.text for entry in _read_texts(query_file, queries, opened.loaded.recipe, reading)]
     if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
         raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")
     answers = opened.answers(texts, k)
@@ -183,6 +194,6 @@ def query(
 
 
 HELP = "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made."
-searches = group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
+searches = make_group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
 register(searches, "index", index)
 register(searches, "query", query)

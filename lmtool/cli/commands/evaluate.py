@@ -19,16 +19,16 @@ from lmtool.cli.arguments import (
     TypedText,
 )
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, describe_skipped, open_model, put_result, tell, warn, warn_of_leaks
+from lmtool.cli.output import check_new, describe, open_model, put_result, tell, warn, warn_of_leaks, warn_of_skipped
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import READING, Column, as_data, sets, settings_in
+from lmtool.cli.settings import TABLE_OPTIONS, Column, recipe_options, settings_from, to_data
 from lmtool.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
     from lmtool.inference.load import LoadedModel
 
 
-@sets(READING)
+@recipe_options(TABLE_OPTIONS)
 def evaluate(
     run: RunName,
     text: list[str] | None = argument("TEXT", TEXT_HELP),
@@ -96,7 +96,7 @@ def evaluate(
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
         others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--train": train}
         others |= {"--answers": answers, "--shots": shots, "--calibrate": calibrate, "--seed": seed != 1}
-        others |= {one.flag or one.key: True for one in settings_in(reading)}
+        others |= {one.flag or one.key: True for one in settings_from(reading)}
         if ignored := [name for name, value in others.items() if value]:
             what = "a suite sets this itself"
             raise UsageError(what, where=", ".join(ignored), fix=f"omit it, or write it into the tasks of {suite}")
@@ -117,8 +117,8 @@ def evaluate(
             where="--costs",
             fix="omit it, or name a table and its run",
         )
-    settings = settings_in(reading)
-    data, skipped = as_data(settings), Skipped()
+    settings = settings_from(reading)
+    data, skipped = to_data(settings), Skipped()
     if prompt is not None:
         if typed or not text:
             raise UsageError("a prompt needs a table, whose rows fill it", fix="name a table, or - for standard input")
@@ -134,7 +134,7 @@ def evaluate(
                 if not number:
                     describe(model, quiet)
                 put_result(result, as_json, warn_of_leaks(model, (item.named for item in result.items)))
-        describe_skipped(skipped)
+        warn_of_skipped(skipped)
         return
 
     def opened(name: str) -> "LoadedModel":
@@ -147,10 +147,10 @@ def evaluate(
             raise UsageError("a folder of runs needs a folder of tables", where=run, fix="name the folder")
         if folder:
             of_folder = measure_folder(folder, runs or {"": run}, opened, data, skipped)
-            describe_skipped(skipped)
+            warn_of_skipped(skipped)
             put_result(of_folder, as_json)
             for results in of_folder.results.values():
-                _refuse_undefined(results.loss, run)
+                _check_loss(results.loss, run)
             return
         if typed:
             fix = "name a table, or - for standard input; lmtool predict takes --text"
@@ -163,11 +163,11 @@ def evaluate(
             for source, results in zip(text or (), each, strict=True):
                 leaks = warn_of_leaks(model, (item.named for item in results.items))
                 if is_main() and costs is None:
-                    _keep(model, [source], results.record())
+                    _save_evaluation(model, [source], results.record())
                 put_result(results, as_json, leaks)
-                describe_skipped(skipped)
+                warn_of_skipped(skipped)
                 skipped.kinds.clear()
-                _refuse_undefined(results.loss, run)
+                _check_loss(results.loss, run)
         return
     if settings:
         fix = "omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt"
@@ -187,9 +187,9 @@ def evaluate(
     describe(measured.loaded, quiet)
     if is_main() and not typed and context is None and stride is None:
         figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
-        _keep(measured.loaded, text or [], figures | {"step": measured.loaded.step})
+        _save_evaluation(measured.loaded, text or [], figures | {"step": measured.loaded.step})
     put_result(measured, as_json)
-    _refuse_undefined(measured.perplexity.loss, run)
+    _check_loss(measured.perplexity.loss, run)
 
 
 def _measure_suite(
@@ -218,7 +218,7 @@ def _measure_suite(
     put_result(results, as_json, leaks)
 
 
-def _keep(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
+def _save_evaluation(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
     """Keep figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
     from lmtool.run.listing import keep_evaluation
@@ -230,7 +230,7 @@ def _keep(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, objec
         keep_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
 
 
-def _refuse_undefined(loss: float, run: str) -> None:
+def _check_loss(loss: float, run: str) -> None:
     """Raise NumericalError, after the results are printed, for a model whose outputs are no numbers."""
     if math.isnan(loss):
         fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"

@@ -23,7 +23,7 @@ from lmtool.cli.output import (
     warn_of_cut_forms,
     warn_of_unknown,
 )
-from lmtool.cli.settings import form_in, with_sampling_options
+from lmtool.cli.settings import pop_form, with_sampling_options
 from lmtool.errors import UsageError
 from lmtool.generation.params import COMMON, DEFAULT_DRAFT_TOKENS, MASKS, STRATEGIES, StrategyName
 from lmtool.printable import counted, plain
@@ -107,7 +107,7 @@ def generate(
             raise UsageError(
                 "--replay takes prompts, run and settings from the records", fix="omit prompts, runs and settings"
             )
-        _replay(replay, as_json)
+        _print_replay(replay, as_json)
         return
     check_new(html)
     prompts = gather_prompts(prompt or [], prompt_file)
@@ -123,7 +123,7 @@ def generate(
         "details": show_probs or html is not None,
         "max_rows": 1 if deterministic else MAX_ROWS,
     }
-    choices["form"] = form_in(choices)
+    choices["form"] = pop_form(choices)
     choices |= {"masked": mask is not None or length is not None, "n": n}
     params = choose_params(strategy, **choices)
     if draft is not None:
@@ -145,7 +145,7 @@ def generate(
     completions = generator.completions(prompts, params, **options)
     if streams:
         echoed = generator.echoed(prompts[0], params, echo)
-        completions = _streamed(echoed, generator.generate(prompts, params, **options))
+        completions = _print_stream(echoed, generator.generate(prompts, params, **options))
     describe(generator.loaded, quiet, f"seed {params.seed}")
     warn_of_unknown(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
     drafting = []
@@ -192,7 +192,7 @@ def generate(
         tell(f"{counted(n_tokens, 'token')} in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}")
 
 
-def _streamed(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
+def _print_stream(echoed: str, tokens: "Iterable[Token]") -> "Iterator[Completion]":
     """Print a text to a terminal as it is generated, and yield it then."""
     put_data(echoed, end="")
     for token in tokens:
@@ -231,7 +231,7 @@ def _print_probabilities(generator: "TextGenerator", completion: "Completion") -
         console.print(Text(f"{piece:{width}}  {p:8.4f}  {rank:6}  {removed:8.4f}", style=style))
 
 
-def _replay(path: str, as_json: bool) -> None:
+def _print_replay(path: str, as_json: bool) -> None:
     from lmtool.generation.replay import read_records, replay
 
     all_same = True

@@ -7,15 +7,15 @@ from typing import Any
 
 from lmtool.cli.arguments import Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import describe, describe_skipped, open_model, put_data, tell, warn_of_cut_forms
-from lmtool.cli.settings import FORMS, READING, as_data, form_in, sets, settings_in
+from lmtool.cli.output import describe, open_model, put_data, tell, warn_of_cut_forms, warn_of_skipped
+from lmtool.cli.settings import FORM_OPTIONS, TABLE_OPTIONS, pop_form, recipe_options, settings_from, to_data
 from lmtool.errors import UsageError
 
 DEFAULT_NEW_TOKENS = 64
 """Maximum new tokens after a prompt by default."""
 
 
-@sets(READING, FORMS)
+@recipe_options(TABLE_OPTIONS, FORM_OPTIONS)
 def predict(
     run: RunName,
     table: str | None = argument(
@@ -83,8 +83,8 @@ def predict(
     if as_json and guard_formulas:
         raise UsageError("--guard-formulas is for CSV, and this is JSON", fix="omit it")
     loaded = open_model(run, device, precision)
-    form = form_in(reading)
-    data = as_data(settings_in(reading))
+    form = pop_form(reading)
+    data = to_data(settings_from(reading))
     if prompt is None and (form is not None or max_new_tokens is not None):
         raise UsageError("only what a language model writes after a prompt has a form and a length", fix="add --prompt")
     if prompt is not None and task:
@@ -127,7 +127,7 @@ def predict(
                 put_data(line, end="")
         else:
             write_table(output, answers.table, lines)
-    describe_skipped(answers.skipped)
+    warn_of_skipped(answers.skipped)
     if prompt is not None:
         warn_of_cut_forms(params, reasons)
     if min_probability is not None:

@@ -12,7 +12,15 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, folder_to_write, option
 from lmtool.cli.output import put_data, put_json, put_table, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import LABELS, READING, recipe_name, sets, settings_in, stated_labels, with_stdin
+from lmtool.cli.settings import (
+    LABEL_OPTIONS,
+    TABLE_OPTIONS,
+    labels_setting,
+    recipe_option,
+    recipe_options,
+    settings_from,
+    with_stdin,
+)
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
 from lmtool.printable import counted
@@ -21,10 +29,10 @@ _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N n
 _MINUTES = "Search for N minutes: all begin, the better third goes on. Without values the usual ones."
 
 
-@sets(READING | LABELS)
+@recipe_options(TABLE_OPTIONS | LABEL_OPTIONS)
 def sweep(
     data: list[str] = argument("TEXT|TABLE", f"What is trained on, as for pretrain or finetune. {TEXT_HELP}", ...),
-    recipe: str | None = recipe_name(None),
+    recipe: str | None = recipe_option(None),
     values: list[str] | None = option("KEY=VALUES", _VALUES, "--set", "-s"),
     source: str | None = option("RUN", "The run that is trained further.", "--from"),
     *,
@@ -60,7 +68,7 @@ def sweep(
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
     fixed, axes = read(values or ())
-    read_by = settings_in(options, READING, stated_labels(options.pop("labels")))
+    read_by = settings_from(options, TABLE_OPTIONS, labels_setting(options.pop("labels")))
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:
