@@ -37,11 +37,12 @@ def complete_recipes(begun: str) -> list[str]:
     return [name for name in sorted(shipped()) if name.startswith(begun)]
 
 
-_COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
-    "RUN": complete_runs,
-    "RECIPE": complete_recipes,
-    "RECIPE|RUN": lambda begun: complete_recipes(begun) + complete_runs(begun),
-}
+def complete_recipes_or_runs(begun: str) -> list[str]:
+    """Returns the names of shipped recipes and of runs that begin with `begun`."""
+    return complete_recipes(begun) + complete_runs(begun)
+
+
+_COMPLETIONS = {"RUN": complete_runs, "RECIPE": complete_recipes, "RECIPE|RUN": complete_recipes_or_runs}
 """Functions that complete values in a shell, by metavar."""
 
 
