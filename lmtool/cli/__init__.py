@@ -30,7 +30,7 @@ from lmtool.cli.commands.report import report
 from lmtool.cli.commands.serve import label, serve
 from lmtool.cli.commands.sweep import sweep
 from lmtool.cli.commands.tokenize import tokenize
-from lmtool.cli.help import HELP_NAMES, flag, make_group, near_words, register
+from lmtool.cli.help import HELP_NAMES, flag, group, near_words, register
 from lmtool.cli.output import prepare_streams, show_logs
 from lmtool.cli.signals import exit_on_signals
 from lmtool.errors import LmtoolError, ResourceError, UsageError
@@ -39,7 +39,7 @@ from lmtool.printable import plain
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """Base class of Typer's errors for a wrong command, option or argument, for which Typer has no public name."""
 
-app = make_group(
+app = group(
     "Pretrain, fine-tune, evaluate and decode language models.",
     *("lmtool pretrain book.txt", 'lmtool generate "One day"', "lmtool finetune reviews.csv"),
     pretty_exceptions_enable=False,

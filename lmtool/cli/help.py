@@ -248,6 +248,6 @@ def _is_near(word: str, other: str) -> bool:
     )
 
 
-def make_group(help: str, *lines: str, cls: type[Group] = Group, **more: Any) -> typer.Typer:
+def group(help: str, *lines: str, cls: type[Group] = Group, **more: Any) -> typer.Typer:
     """Makes a program of several commands. lines: examples."""
     return typer.Typer(cls=cls, help=help, epilog=format_examples(*lines), no_args_is_help=True, **more)

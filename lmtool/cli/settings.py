@@ -58,7 +58,7 @@ KeyOptions = dict[str, tuple[Any, Any]]
 """Options that set keys of the recipe, by dotted key: the type, and the result of `option`."""
 
 _data = partial(option, panel="Data")
-TABLE_OPTIONS: KeyOptions = {
+READ_OPTIONS: KeyOptions = {
     "data.text_columns": (list[str], _data("NAME", "A text column. May be repeated.", "--text-column")),
     "data.label_column": (str, _data("NAME", "The label column.")),
     "data.source_column": (str, _data("NAME", "The column of source texts.")),
@@ -77,7 +77,7 @@ TABLE_OPTIONS: KeyOptions = {
 
 TEXTS_OPTIONS: KeyOptions = {
     "data.text_columns": (list[str], _data("NAME", "A text column. May be repeated.", "--text-column", "--column")),
-    **{f"data.{key}": TABLE_OPTIONS[f"data.{key}"] for key in ("encoding", "delimiter", "skip_bad_rows")},
+    **{f"data.{key}": READ_OPTIONS[f"data.{key}"] for key in ("encoding", "delimiter", "skip_bad_rows")},
 }
 """Options for reading texts, each a line of a file or a row of a table."""
 
@@ -87,7 +87,7 @@ _LABELS_HELP = (
 )
 _LabelsName = Literal["auto", "class", "multi", "number", "tags", "answers"]
 LABEL_OPTIONS: KeyOptions = {"objective.task": (_LabelsName, _data("", _LABELS_HELP, "--labels", default="auto"))}
-"""The option for the kind of labels, which `labels_setting` reads."""
+"""The option for the kind of labels, which `to_settings` reads."""
 
 TEXT_OPTIONS: KeyOptions = {
     "data.valid": (list[str], option("FILE", "Validation text, instead of part of TEXT. May be repeated.")),
@@ -121,12 +121,12 @@ def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[CommandFun
     return decorated
 
 
-def recipe_options(
+def key_options(
     options: KeyOptions, others: Mapping[str, tuple[Any, Any]] = NO_OPTIONS
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Decorates a command with options that set keys of the recipe, each named by its flag or else its key.
 
-    others: further options, as for `with_options`. See `with_options`, and `settings_from` for what they set.
+    others: further options, as for `with_options`. See `with_options`, and `to_settings` for what they set.
     """
     types = {key: type_ | None if made.default is None else type_ for key, (type_, made) in options.items()}
     of_keys = {_flag_and_parameter(key, made)[1]: (types[key], made) for key, (_, made) in options.items()}
@@ -206,20 +206,24 @@ StatedSetting = tuple[str, object, str]
 """A key of the recipe, a value, and the option as typed. None, False and an empty list mean that it was not used."""
 
 
-def settings_from(
+def to_settings(
     values: Mapping[str, Any],
-    options: KeyOptions = TABLE_OPTIONS,
+    options: KeyOptions = READ_OPTIONS,
     *others: StatedSetting,
     overrides: Sequence[str] | None = None,
 ) -> "list[Setting]":
-    """The settings of a command line: the overrides, and those options of `recipe_options` and others that are used.
+    """Returns the settings of a command line: overrides, other settings, and the used options of `key_options`.
 
-    values: of the options, by name.
+    values: values of the options, by name; those of `LABEL_OPTIONS` are read, too, if there are any.
     """
     from lmtool.recipe.load import Setting, settings_of
 
-    flags = {key: _flag_and_parameter(key, made) for key, (_, made) in options.items()}
-    stated = [*others, *((key, _read_value(key, values.get(name)), flag) for key, (flag, name) in flags.items())]
+    flags = {key: _flag_and_parameter(key, made) for key, (_, made) in options.items() if key not in LABEL_OPTIONS}
+    labels = values.get("labels", "auto")
+    kind = {"tags": "tagging", "answers": "question-answering"}.get(labels)
+    label_setting = ("objective.kind", kind) if kind else ("objective.task", None if labels == "auto" else labels)
+    stated = [*others, (*label_setting, "--labels")]
+    stated += [(key, _read_value(key, values.get(name)), flag) for key, (flag, name) in flags.items()]
     used = [one for one in stated if one[1] is not None and one[1] is not False and one[1] != []]
     return settings_of(overrides or (), [Setting(*one) for one in used])
 
@@ -237,13 +241,6 @@ def _flag_and_parameter(key: str, made: Any) -> tuple[str, str]:
     """Returns the flag of an option that sets a key, and the parameter for its value."""
     flag = [*made.param_decls, f"--{key.rpartition('.')[2].replace('_', '-')}"][0]
     return flag, flag.removeprefix("--").replace("-", "_")
-
-
-def labels_setting(labels: str) -> StatedSetting:
-    """Returns the setting of `--labels`; its value is None if the table decides."""
-    if kind := {"tags": "tagging", "answers": "question-answering"}.get(labels):
-        return "objective.kind", kind, "--labels"
-    return "objective.task", None if labels == "auto" else labels, "--labels"
 
 
 def to_data(reading: "Sequence[Setting]") -> "Data":

@@ -56,7 +56,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class _ScoringRow:
+class _Row:
     """A row of model input with scored tokens.
 
     tokens: inputs.
@@ -76,7 +76,7 @@ class _ScoringRow:
         """Length of the row, or of its source if that is longer."""
         return max(len(self.tokens), len(self.source or ()))
 
-    def keep_last(self, n: int) -> "_ScoringRow":
+    def keep_last(self, n: int) -> "_Row":
         """Returns the last n positions, which include all scored ones, with the last n of its source."""
         cut = max(0, len(self.tokens) - n)
         prefix = None if self.prefix is None else max(0, self.prefix - cut)
@@ -167,7 +167,7 @@ def score_continuations(
     Raises UsageError for continuations that do not fit, and for a model that predicts no tokens.
     """
     check_predicts_tokens(loaded)
-    longest, whole = _max_length(loaded), [_prepare_continuations(loaded, group, begins) for group in groups]
+    longest, whole = _max_length(loaded), [_encode_group(loaded, group, begins) for group in groups]
     if longest:
         # a cut row begins at the latest with the position that predicts the first scored token
         needed = [
@@ -209,7 +209,7 @@ def score_long_texts(loaded: LoadedModel, texts: Sequence[str], report: Report =
     return [sum(float(next(scores)[0].sum(dtype=np.float64)) for _ in of_text) for of_text in rows]
 
 
-def _window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
+def _window_rows(loaded: LoadedModel, ids: list[int]) -> list[_Row]:
     """Makes the rows that score a text of any length."""
     prompt_format, n = loaded.prompt_format, _max_length(loaded) or len(ids) + 2
     rows = []
@@ -226,7 +226,7 @@ def _window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
         stop = min(first + n, len(ids))
         start, prefix = max(0, stop - n), 0 if _source_is_prefix(loaded) else None
         positions = list(range(first - start, stop - start))
-        rows.append(_ScoringRow(whole[start:stop], positions, whole[first + 1 : stop + 1], prefix=prefix))
+        rows.append(_Row(whole[start:stop], positions, whole[first + 1 : stop + 1], prefix=prefix))
     return rows
 
 
@@ -234,7 +234,7 @@ def _window_rows(loaded: LoadedModel, ids: list[int]) -> list[_ScoringRow]:
 class _Continuation:
     """The rows of a continuation, one for each token of a bidirectional model, else one; see `ScoredContinuation`."""
 
-    rows: list[_ScoringRow]
+    rows: list[_Row]
     n_tokens: int
     n_apart: int
     is_cut: bool = False
@@ -246,9 +246,7 @@ class _Continuation:
         return replace(self, rows=[row.keep_last(longest) for row in self.rows], is_cut=True)
 
 
-def _prepare_continuations(
-    loaded: LoadedModel, group: Sequence[ContextPair], begins: bool = False
-) -> list[_Continuation]:
+def _encode_group(loaded: LoadedModel, group: Sequence[ContextPair], begins: bool = False) -> list[_Continuation]:
     """Makes the rows of the continuations of a group."""
     texts = [_encode_pair(loaded, *pair, begins) for pair in group]
     wholes, same_context = [whole for _, whole, _ in texts], len({context for context, _ in group}) == 1
@@ -325,7 +323,7 @@ def _score_groups(
     return scored
 
 
-def _text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_ScoringRow]:
+def _text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[_Row]:
     """Makes the rows that score a text: one, or one for each token of a bidirectional model."""
     prompt_format, tokenizer = loaded.prompt_format, loaded.tokenizer
     if loaded.model.reads == "both":
@@ -344,22 +342,20 @@ def _text_rows(loaded: LoadedModel, ids: list[int], source: str | None) -> list[
     return [row] if row.positions else []
 
 
-def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]) -> list[_ScoringRow]:
+def _masked_rows(loaded: LoadedModel, whole: list[int], positions: Iterable[int]) -> list[_Row]:
     """Makes a row for each position, in which its token is masked."""
     mask_id = loaded.tokenizer.mask_id
-    return [_ScoringRow([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
+    return [_Row([*whole[:at], mask_id, *whole[at + 1 :]], [at], [whole[at]]) for at in positions]
 
 
-def _suffix_row(
-    loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int, n_scored: int = 0
-) -> _ScoringRow:
+def _suffix_row(loaded: LoadedModel, source: list[int] | None, whole: list[int], first: int, n_scored: int = 0) -> _Row:
     """Makes the row that scores a text from its token `first` on, or only its last `n_scored` tokens."""
     prefix = None
     if _source_is_prefix(loaded):
         prefix = first - 1 if source is None else len(source)
         whole, first, source = [*(source or ()), *whole], first + len(source or ()), None
     first = max(1, len(whole) - n_scored if n_scored else first)
-    return _ScoringRow(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
+    return _Row(whole[:-1], list(range(first - 1, len(whole) - 1)), whole[first:], source, prefix)
 
 
 def _source_is_prefix(loaded: LoadedModel) -> bool:
@@ -377,9 +373,7 @@ def _check_length(loaded: LoadedModel, length: int) -> None:
         raise UsageError(f"a text has {length} tokens, but the model reads {longest}", fix="divide it")
 
 
-def _score_rows(
-    loaded: LoadedModel, rows: Sequence[_ScoringRow], report: Report = ignore_progress
-) -> list[ScoredTokens]:
+def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = ignore_progress) -> list[ScoredTokens]:
     """Scores the targets of each row."""
     pad = loaded.tokenizer.pad_id
 
@@ -406,13 +400,13 @@ def _evaluate_scores(
     return evaluate_items(loaded.model, items, loaded.compute, report).arrays
 
 
-def _common_prefix_length(rows: Sequence[_ScoringRow]) -> int:
+def _common_prefix_length(rows: Sequence[_Row]) -> int:
     """Returns the length of the common prefix of rows; 0 if it cannot be computed once."""
     alone = len(rows) == 1 or rows[0].prefix is not None or any(row.source != rows[0].source for row in rows)
     return 0 if alone else n_shared(*(row.tokens for row in rows))
 
 
-def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_ScoringRow]], report: Report) -> list[ScoredTokens]:
+def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_Row]], report: Report) -> list[ScoredTokens]:
     """Scores the targets of all rows of each group, whose common prefix is read once."""
     n_common = [_common_prefix_length(rows) for rows in groups]
     n_apart = [max(len(row.tokens) for row in rows) - n for rows, n in zip(groups, n_common, strict=True)]
@@ -427,7 +421,7 @@ def _score_branched(loaded: LoadedModel, groups: Sequence[Sequence[_ScoringRow]]
 
 
 def _compute_branched(
-    loaded: LoadedModel, groups: Sequence[Sequence[_ScoringRow]], n_common: Sequence[int]
+    loaded: LoadedModel, groups: Sequence[Sequence[_Row]], n_common: Sequence[int]
 ) -> list[ScoredTokens]:
     """Scores groups of rows that have n tokens in common, whose decoding state is computed once."""
     model, pad = loaded.model, loaded.tokenizer.pad_id
@@ -452,7 +446,7 @@ def _compute_branched(
     return _token_scores(loaded, states, [[token for row in rows for token in row.targets] for rows in groups])
 
 
-def _with_sources(batch: Batch, rows: Sequence[_ScoringRow], pad: int) -> Batch:
+def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
     """Adds the sources of its rows to a batch, if they have any."""
     if rows[0].source is None:
         return batch

@@ -124,10 +124,8 @@ class ModelService:
         decode = self.loaded.prompt_format.tokenizer.decode
         echoed = tuple(text if isinstance(text, str) else decode(text) for text in inputs) if body.echo else None
         max_tokens = 1 if echo_only else self._resolve_max_tokens(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
-        tells = {"n_alternatives": body.logprobs or 0, "prompt_logprobs": prompt_logprobs}
-        return self._build_response(
-            body, self.loaded.prompt_format, prompts, max_tokens, body.text_form(), echoed, **tells
-        )
+        fields: dict[str, Any] = {"n_alternatives": body.logprobs or 0, "prompt_logprobs": prompt_logprobs}
+        return self._build_response(body, self.loaded.prompt_format, prompts, max_tokens, echoed=echoed, **fields)
 
     def prepare_chat(self, body: ChatBody) -> ResponseBuilder:
         """Prepares the response to a chat request. Raises BadRequest, and LmtoolError for unreadable messages."""
@@ -150,10 +148,8 @@ class ModelService:
         max_tokens = self._resolve_max_tokens(body.max_completion_tokens or body.max_tokens, MAX_ANSWER_TOKENS)
         max_tokens = max_tokens if context is None else min(max_tokens, context - len(ids))
         prompts = [prompt_format.prompt_of_ids(ids)]
-        form = body.text_form() if calls is None else calls
-        return self._build_response(
-            body, prompt_format, prompts, max_tokens, form, n_alternatives=body.top_logprobs or 0
-        )
+        n = body.top_logprobs or 0
+        return self._build_response(body, prompt_format, prompts, max_tokens, calls, n_alternatives=n)
 
     def _check_generates(self) -> None:
         self.generator.check_generates()
@@ -182,21 +178,18 @@ class ModelService:
         prompt_format: PromptFormat,
         prompts: Sequence[Prompt],
         max_tokens: int,
-        form: TextForm | None,
+        form: TextForm | None = None,
         echoed: tuple[str, ...] | None = None,
         **fields: Any,
     ) -> ResponseBuilder:
-        """Builds the response and its requests. max_tokens: new tokens of each text. fields: other request fields."""
-        n = body.n or 1
+        """Builds the response and its requests. form: by default that of the body. fields: other request fields."""
+        form, n = form or body.text_form(), body.n or 1
         if len(prompts) * n > MAX_TEXTS:
             raise BadRequest(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
         chosen: dict[str, Any] = {"seed": secrets.randbelow(2**32), "temperature": 1.0}
         chosen |= body.model_dump(include=SAMPLING_FIELDS, exclude_none=True)
-        chosen |= {
-            "max_new_tokens": max_tokens,
-            "logit_bias": self._parse_logit_bias(body.logit_bias or {}),
-            "form": form,
-        }
+        biases = self._parse_logit_bias(body.logit_bias or {})
+        chosen |= {"max_new_tokens": max_tokens, "logit_bias": biases, "form": form}
         if form is not None:  # caches its start for the scheduler
             start_form(form, prompt_format.tokenizer, max_tokens)
         fields |= {"params": SamplingParams(**chosen), "prompt_format": prompt_format, "stop": body.stop_strings}

@@ -7,16 +7,7 @@ from lmtool.cli.arguments import Json, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, open_model, put, put_json
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import (
-    LABEL_OPTIONS,
-    TABLE_OPTIONS,
-    Column,
-    Overrides,
-    labels_setting,
-    recipe_options,
-    settings_from,
-    with_stdin,
-)
+from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, Column, Overrides, key_options, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import aligned, counted
 
@@ -33,7 +24,7 @@ MOST = 20
 """Damaged files that are listed."""
 
 
-@recipe_options(TABLE_OPTIONS | LABEL_OPTIONS)
+@key_options(READ_OPTIONS | LABEL_OPTIONS)
 def check(
     names: list[str] | None = argument("RUN|TABLE|TEXT", "A run, a table, texts, or a folder of tokens."),
     valid: list[str] | None = option("FILE", "Validation text or table. May be repeated."),
@@ -93,8 +84,8 @@ def check(
         check_new(fix, *filter(None, [Path(unpacked_name(Path(names[0]))).suffix]))
         check_new(log)
     texts = ("data.train", names, "TEXT"), ("data.valid", valid, "--valid"), ("data.column", column, "--column")
-    others = *texts, ("data.test", test, "--test"), labels_setting(options.pop("labels"))
-    settings = settings_from(options, TABLE_OPTIONS, *others, overrides=overrides)
+    others = *texts, ("data.test", test, "--test")
+    settings = to_settings(options, READ_OPTIONS, *others, overrides=overrides)
     reports = [_check_subject(names, settings, tokenizer, quiet)] if names else []
     if with_cache:
         from lmtool.checks.check import check_cache

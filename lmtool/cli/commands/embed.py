@@ -5,19 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmtool.cli.arguments import RUN_HELP, TEXT_HELP, Device, Json, Precision, Quiet, RunName, TypedText
-from lmtool.cli.help import (
-    GroupWithDefault,
-    argument,
-    file_to_write,
-    flag,
-    folder_to_write,
-    make_group,
-    option,
-    register,
-)
+from lmtool.cli.help import GroupWithDefault, argument, file_to_write, flag, folder_to_write, group, option, register
 from lmtool.cli.output import check_new, describe, open_model, put, put_data, put_json, warn_of_skipped
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import TEXTS_OPTIONS, recipe_options, settings_from, to_data
+from lmtool.cli.settings import TEXTS_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
 from lmtool.printable import counted
 
@@ -26,7 +17,7 @@ if TYPE_CHECKING:
     from lmtool.search.entries import Entry
 
 
-@recipe_options(TEXTS_OPTIONS)
+@key_options(TEXTS_OPTIONS)
 def embed(
     run: RunName,
     text: list[str] | None = argument("TEXT", f"{TEXT_HELP[:-1]}, the default."),
@@ -85,7 +76,7 @@ def _read_texts(
     from lmtool.search.entries import Entry, read_entries, text_columns_of_run
 
     sources = files or ([] if typed else ["-"])
-    stated = settings_from(reading, TEXTS_OPTIONS)
+    stated = to_settings(reading, TEXTS_OPTIONS)
     if stated and not sources:
         raise UsageError(
             f"{stated[0].flag} is for files and tables, and there are only typed texts", fix="leave it out"
@@ -96,7 +87,7 @@ def _read_texts(
     warn_of_skipped((yield from read_entries(sources, data, reading.get("id_column"), usual)))
 
 
-@recipe_options(
+@key_options(
     TEXTS_OPTIONS, {"id_column": (str | None, option("NAME", "Column of ids.", shown="FILE:ROW", panel="Data"))}
 )
 def index(
@@ -141,7 +132,7 @@ def index(
         put(f"{output}: {counted(n_texts, 'text')}; {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
-@recipe_options(TEXTS_OPTIONS)
+@key_options(TEXTS_OPTIONS)
 def query(
     index: Path = argument("INDEX", "The folder of an index.", ..., shown=True),
     queries: list[str] | None = argument(
@@ -194,6 +185,6 @@ def query(
 
 
 HELP = "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made."
-searches = make_group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
+searches = group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
 register(searches, "index", index)
 register(searches, "query", query)

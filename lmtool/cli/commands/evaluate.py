@@ -21,14 +21,14 @@ from lmtool.cli.arguments import (
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, open_model, put_result, tell, warn, warn_of_leaks, warn_of_skipped
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import TABLE_OPTIONS, Column, recipe_options, settings_from, to_data
+from lmtool.cli.settings import READ_OPTIONS, Column, key_options, to_data, to_settings
 from lmtool.errors import NumericalError, UsageError
 
 if TYPE_CHECKING:
     from lmtool.inference.load import LoadedModel
 
 
-@recipe_options(TABLE_OPTIONS)
+@key_options(READ_OPTIONS)
 def evaluate(
     run: RunName,
     text: list[str] | None = argument("TEXT", TEXT_HELP),
@@ -96,7 +96,7 @@ def evaluate(
         others = {"TEXT": text, "--text": typed, "--stride": stride, "--context": context, "--baseline": baseline}
         others |= {"--column": column, "--num-beams": num_beams, "--costs": costs, "--prompt": prompt, "--train": train}
         others |= {"--answers": answers, "--shots": shots, "--calibrate": calibrate, "--seed": seed != 1}
-        others |= {one.flag or one.key: True for one in settings_from(reading)}
+        others |= {one.flag or one.key: True for one in to_settings(reading)}
         if ignored := [name for name, value in others.items() if value]:
             what = "a suite sets this itself"
             raise UsageError(what, where=", ".join(ignored), fix=f"omit it, or write it into the tasks of {suite}")
@@ -117,7 +117,7 @@ def evaluate(
             where="--costs",
             fix="omit it, or name a table and its run",
         )
-    settings = settings_from(reading)
+    settings = to_settings(reading)
     data, skipped = to_data(settings), Skipped()
     if prompt is not None:
         if typed or not text:

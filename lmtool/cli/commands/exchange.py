@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
-from lmtool.cli.help import argument, flag, folder_to_write, make_group, option, register
+from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
 from lmtool.cli.output import put, put_data, tell, warn
 from lmtool.cli.progress import Display
 from lmtool.errors import UsageError
@@ -136,7 +136,7 @@ def get_data(
         put_data(path)
 
 
-data = make_group(
+data = group(
     "List and fetch data sets of published packages.",
     *("lmtool data ls", "lmtool data ls opinions", "lmtool data get opinions"),
 )

@@ -14,16 +14,7 @@ from lmtool.cli.arguments import OUTPUT_HELP, START_OR_RESUME_HELP, UNTIL_HELP, 
 from lmtool.cli.help import argument, flag, folder_to_write, option
 from lmtool.cli.output import put, put_data, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import (
-    LABEL_OPTIONS,
-    TABLE_OPTIONS,
-    KeyOptions,
-    Overrides,
-    labels_setting,
-    recipe_options,
-    settings_from,
-    with_stdin,
-)
+from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, KeyOptions, Overrides, key_options, to_settings, with_stdin
 from lmtool.cli.training import resume_if_begun, run_training
 from lmtool.errors import UsageError
 
@@ -42,7 +33,7 @@ _RANK_HELP = "Train LoRA adapters of this rank and the head, and save only these
 _VALID_HELP = "Validation table, to choose the best checkpoint; else part of TABLE is held out."
 _Metric = Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact", "spearman", "ndcg"]
 OPTIONS: KeyOptions = {
-    **TABLE_OPTIONS,
+    **READ_OPTIONS,
     "data.tasks": (list[str], _data("NAME:FILE[:WEIGHT]", _TASK_HELP, "--task")),
     "data.task_tests": (list[str], _data("NAME:FILE", _TASK_TEST_HELP, "--task-test")),
     **LABEL_OPTIONS,
@@ -60,7 +51,7 @@ OPTIONS: KeyOptions = {
 """The options that set keys of the recipe."""
 
 
-@recipe_options(OPTIONS)
+@key_options(OPTIONS)
 def finetune(
     table: str | None = argument(
         "TABLE", "A .csv, .tsv, .jsonl, .json, .parquet or .conll file, hf:NAME, or - for standard input."
@@ -98,8 +89,7 @@ def finetune(
     if start_or_resume and resume_if_begun(output, quiet, until):
         return
     table, options["valid"], options["test"] = with_stdin("table", table, options["valid"], options["test"])
-    others = ("data.train", table, "TABLE"), labels_setting(options.pop("labels"))
-    settings = settings_from(options, OPTIONS, *others, overrides=overrides)
+    settings = to_settings(options, OPTIONS, ("data.train", table, "TABLE"), overrides=overrides)
     if table and options["task"]:
         raise UsageError("--task and TABLE cannot be combined", fix="give only one of them")
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":

@@ -6,11 +6,11 @@ from typing import Any, Literal
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
 from lmtool.cli.help import argument, option
 from lmtool.cli.output import check_new, describe, put, put_json, put_result, show_picture, warn_of_skipped
-from lmtool.cli.settings import COLUMN_HELP, TABLE_OPTIONS, recipe_options, settings_from, to_data
+from lmtool.cli.settings import COLUMN_HELP, READ_OPTIONS, key_options, to_data, to_settings
 from lmtool.errors import UsageError
 
 
-@recipe_options({key: TABLE_OPTIONS[key] for key in ("data.encoding", "data.delimiter", "data.skip_bad_rows")})
+@key_options({key: READ_OPTIONS[key] for key in ("data.encoding", "data.delimiter", "data.skip_bad_rows")})
 def neighbors(
     run: RunName,
     word: str | None = argument("WORD", "A word that is one token of the run; with --in any of that text."),
@@ -56,7 +56,7 @@ def neighbors(
         raise UsageError("--in and --among need a WORD", fix="give one, or omit them")
     if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
         raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
-    settings = settings_from(reading)
+    settings = to_settings(reading)
     if settings and similarity is None:
         raise UsageError(f"{settings[0].flag} is only for --similarity, which reads a table", fix="omit it")
     check_new(output)

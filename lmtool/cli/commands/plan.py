@@ -8,13 +8,12 @@ from lmtool.cli.output import put, put_json
 from lmtool.cli.progress import Display, format_quantity
 from lmtool.cli.settings import (
     LABEL_OPTIONS,
-    TABLE_OPTIONS,
+    READ_OPTIONS,
     TEXT_OPTIONS,
     Overrides,
     is_recipe,
-    labels_setting,
-    recipe_options,
-    settings_from,
+    key_options,
+    to_settings,
     with_stdin,
 )
 from lmtool.errors import UsageError
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from lmtool.cost.planning import Forecast
 
 
-@recipe_options(TEXT_OPTIONS | TABLE_OPTIONS | LABEL_OPTIONS)
+@key_options(TEXT_OPTIONS | READ_OPTIONS | LABEL_OPTIONS)
 def plan(
     names: list[str] | None = argument(
         "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
@@ -61,8 +60,8 @@ def plan(
     sources = [*(name for name in names or () if name not in recipes), *(text or ())]
     if len(recipes) > 1:
         raise UsageError(f"a plan takes one recipe, not {' and '.join(recipes)}", fix="name one of them")
-    others = ("data.train", sources, "TEXT"), labels_setting(options.pop("labels"))
-    settings = settings_from(options, TEXT_OPTIONS | TABLE_OPTIONS, *others, overrides=overrides)
+    text_setting = "data.train", sources, "TEXT"
+    settings = to_settings(options, TEXT_OPTIONS | READ_OPTIONS, text_setting, overrides=overrides)
     if recipes:
         resolve(recipes[0], settings)
 

@@ -8,14 +8,14 @@ from typing import Any
 from lmtool.cli.arguments import Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import describe, open_model, put_data, tell, warn_of_cut_forms, warn_of_skipped
-from lmtool.cli.settings import FORM_OPTIONS, TABLE_OPTIONS, pop_form, recipe_options, settings_from, to_data
+from lmtool.cli.settings import FORM_OPTIONS, READ_OPTIONS, key_options, pop_form, to_data, to_settings
 from lmtool.errors import UsageError
 
 DEFAULT_NEW_TOKENS = 64
 """Maximum new tokens after a prompt by default."""
 
 
-@recipe_options(TABLE_OPTIONS, FORM_OPTIONS)
+@key_options(READ_OPTIONS, FORM_OPTIONS)
 def predict(
     run: RunName,
     table: str | None = argument(
@@ -84,7 +84,7 @@ def predict(
         raise UsageError("--guard-formulas is for CSV, and this is JSON", fix="omit it")
     loaded = open_model(run, device, precision)
     form = pop_form(reading)
-    data = to_data(settings_from(reading))
+    data = to_data(to_settings(reading))
     if prompt is None and (form is not None or max_new_tokens is not None):
         raise UsageError("only what a language model writes after a prompt has a form and a length", fix="add --prompt")
     if prompt is not None and task:

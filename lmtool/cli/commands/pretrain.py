@@ -5,11 +5,11 @@ from typing import Any
 
 from lmtool.cli.arguments import TEXT_HELP, OutputDir, Quiet, StartOrResume, Until
 from lmtool.cli.help import argument, option
-from lmtool.cli.settings import TEXT_OPTIONS, Overrides, recipe_option, recipe_options, settings_from, with_stdin
+from lmtool.cli.settings import TEXT_OPTIONS, Overrides, key_options, recipe_option, to_settings, with_stdin
 from lmtool.cli.training import resume_if_begun, run_training
 
 
-@recipe_options(TEXT_OPTIONS)
+@key_options(TEXT_OPTIONS)
 def pretrain(
     text: list[str] | None = argument("TEXT", f"{TEXT_HELP} Omit it for a recipe with data.mixture."),
     recipe: str | None = recipe_option(None),
@@ -41,7 +41,7 @@ def pretrain(
 
     text, options["valid"] = with_stdin("text", text, options["valid"])
     others = ("data.train", text, "TEXT"), ("distillation.teacher", teacher, "--teacher")
-    chosen = settings_from(options, TEXT_OPTIONS, *others, overrides=overrides)
+    chosen = to_settings(options, TEXT_OPTIONS, *others, overrides=overrides)
     # mistakes are told before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 

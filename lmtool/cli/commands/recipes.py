@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from lmtool.cli.arguments import HtmlFile, Json, Quiet
-from lmtool.cli.help import argument, flag, make_group, option, register
+from lmtool.cli.help import argument, flag, group, option, register
 from lmtool.cli.output import check_new, put, put_data, put_json, show_picture
 from lmtool.cli.settings import Overrides, is_recipe, with_stdin
 from lmtool.errors import UsageError
@@ -140,7 +140,7 @@ def schema() -> None:
     put_data(schema(), end="")
 
 
-app = make_group(
+app = group(
     "List, show and draw recipes, show what models are given, and print the schema.",
     *("lmtool recipes ls", "lmtool recipes show tiny --resolved", "lmtool recipes draw tiny"),
 )

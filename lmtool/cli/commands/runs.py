@@ -13,10 +13,10 @@ import typer
 from rich.filesize import decimal
 
 from lmtool.cli.arguments import Json, RunName, TaskName
-from lmtool.cli.help import argument, flag, folder_to_write, make_group, option, register
+from lmtool.cli.help import argument, flag, folder_to_write, group, option, register
 from lmtool.cli.output import open_model, print_picture, put, put_data, put_json, put_table, tell, warn, warn_of_leaks
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import TABLE_OPTIONS, recipe_options, settings_from, to_data, with_stdin
+from lmtool.cli.settings import READ_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import UsageError
 from lmtool.printable import counted, plain
 
@@ -113,7 +113,7 @@ def _draw_losses(run: "Run", *, held_out: bool) -> None:
     print_picture(partial(plot, [(name, points) for name, points in named if len(points) > 1]))
 
 
-@recipe_options(TABLE_OPTIONS)
+@key_options(READ_OPTIONS)
 def compare(
     runs: list[str] = argument("RUN", "Two runs or more, as for `show`.", ..., shown=True),
     test: list[str] | None = option(
@@ -144,7 +144,7 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError("one run cannot be compared", where=runs[0], fix="name a second run")
-    settings = settings_from(reading)
+    settings = to_settings(reading)
     if settings and not test:
         raise UsageError(
             "this option says how a table is read, and none is named",
@@ -422,7 +422,7 @@ def _format_time(stamp: str) -> str:
         return stamp or "-"
 
 
-app = make_group(
+app = group(
     "List training runs, show one, compare or remove some, merge the adapters of one, or clear the cache.",
     *("lmtool runs ls", "lmtool runs show last", "lmtool runs rm --older-than 30d"),
 )

@@ -8,7 +8,7 @@ import typer
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import check_new, describe, open_model, put_json, put_result, tell, warn, warn_of_skipped
-from lmtool.cli.settings import TABLE_OPTIONS, TEXTS_OPTIONS, recipe_options, settings_from, to_data, with_stdin
+from lmtool.cli.settings import READ_OPTIONS, TEXTS_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
 from lmtool.printable import counted
@@ -72,7 +72,7 @@ def serve(
     raise typer.Exit(128 + answer(generator, serving, (lambda *_: None) if quiet else tell))
 
 
-@recipe_options(TEXTS_OPTIONS | {"data.label_column": TABLE_OPTIONS["data.label_column"]})
+@key_options(TEXTS_OPTIONS | {"data.label_column": READ_OPTIONS["data.label_column"]})
 def label(
     table: str = argument(
         "TABLE", "The table: .csv, .tsv, .jsonl, .json, .parquet, or - for standard input. It stays as it is.", ...
@@ -109,7 +109,7 @@ def label(
     from lmtool.labelling.page import serve_labelling
     from lmtool.labelling.table import TableToLabel
 
-    data = to_data(settings_from(reading))
+    data = to_data(to_settings(reading))
     names = [name for part in labels.split(",") if (name := part.strip())]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"the class {shown(twice)} is named twice", where=f"--labels {labels}", fix="name it once")

@@ -12,15 +12,7 @@ from lmtool.cli.arguments import TEXT_HELP, Json, Quiet
 from lmtool.cli.help import argument, folder_to_write, option
 from lmtool.cli.output import put_data, put_json, put_table, tell
 from lmtool.cli.progress import Display
-from lmtool.cli.settings import (
-    LABEL_OPTIONS,
-    TABLE_OPTIONS,
-    labels_setting,
-    recipe_option,
-    recipe_options,
-    settings_from,
-    with_stdin,
-)
+from lmtool.cli.settings import LABEL_OPTIONS, READ_OPTIONS, key_options, recipe_option, to_settings, with_stdin
 from lmtool.cli.signals import StopAtStep
 from lmtool.errors import UsageError
 from lmtool.printable import counted
@@ -29,7 +21,7 @@ _VALUES = "A key of the recipe and its values: A,B,C, whole numbers 2..6, or N n
 _MINUTES = "Search for N minutes: all begin, the better third goes on. Without values the usual ones."
 
 
-@recipe_options(TABLE_OPTIONS | LABEL_OPTIONS)
+@key_options(READ_OPTIONS | LABEL_OPTIONS)
 def sweep(
     data: list[str] = argument("TEXT|TABLE", f"What is trained on, as for pretrain or finetune. {TEXT_HELP}", ...),
     recipe: str | None = recipe_option(None),
@@ -68,7 +60,7 @@ def sweep(
     began = time.monotonic()
     (data,) = with_stdin("text or table", data)
     fixed, axes = read(values or ())
-    read_by = settings_from(options, TABLE_OPTIONS, labels_setting(options.pop("labels")))
+    read_by = to_settings(options)
     if twice := next((one for one in read_by if one.key in axes), None):
         raise UsageError(f"{twice.flag} and -s {twice.key} set the same key", fix="give one of them")
     with Display(True, quiet) as display:

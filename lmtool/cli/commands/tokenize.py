@@ -12,9 +12,9 @@ from lmtool.cli.settings import (
     TEXT_OPTIONS,
     KeyOptions,
     Overrides,
+    key_options,
     recipe_option,
-    recipe_options,
-    settings_from,
+    to_settings,
     with_stdin,
 )
 from lmtool.errors import UsageError
@@ -37,7 +37,7 @@ OPTIONS: KeyOptions = {
 """The options that set keys of the recipe."""
 
 
-@recipe_options(OPTIONS)
+@key_options(OPTIONS)
 def tokenize(
     text: list[str] | None = argument("TEXT", TEXT_HELP),
     output: Path | None = option(
@@ -73,7 +73,7 @@ def tokenize(
         show = resolve_stdin_text(show)
     (text,) = with_stdin("text", text)
     loaded = ("tokenizer.kind", None if options["tokenizer"] is None else "file", "--tokenizer")
-    settings = settings_from(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
+    settings = to_settings(options, OPTIONS, ("data.train", text, "TEXT"), loaded, overrides=overrides)
     sources = resolve(recipe, settings).recipe.data.sources  # mistakes are told before anything heavy is imported
 
     from lmtool.data.prepare import prepare
