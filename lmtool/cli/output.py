@@ -125,8 +125,8 @@ def describe(loaded: "LoadedModel", quiet: bool, *facts: str) -> None:
     warn(loaded.reference.warnings)
     if not quiet:
         tell(", ".join([f"{loaded.run_path}, step {loaded.step}", loaded.compute.describe(), *facts]))
-        if loaded.reference.newer is not None:
-            newer = f"{loaded.run_path}@{loaded.reference.newer}"
+        if loaded.reference.newer_step is not None:
+            newer = f"{loaded.run_path}@{loaded.reference.newer_step}"
             tell(f"step {loaded.step} is the best by validation; newer weights: {newer}")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtool.generation.detokenizer import contains_stop_string
 from lmtool.generation.request import BeamNode, FinishReason, Token
-from lmtool.generation.strategy import Hypothesis, RequestState, Strategy, StrategyStep, TextUpdate, no_token_error
+from lmtool.generation.strategy import Hypothesis, NewTokens, RequestState, Strategy, StrategyStep, no_token_error
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class BeamSearch(Strategy):
         possible: float = max(one.total for one in live) / length**penalty
         return possible <= group.finished[-1].score
 
-    def _rank_results(self, search: BeamState) -> list[TextUpdate]:
+    def _rank_results(self, search: BeamState) -> list[NewTokens]:
         """Returns the best hypotheses of all groups; the first has the tree with their ranks."""
         finished = [one for group in search.groups for one in group.finished]
         returned = sorted(finished, key=attrgetter("score"), reverse=True)[: self.params.num_return]
         ranks = {one.node: rank for rank, one in enumerate(returned)}
         tree = tuple(replace(node, rank=ranks.get(i)) for i, node in enumerate(search.nodes)) or None
-        found = [TextUpdate(one.tokens, one.finish, rank, one.score) for rank, one in enumerate(returned)]
+        found = [NewTokens(one.tokens, one.finish, rank, one.score) for rank, one in enumerate(returned)]
         return [found[0]._replace(tree=tree), *found[1:]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmtool.durable import refusing, write_new
 from lmtool.errors import UsageError
@@ -209,8 +209,8 @@ class Conversation:
         """Adds a message without answering it, such as one of several tool results. Raises UsageError."""
         self.turns += [Turn(**one) for one in validate_messages([message])]
 
-    def _fit_context(self, turns: Sequence[Turn]) -> tuple[list[int], int, int]:
-        """Returns the prompt of the last turns that fit, the index of the first, and the maximum tokens to generate."""
+    def _fit_context(self, turns: Sequence[Turn]) -> "_FittedPrompt":
+        """Makes the prompt of the last turns that fit the context."""
         first, context, max_tokens = self.n_left, self._generator.loaded.model.context, self.params.max_new_tokens
         while True:
             ids = self._chat.prompt([*self._system_messages(), *(turn.message for turn in turns[first:])])
@@ -223,7 +223,7 @@ class Conversation:
                 what = f"the prompt has {len(ids)} tokens, but the model's context is {context}"
                 raise UsageError(what, fix="shorten the message, or the system message")
             first = following
-        return ids, first, max_tokens if context is None else min(max_tokens, context - len(ids))
+        return _FittedPrompt(ids, first, max_tokens if context is None else min(max_tokens, context - len(ids)))
 
     def save(self, path: Path) -> None:
         """Writes all messages to a new file, as one line of JSON that `lmtool finetune` reads.
@@ -250,6 +250,14 @@ class Conversation:
 
     def _system_messages(self) -> list[Message]:
         return [Message(role="system", content=self._system)] if self._system else []
+
+
+class _FittedPrompt(NamedTuple):
+    """A prompt that fits the context. first: index of its first turn. limit: maximum tokens of the answer."""
+
+    ids: list[int]
+    first: int
+    limit: int
 
 
 def find_chat_format(loaded: LoadedModel) -> ChatFormat:

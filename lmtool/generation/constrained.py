@@ -59,7 +59,7 @@ class FormState:
 
     def with_token(self, token: int) -> "FormState":
         """Returns the place after an allowed token; an end token changes nothing."""
-        child = self._children.get(token) or self._append_token(token)
+        child = self._children.get(token) or self._make_child(token)
         rest = vars(self).get("closing_after") or ()
         if rest[:1] == (token,) and len(rest) > 1:  # its closing sequence is at most the rest
             child._remember_closing(rest[1:])
@@ -79,7 +79,7 @@ class FormState:
             child._remember_closing(rest[len(tokens) :])
         return child
 
-    def _append_token(self, token: int) -> "FormState":
+    def _make_child(self, token: int) -> "FormState":
         spellings = self._vocabulary.spellings(token, self._begins)
         with self._lock:
             spelling = next(filter(self._can_follow, spellings), None)
@@ -116,7 +116,7 @@ class FormState:
         if mistake:
             raise self.form.wrong(mistake)
         spellings = np.unpackbits(mask, bitorder="little").astype(np.bool_)
-        allowed_V = self._vocabulary.merge_spellings(spellings, self._begins)
+        allowed_V = self._vocabulary.mask_tokens(spellings, self._begins)
         if allowed_V.any() or self.may_end:
             return allowed_V
         with self._lock:  # forced text has another spelling than the mask expects
@@ -140,7 +140,7 @@ class FormState:
             return bool(self._matcher.is_stopped())
 
     @property
-    def closing(self) -> tuple[int, ...] | None:
+    def closing_tokens(self) -> tuple[int, ...] | None:
         """Tokens that complete the form, few but not always the fewest; None if none were found."""
         return () if self.may_end else self.closing_after
 
@@ -172,13 +172,13 @@ class FormState:
 
     def can_close_after(self, token: int, n_left: int) -> bool:
         """Whether the form can be completed in so many tokens after this one."""
-        closing = self.closing
+        closing = self.closing_tokens
         if closing and closing[0] == token:
             return len(closing) - 1 <= n_left
         child = self.with_token(token)
         if not (child.may_end or "closing_after" in vars(child)):
             child._reuse_closing(closing or (), n_left)
-        return child.closing is not None and len(child.closing) <= n_left
+        return child.closing_tokens is not None and len(child.closing_tokens) <= n_left
 
     def _reuse_closing(self, closing: tuple[int, ...], n_left: int) -> None:
         """Tries the closing sequence of the place before, or its last part, because a search takes long."""
@@ -190,7 +190,7 @@ class FormState:
                 if self._matcher.validate_tokens(rest) < len(rest):
                     continue
                 matcher = self._matcher.deep_copy()
-            if all(_consume(matcher, token) for token in rest) and matcher.is_accepting():
+            if all(_consume_token(matcher, token) for token in rest) and matcher.is_accepting():
                 self._remember_closing(tuple(rest))
                 return
 
@@ -258,7 +258,7 @@ class SpelledVocabulary:
         drops_space = begins and self._are_words and self.pieces[token][:1] == b" "
         return (other, token) if drops_space else (token, other)
 
-    def merge_spellings(self, mask: NDArray[np.bool_], begins: bool) -> NDArray[np.bool_]:
+    def mask_tokens(self, mask: NDArray[np.bool_], begins: bool) -> NDArray[np.bool_]:
         """Returns a mask (V,) of the tokens of which a spelling is in `mask`, which is over all spellings."""
         allowed_V = mask[: self.size].copy()
         if begins or self._are_words:
@@ -266,7 +266,7 @@ class SpelledVocabulary:
         return allowed_V
 
 
-def _consume(matcher: "LLMatcher", token: int) -> bool:
+def _consume_token(matcher: "LLMatcher", token: int) -> bool:
     """Advances a matcher by a token, unless another one is forced. Returns whether it did."""
     forced = matcher.compute_ff_tokens()
     return token == (forced or [token])[0] and bool(matcher.consume_token(token))
@@ -302,11 +302,11 @@ def start_form(form: TextForm, tokenizer: Tokenizer, max_new_tokens: int | None 
     """
     state = spelled_vocabulary(tokenizer).begin(form)
     if form.complete and max_new_tokens is not None:
-        if state.closing is None:
+        if state.closing_tokens is None:
             state.dead_end.prepare()
             raise UsageError("no end of this form was found, which `complete` needs", fix="omit --complete")
-        if len(state.closing) > max_new_tokens:
-            n = len(state.closing)
+        if len(state.closing_tokens) > max_new_tokens:
+            n = len(state.closing_tokens)
             what = f"the shortest text found of this form has {n} tokens, more than {max_new_tokens}"
             raise UsageError(what, fix=f"allow as many with --max-new-tokens {n}")
     return state

@@ -56,7 +56,7 @@ class Draft(ABC):
         self.n_tokens, self.loaded = n_tokens, loaded
 
     @abstractmethod
-    def propose(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
+    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
         """Starts drafting for a request. sampler: its strategy. vocab_size: number of the model's logits."""
 
     def is_exact(self, sampler: Sampler) -> bool:
@@ -95,7 +95,7 @@ class NGramDraft(Draft):
     def is_exact(self, sampler: Sampler) -> bool:
         return True
 
-    def propose(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
+    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
         text: list[int] = []
         following: dict[tuple[int, ...], int] = {}  # by n-gram: index of the token after its last occurrence
         tokens: list[int] = []
@@ -142,7 +142,7 @@ class ModelDraft(Draft):
             what = f"the draft has {self.model.vocab_size} tokens, and the model {n_ids}"
             raise UsageError(what, fix="name a draft with the same tokenizer")
 
-    def propose(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
+    def start_proposals(self, state: RequestState, sampler: Sampler, vocab_size: int) -> Proposals:
         runner, n_more, key = self._runner, vocab_size - self._runner.vocab_size, derive_key(state.key, "draft")
         prompt = state.request.prompt
         window, n_read, n_written = runner.fit_prompt(prompt, "slide", "the draft"), 0, 0  # within its own context

@@ -163,7 +163,7 @@ class Engine:
         if not self._states:
             self._caches = []
 
-    def clear(self) -> None:
+    def cancel_all(self) -> None:
         """Cancels all requests, even after an error that left the engine inconsistent."""
         self._states, self._waiting, self._prefills, self._running, self._caches = {}, [], [], [], []
 
@@ -176,7 +176,7 @@ class Engine:
         raises. An engine that isolates failures raises only for lack of memory.
         """
         self.failures = []
-        cache = self._collect_rows()
+        cache = self._collect_running_rows()
         self._prefills += [_PrefillBatch(group, _distinct_windows(group)) for group in self._batch_waiting()]
         running, self._waiting = [state for state, _ in self._running], []
         stepped: list[RequestState] = []
@@ -312,7 +312,7 @@ class Engine:
         for token in prefill.forced:
             extended = replace(state.hypotheses[0], form=None).with_token(token.id)
             extended = replace(extended, form=after if token is prefill.forced[-1] else form)
-            tokens += self._emit_tokens(state, state.strategy.finish_step(state, token, extended))
+            tokens += self._emit_tokens(state, state.strategy.make_step(state, token, extended))
             if not state.hypotheses:
                 break
         return tokens
@@ -362,7 +362,7 @@ class Engine:
         """Returns the draft's proposal after the only hypothesis of a request."""
         assert self._draft is not None
         if self._proposals is None or self._proposals[0] is not state:
-            self._proposals = state, self._draft.propose(state, sampler, self.runner.vocab_size)
+            self._proposals = state, self._draft.start_proposals(state, sampler, self.runner.vocab_size)
             next(self._proposals[1])
         left = self.runner.tokens_left(state.hypotheses[0].window)
         # not limited by max_new_tokens, so that a longer text begins with the shorter one
@@ -388,7 +388,7 @@ class Engine:
                 state.prompt = state.prompt if state.n_steps else []
                 self._prefills.append(_PrefillBatch([state], _distinct_windows([state])))
 
-    def _collect_rows(self) -> DecodeState | None:
+    def _collect_running_rows(self) -> DecodeState | None:
         """Returns the state of the running rows, in order.
 
         Texts that exceed the context slide and wait to be read again; forced tokens become a prefill.

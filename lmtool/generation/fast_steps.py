@@ -54,7 +54,7 @@ class FastSteps:
         self._captured: dict[Shape, FastStep] = {}
 
     @cached_property
-    def native(self) -> NativeLayers | None:
+    def native_layers(self) -> NativeLayers | None:
         """The layers for C kernels, which then compute the head too; None for models without such kernels."""
         return NativeLayers.from_model(self._model) if self._is_native else None
 
@@ -80,8 +80,8 @@ class FastSteps:
 
     def find_step(self, state: DecodeState) -> "FastStep | None":
         """Returns the fast step for the shape of a state; None if there is none yet. Captures it when it is due."""
-        if self._is_native and state.n_rows == 1 and self.native is not None:
-            return self._find_native_step(state, self.native)
+        if self._is_native and state.n_rows == 1 and self.native_layers is not None:
+            return self._find_native_step(state, self.native_layers)
         if not self._uses_graphs or state.branches is not None or state.n_rows > MAX_GRAPH_ROWS:
             return None
         shape = Shape.of(state)

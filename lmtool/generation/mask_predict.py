@@ -20,7 +20,14 @@ from lmtool.generation import filters
 from lmtool.generation.detokenizer import ids_without_text
 from lmtool.generation.model_runner import ModelRunner
 from lmtool.generation.params import MaskPredict, apply_sampling_filters
-from lmtool.generation.request import DETAIL_ALTERNATIVES, Completion, Token, build_completion, number_draws
+from lmtool.generation.request import (
+    DETAIL_ALTERNATIVES,
+    Completion,
+    NumberedSample,
+    Token,
+    build_completion,
+    number_samples,
+)
 from lmtool.generation.strategy import check_finite, make_tokens, no_token_error, request_key, uniform_random
 from lmtool.model.language_model import LanguageModel, evaluating
 from lmtool.tokenization.prompt_format import PromptFormat
@@ -96,9 +103,9 @@ def fill(
             raise UsageError(what, where=where, fix="shorten it, or ask for fewer tokens")
     filler = _MaskFiller(params, mask_id, sorted({*banned_ids, mask_id}), DETAIL_ALTERNATIVES if details else 0)
     waiting = (
-        _MaskState((i, sample, draw), search, *next(search))
-        for i, sample, draw in number_draws([tuple(text) for text in texts], n, first)
-        for search in [filler.start_search(texts[i], draw)]
+        _MaskState(one, search, *next(search))
+        for one in number_samples([tuple(text) for text in texts], n, first)
+        for search in [filler.start_search(texts[one.text], one.draw)]
     )
 
     def run() -> Iterator[Completion]:
@@ -116,12 +123,11 @@ def fill(
                             state.ids, state.positions = state.search.send(logits_NV)
                             unfinished.append(state)
                         except StopIteration as done:
-                            i, sample, draw = state.request
                             yield build_completion(
                                 done.value,
-                                request=i * n + sample,
-                                sample=sample,
-                                draw=draw,
+                                request=state.request.text * n + state.request.sample,
+                                sample=state.request.sample,
+                                draw=state.request.draw,
                                 steps=state.steps,
                                 seed=params.seed,
                                 finish_reason="filled",
@@ -140,9 +146,9 @@ def check_bidirectional(model: LanguageModel) -> None:
 
 @dataclass
 class _MaskState:
-    """A text that is being filled. request: its prompt, sample and draw. positions: those to score next."""
+    """A text that is being filled. positions: those to score next."""
 
-    request: tuple[int, int, int]
+    request: NumberedSample
     search: _MaskSearch
     ids: list[int]
     positions: list[int]

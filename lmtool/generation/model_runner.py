@@ -114,7 +114,7 @@ class ModelRunner:
     @torch.inference_mode()
     def start_state(self, windows: Sequence[Prompt]) -> DecodeState:
         """Returns the state before the tokens of windows, after their sources, which have equal lengths."""
-        tokens_BT = self._padded([window.tokens for window in windows])
+        tokens_BT = self._pad_tokens([window.tokens for window in windows])
         sources = [window.source for window in windows if window.source is not None]
         source_BS = torch.tensor(sources, dtype=torch.int64, device=self.device) if sources else None
         return self._model.start(Batch(tokens_BT, source_BS=source_BS))
@@ -122,7 +122,7 @@ class ModelRunner:
     @torch.inference_mode()
     def read_tokens(self, tokens: Sequence[Sequence[int]], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Reads more tokens of each row, padded to the longest. Returns hidden states (B, T, D) and the new state."""
-        return self._model.advance(self._padded(tokens), state)
+        return self._model.advance(self._pad_tokens(tokens), state)
 
     def read_prompt(self, window: Prompt) -> tuple[Tensor, DecodeState]:
         """Reads a window in one pass. Returns hidden states (1, T, D) and the state, which stay valid.
@@ -133,7 +133,7 @@ class ModelRunner:
             self._last_read = window, self.read_tokens([window.tokens], self.start_state([window]))
         return self._last_read[1]
 
-    def _padded(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+    def _pad_tokens(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         return padded([np.array(one, dtype=np.int64) for one in tokens], 0)[0].to(self.device)
 
     @torch.inference_mode()
@@ -152,7 +152,9 @@ class ModelRunner:
     def compute_logits(self, hidden_BD: Tensor) -> Tensor:
         """Returns next-token logits (B, V)."""
         if len(hidden_BD) == 1:
-            _ = self._steps.native  # prepares the head first, so that logits of a single row are all computed alike
+            _ = (
+                self._steps.native_layers
+            )  # prepares the head first, so that logits of a single row are all computed alike
         # In bfloat16 many logits would tie, and rounding would choose among them.
         with torch.autocast(self.device.type, enabled=False):
             logits_BV = self._model.logits(hidden_BD).float()

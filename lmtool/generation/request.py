@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lmtool.generation.params import SamplingParams
 from lmtool.tokenization.prompt_format import Prompt, PromptFormat
@@ -148,17 +148,25 @@ class Token:
 
 
 def build_requests(prompts: Sequence[Prompt], n: int = 1, first: int = 0, **fields: Any) -> Iterator[Request]:
-    """Yields n requests for each prompt, in order. fields: other fields of all requests. See `number_draws`."""
+    """Yields n requests for each prompt, in order. fields: other fields of all requests. See `number_samples`."""
     texts = [(*(prompt.source or ()), *prompt.tokens) for prompt in prompts]
-    for i, _, draw in number_draws(texts, n, first):
-        yield Request(prompt=prompts[i], draw=draw, **fields)
+    for one in number_samples(texts, n, first):
+        yield Request(prompt=prompts[one.text], draw=one.draw, **fields)
 
 
-def number_draws(texts: Sequence[tuple[int, ...]], n: int, first: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (index of the text, sample, draw) for n samples of each text; draws continue over equal texts."""
+class NumberedSample(NamedTuple):
+    """A sample of a text. text: index of the text. sample: its number for this text. draw: see `Request`."""
+
+    text: int
+    sample: int
+    draw: int
+
+
+def number_samples(texts: Sequence[tuple[int, ...]], n: int, first: int) -> Iterator[NumberedSample]:
+    """Numbers n samples of each text. Draws begin with `first` and continue over equal texts."""
     seen: Counter[tuple[int, ...]] = Counter()
     for i, ids in enumerate(texts):
-        yield from ((i, sample, first + seen[ids] + sample) for sample in range(n))
+        yield from (NumberedSample(i, sample, first + seen[ids] + sample) for sample in range(n))
         seen[ids] += n
 
 

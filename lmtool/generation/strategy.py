@@ -91,7 +91,7 @@ class RequestState:
         return "time" if params.max_time is not None and time.perf_counter() - self.began >= params.max_time else None
 
 
-class TextUpdate(NamedTuple):
+class NewTokens(NamedTuple):
     """New tokens of a text. finish: why the text ends with the last one. sample, score, tree: as in `Completion`."""
 
     tokens: Sequence[Token]
@@ -110,7 +110,7 @@ class StrategyStep(NamedTuple):
 
     hypotheses: Sequence[Hypothesis]
     rows: Sequence[int]
-    updates: Sequence[TextUpdate]
+    updates: Sequence[NewTokens]
 
 
 class Strategy(ABC):
@@ -176,7 +176,7 @@ class Sampler(Strategy):
         ids_B = torch.tensor(ids, device=logits_BV.device)
         tokens = self.make_tokens(logits_BV.log_softmax(-1), filtered_BV, ids_B, forms)
         longer = [state.hypotheses[0].with_token(token.id) for state, token in zip(states, tokens, strict=True)]
-        return [self.finish_step(*each) for each in zip(states, tokens, longer, strict=True)]
+        return [self.make_step(*each) for each in zip(states, tokens, longer, strict=True)]
 
     def filter_logits(self, logits_BV: Tensor, hypotheses: Sequence[Hypothesis]) -> Tensor:
         """Applies all filters to the logits of the token after each hypothesis. Raises as `step` does."""
@@ -193,7 +193,7 @@ class Sampler(Strategy):
         uniform_B = torch.tensor(numbers, dtype=torch.float64, device=filtered_BV.device)
         return filters.sample_ids(filtered_BV, uniform_B).tolist()
 
-    def finish_step(self, state: RequestState, token: Token, extended: Hypothesis) -> StrategyStep:
+    def make_step(self, state: RequestState, token: Token, extended: Hypothesis) -> StrategyStep:
         """Returns the step of a request that takes this token, and whether the text ends with it.
 
         extended: its hypothesis with the token.
@@ -206,7 +206,7 @@ class Sampler(Strategy):
             finish = "stop"
         if token.id in self.end_ids:
             finish = "end"
-        return StrategyStep([] if finish else [extended], [] if finish else [0], [TextUpdate([token], finish)])
+        return StrategyStep([] if finish else [extended], [] if finish else [0], [NewTokens([token], finish)])
 
     def _close_form_in_time(self, state: RequestState, token: int) -> int:
         """Returns the token, or one that begins to close the form if the form could not be closed after this one."""

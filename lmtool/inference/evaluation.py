@@ -95,7 +95,7 @@ class EvaluationItems:
     dtype: DTypeLike = np.float64
     one_pass: bool = True
 
-    def groups(self, world: World) -> tuple[list[list[int]], int]:
+    def batches(self, world: World) -> tuple[list[list[int]], int]:
         """Returns the batches of this process, and how many more it must compute to stay in step with others."""
 
         def of(rank: int) -> list[list[int]]:
@@ -108,7 +108,7 @@ class EvaluationItems:
         most = max(len(of(rank)) for rank in range(world.size)) if world.in_step else len(groups)
         return groups, most - len(groups)
 
-    def size(self, group: Sequence[int]) -> int:
+    def count_tokens(self, group: Sequence[int]) -> int:
         """Returns how many tokens are read for some items."""
         return sum(sum(self.lengths[i]) ** (1 if self.one_pass else 2) for i in group)
 
@@ -120,12 +120,12 @@ def evaluate_items(
 
     report: called with the tokens of this process done and in total, from 0 on.
     """
-    groups, n_idle = items.groups(compute.world)
+    groups, n_idle = items.batches(compute.world)
     total = torch.zeros((), dtype=compute.sum_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
     parts = torch.zeros(len(items.metrics), 2, dtype=compute.sum_dtype, device=compute.device)
     arrays: dict[int, NDArray[Any]] = {}
-    done, whole = 0, sum(map(items.size, groups))
+    done, whole = 0, sum(map(items.count_tokens, groups))
     # sharded weights are gathered here, and inference tensors could not be trained afterwards
     mode = torch.no_grad if compute.world.in_step else torch.inference_mode
     with evaluating(model):
@@ -140,7 +140,7 @@ def evaluate_items(
                     part += torch.stack([torch.as_tensor(number).to(part) for number in loss.metrics[name]])
             if new:
                 arrays.update(zip(group, new, strict=True))
-            done += items.size(group)
+            done += items.count_tokens(group)
             report("measuring", done, whole)
         for _ in range(n_idle):
             with mode(), compute.autocast():

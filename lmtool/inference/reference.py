@@ -42,7 +42,9 @@ class Reference:
     run: Run
     named: Path | None = None
 
-    def newest(self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS) -> tuple[Checkpoint, list[str]]:
+    def newest_checkpoint(
+        self, *, optimizer: bool = True, peers: Peers = SINGLE_PROCESS
+    ) -> tuple[Checkpoint, list[str]]:
         """Returns the named checkpoint, or the newest complete one; see `checkpoint.newest_valid`."""
         if self.named is None:
             return self.run.newest(optimizer=optimizer, peers=peers)
@@ -50,33 +52,33 @@ class Reference:
         return checkpoints.verify(self.named, optimizer=wanted, peers=peers), []
 
     @cached_property
-    def _best(self) -> tuple[Checkpoint, list[str]]:
-        return self.newest(optimizer=False) if self.named else self.run.best(optimizer=False)
+    def _checkpoint_and_warnings(self) -> tuple[Checkpoint, list[str]]:
+        return self.newest_checkpoint(optimizer=False) if self.named else self.run.best(optimizer=False)
 
     @cached_property
-    def _read(self) -> tuple[Recipe, list[str]]:
+    def _recipe_and_warnings(self) -> tuple[Recipe, list[str]]:
         return read_recipe(self.run, self.checkpoint)
 
     @property
     def checkpoint(self) -> Checkpoint:
-        return self._best[0]
+        return self._checkpoint_and_warnings[0]
 
     @property
     def recipe(self) -> Recipe:
         """The recipe of the run; see `read_recipe`."""
-        return self._read[0]
+        return self._recipe_and_warnings[0]
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about damaged or missing parts of the run."""
-        return (*self._best[1], *self._read[1])
+        return (*self._checkpoint_and_warnings[1], *self._recipe_and_warnings[1])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self.run)
 
     @property
-    def newer(self) -> int | None:
+    def newer_step(self) -> int | None:
         """Step of the newest checkpoint after the best one; None if there is none, or a checkpoint is named."""
         return None if self.named else self.run.newer_than(self.checkpoint.step)
 
@@ -88,7 +90,7 @@ class Reference:
         try:
             return load_of_run(self.run.recipe_path), []
         except (RecipeError, UsageError):
-            return read_recipe(self.run, self.newest(optimizer=False)[0])
+            return read_recipe(self.run, self.newest_checkpoint(optimizer=False)[0])
 
     @property
     def is_published(self) -> bool:

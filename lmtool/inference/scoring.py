@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -268,28 +269,34 @@ def _encode_group(loaded: LoadedModel, group: Sequence[ContextPair], begins: boo
     return continuations
 
 
-def _encode_pair(
-    loaded: LoadedModel, context: str, continuation: str, begins: bool
-) -> tuple[list[int] | None, list[int], int]:
-    """Returns the source, if any, all ids after it, and the index of the first token of the continuation."""
+class _EncodedPair(NamedTuple):
+    """The ids of a context and its continuation, of which `first` is the first; or of a source and its target."""
+
+    source: list[int] | None
+    ids: list[int]
+    first: int
+
+
+def _encode_pair(loaded: LoadedModel, context: str, continuation: str, begins: bool) -> _EncodedPair:
+    """Encodes a context and its continuation as the model was trained to read them."""
     prompt_format, tokenizer, objective = loaded.prompt_format, loaded.tokenizer, loaded.recipe.objective
     stem = context.rstrip()
     gap = context[len(stem) :] or " "
     if loaded.model.reads == "both":
         before = list(prompt_format.before) or [tokenizer.bos_id]
         whole = [*before, *tokenizer.encode(stem + gap + continuation)]
-        return None, whole, n_shared([*before, *tokenizer.encode(stem)], whole)
+        return _EncodedPair(None, whole, n_shared([*before, *tokenizer.encode(stem)], whole))
     if prompt_format.answers:
         continues = isinstance(objective, Prefix | SpanCorruption)
         opened = prompt_format.prompt(stem if continues else context)
         removed = list(tokenizer.sentinel_ids[:1]) if isinstance(objective, SpanCorruption) else []
         begun = [*opened.tokens, *removed]
         source = None if opened.source is None else [*opened.source, *removed]
-        return source, [*begun, *tokenizer.encode(gap * continues + continuation)], len(begun)
+        return _EncodedPair(source, [*begun, *tokenizer.encode(gap * continues + continuation)], len(begun))
     whole = list(prompt_format.prompt(stem + gap + continuation).text)
     first = n_shared(prompt_format.prompt(stem).text, whole)
     opening = [_first_id(loaded)] * (first == 0 or (begins and not prompt_format.opening))
-    return None, [*opening, *whole], first + len(opening)
+    return _EncodedPair(None, [*opening, *whole], first + len(opening))
 
 
 def _first_id(loaded: LoadedModel) -> int:
@@ -380,12 +387,12 @@ def _score_rows(loaded: LoadedModel, rows: Sequence[_Row], report: Report = igno
     def read(chosen: list[int]) -> tuple[None, list[ScoredTokens]]:
         group = [rows[i] for i in chosen]
         tokens_BT, keep_BT = padded([np.array(row.tokens, dtype=np.int64) for row in group], pad)
-        batch = _with_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
+        batch = _add_sources(Batch(tokens_BT, keep_BT=keep_BT), group, pad)
         if group[0].prefix is not None:
             batch = replace(batch, prefix_B=torch.tensor([row.prefix for row in group]))
         states = zip(group, loaded.model(batch.to(loaded.device)).hidden_BTD, strict=True)
         scored = [hidden_TD[row.positions] for row, hidden_TD in states]
-        return None, _token_scores(loaded, scored, [row.targets for row in group])
+        return None, _score_targets(loaded, scored, [row.targets for row in group])
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
     return _evaluate_scores(loaded, lengths, read, report)
@@ -426,7 +433,7 @@ def _compute_branched(
     """Scores groups of rows that have n tokens in common, whose decoding state is computed once."""
     model, pad = loaded.model, loaded.tokenizer.pad_id
     common = [np.array(rows[0].tokens[:n], dtype=np.int64) for rows, n in zip(groups, n_common, strict=True)]
-    batch = _with_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
+    batch = _add_sources(Batch(padded(common, pad)[0]), [rows[0] for rows in groups], pad).to(loaded.device)
     state = model.start(batch)
     if not state.goes_back and len(set(n_common)) > 1:
         # padding changes a recurrent state
@@ -443,10 +450,10 @@ def _compute_branched(
         torch.cat([torch.cat((hidden_TD[:n], next(apart)))[row.positions] for row in rows])
         for rows, n, hidden_TD in zip(groups, n_common, hidden_BTD, strict=True)
     ]
-    return _token_scores(loaded, states, [[token for row in rows for token in row.targets] for rows in groups])
+    return _score_targets(loaded, states, [[token for row in rows for token in row.targets] for rows in groups])
 
 
-def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
+def _add_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
     """Adds the sources of its rows to a batch, if they have any."""
     if rows[0].source is None:
         return batch
@@ -454,7 +461,7 @@ def _with_sources(batch: Batch, rows: Sequence[_Row], pad: int) -> Batch:
     return replace(batch, source_BS=source_BS, source_keep_BS=keep_BS)
 
 
-def _token_scores(
+def _score_targets(
     loaded: LoadedModel, states: Sequence[torch.Tensor], targets: Sequence[Sequence[int]]
 ) -> list[ScoredTokens]:
     """Scores targets from hidden states (N, D) of each row, at most MAX_LOGITS logits at once."""

@@ -90,16 +90,16 @@ class Labelling:
         """Returns the row to show in a window, different from those of other windows if possible, and the progress."""
         with self._lock:
             held = self._held.pop(window, None)
-            if held is None or not self._is_open(held):
+            if held is None or not self._is_unanswered(held):
                 self._n_asked += 1
                 queue = self._queue if self._n_asked % RANDOM_EVERY else ()
-                opened = filter(self._is_open, chain(queue, self._order))
+                opened = filter(self._is_unanswered, chain(queue, self._order))
                 held = min(opened, key={*self._held.values()}.__contains__, default=None)
             if held is not None:
                 self._held[window] = held
             return {"row": None if held is None else self.row_record(held), **self.progress()}
 
-    def answer(self, window: str, i: int, version: int, labels: list[str] | None) -> dict[str, Any]:
+    def save_answer(self, window: str, i: int, version: int, labels: list[str] | None) -> dict[str, Any]:
         """Writes an answer to disk and returns `next_row`. labels: None skips the row, or withdraws an answer.
 
         Raises BadRequest for an invalid answer, and RowConflict for one to an earlier version of the row.
@@ -169,7 +169,7 @@ class Labelling:
         self._thread.join()
         self.table.write(self.answers())
 
-    def _is_open(self, i: int) -> bool:
+    def _is_unanswered(self, i: int) -> bool:
         return self._past[i] == [None]
 
     def _apply_entry(self, entry: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ class Labelling:
 
     def choose_rows(self, answers: Mapping[int, Labels]) -> None:
         """Chooses the next rows by a model of the answers, which must have two different labels."""
-        if left := [i for i in self._order if self._is_open(i)][:MAX_CANDIDATES]:
+        if left := [i for i in self._order if self._is_unanswered(i)][:MAX_CANDIDATES]:
             known_NF, (option_NJ, n_options) = self._features[[*answers]], self._encode_answers(answers)
             p_QJK = learning.fit_and_predict(known_NF, option_NJ, self._features[left], n_options)
             self._queue = [left[k] for k in learning.rank_by_uncertainty(p_QJK)]
@@ -206,7 +206,7 @@ class Labelling:
         rows, (option_NJ, n_options) = [*answers], self._encode_answers(answers)
         p_NJK = learning.predict_out_of_fold(self._features[rows], option_NJ, n_options)
         right = dict(zip(rows, (p_NJK.argmax(2) == option_NJ).all(1).tolist(), strict=True))
-        tried = takewhile(lambda i: not self._is_open(i), self._order)
+        tried = takewhile(lambda i: not self._is_unanswered(i), self._order)
         if part := [right[i] for i in tried if i in right]:
             share = binomtest(sum(part), len(part))
             interval = share.proportion_ci(method="wilson")

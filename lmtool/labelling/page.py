@@ -37,7 +37,7 @@ def build_labelling_app(labelling: Labelling, key: str) -> AccessMiddleware:
     """Builds the application of the page; `key` is its API key."""
     calls: dict[str, Callable[[LabellingRequest], dict[str, Any]]] = {
         "/next": lambda body: labelling.next_row(body.window),
-        "/answer": lambda body: labelling.answer(body.window, body.row, body.version, body.labels),
+        "/answer": lambda body: labelling.save_answer(body.window, body.row, body.version, body.labels),
         "/find": lambda body: {"rows": labelling.find_rows(body.text)},
         "/progress": lambda body: labelling.progress(),
     }

@@ -111,9 +111,9 @@ class Index:
 
         Raises UsageError for a query without tokens, DataError without queries.
         """
-        return [entries for _, entries in self.answers(queries, k)]
+        return [entries for _, entries in self.search_each(queries, k)]
 
-    def answers(self, queries: Sequence[str], k: int = 10) -> Iterator[Hits]:
+    def search_each(self, queries: Sequence[str], k: int = 10) -> Iterator[Hits]:
         """Yields each query with its results, as `search` finds them, without keeping all results in memory."""
         embedded = embed(self.loaded, queries, -1, "own", truncate=True)
         query_QD = np.concatenate([one.vectors for one in embedded])

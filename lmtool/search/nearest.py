@@ -4,6 +4,7 @@ Shapes: N rows, Q queries, D vector width, K neighbours, B rows or queries of a 
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +35,16 @@ def find_nearest(vectors_ND: Vectors, query_QD: Vectors, k: int, row_N: Ints) ->
             yield score_K.numpy(), row_N[index_K.numpy()]
 
 
-def find_near_duplicates(vectors_ND: Vectors, threshold: float, n_kept: int = 0) -> Iterator[tuple[int, int, float]]:
-    """Yields (row, earlier row, similarity) of rows that are similar to an earlier row that is no duplicate itself.
+class NearDuplicate(NamedTuple):
+    """A row, the index of an earlier row that it resembles, and their cosine similarity."""
+
+    row: int
+    earlier: int
+    similarity: float
+
+
+def find_near_duplicates(vectors_ND: Vectors, threshold: float, n_kept: int = 0) -> Iterator[NearDuplicate]:
+    """Yields the rows that are similar to an earlier row that is no duplicate itself.
 
     So no two of the other rows reach the threshold, and of a chain of similar rows more than one may stay.
     n_kept: number of first rows that are never duplicates.
@@ -48,4 +57,4 @@ def find_near_duplicates(vectors_ND: Vectors, threshold: float, n_kept: int = 0)
             score_N = np.where(is_kept_N[:row], score_N[:row], -np.inf)
             if row >= max(1, n_kept) and score_N.max() >= threshold:
                 is_kept_N[row] = False
-                yield row, int(score_N.argmax()), float(score_N.max())
+                yield NearDuplicate(row, int(score_N.argmax()), float(score_N.max()))

@@ -45,7 +45,7 @@ class ApiObject(BaseModel, extra="forbid", allow_inf_nan=False, hide_input_in_er
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
+    def _drop_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         return {name: one for name, one in value.items() if one is not None or name in cls.model_fields}

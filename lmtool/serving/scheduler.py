@@ -229,7 +229,7 @@ class Scheduler:
             except Exception as error:  # the engine failed as a whole: end all its texts
                 self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
                 self._texts = {}
-                self._engine.clear()
+                self._engine.cancel_all()
 
     def _run_iteration(self, call: "tuple[Callable[[], Any], Future[Any]] | None") -> None:
         """Removes and admits clients, runs at most one computation, then takes a step of the engine."""

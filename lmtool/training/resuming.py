@@ -64,7 +64,9 @@ def resume(reference: str | None, settings: Sequence[Setting], invocation: Invoc
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
-            checkpoint, warnings = named.newest(peers=world.side_group() if world.size > 1 else SINGLE_PROCESS)
+            checkpoint, warnings = named.newest_checkpoint(
+                peers=world.side_group() if world.size > 1 else SINGLE_PROCESS
+            )
             yield from map(Warn, (*warnings, *doubts))
             before = read_trained_recipe(checkpoint)
             if recipe.training.steps != before.training.steps:

@@ -134,7 +134,7 @@ def test_labels_that_may_be_wrong_are_shown_and_set_right(
     served = serve(table)
     wrong = "the old cat here"
     for i, (_, (label,)) in enumerate(served.labelling.table.rows):
-        served.labelling.answer("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
+        served.labelling.save_answer("x", i, 0, ["fruit" if label == wrong else TRUTH[label]])
     served.labelling.learn()
     page = served._chromium.new_page()
     page.goto(f"{served.address}/#{KEY}")

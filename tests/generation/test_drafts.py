@@ -363,9 +363,9 @@ def test_what_stood_before_is_proposed():
 class Noting(NGramDraft):
     """Keeps each text, the number of tokens asked for, and what was proposed."""
 
-    def propose(self, state, sampler, vocab_size):
+    def start_proposals(self, state, sampler, vocab_size):
         self.proposed = []
-        proposals = super().propose(state, sampler, vocab_size)
+        proposals = super().start_proposals(state, sampler, vocab_size)
         proposal = next(proposals)
         while True:
             hypothesis, n = yield proposal

@@ -1,4 +1,4 @@
-"""Steps with caches of fixed size give what growing caches give; on a GPU, captured ones too.
+"""Steps with caches of fixed size give what growing caches give; on a GPU, graphs too.
 
 On a CPU nothing is capture_graph, and all else is the same.
 """

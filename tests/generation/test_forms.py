@@ -308,7 +308,7 @@ SCHEMAS = st.recursive(
 
 def _check_schema(schema: dict, seed: int) -> None:
     form = TextForm("json-schema", json.dumps(schema), complete=True)
-    n = len(start_form(form, tokenizer_of("bpe")).closing) + seed % 40
+    n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + seed % 40
     (one,) = written(form, strategy="sample", seed=seed, max_new_tokens=max(1, n), temperature=2.0)
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(one.text))
 
@@ -348,7 +348,7 @@ def test_what_may_go_on_ends_in_time(ends):
 
 def test_drafts_close_in_time_too():
     form = TextForm("json-schema", json.dumps(PERSON), complete=True)
-    n = len(start_form(form, tokenizer_of("bpe")).closing) + 3
+    n = len(start_form(form, tokenizer_of("bpe")).closing_tokens) + 3
     for draft in (NGramDraft(), ModelDraft(HistoryModel(330))):
         for seed in range(4):
             (one,) = written(form, strategy="sample", seed=seed, draft=draft, max_new_tokens=n)
@@ -461,10 +461,10 @@ def test_errors_name_the_file_of_a_form():
 
 def test_samples_of_one_place_share_what_may_follow(monkeypatch):
     """The mask of a state is computed once, however many samples are there."""
-    asked, allowed = [], constrained.SpelledVocabulary.merge_spellings
+    asked, allowed = [], constrained.SpelledVocabulary.mask_tokens
     monkeypatch.setattr(
         constrained.SpelledVocabulary,
-        "merge_spellings",
+        "mask_tokens",
         lambda self, mask, begins: asked.append(1) or allowed(self, mask, begins),
     )
     form = TextForm("regex", "a[bc]a[bc]a")

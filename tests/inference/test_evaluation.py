@@ -204,7 +204,7 @@ def test_how_far_it_is_is_told_to_the_end() -> None:
     assert done[0] == 0
     assert told[-1] == ("measuring", whole, whole)
     assert len(told) > 3
-    assert EvaluationItems([(3,), (5,)], lambda _: (None, ()), one_pass=False).size([0, 1]) == 9 + 25
+    assert EvaluationItems([(3,), (5,)], lambda _: (None, ()), one_pass=False).count_tokens([0, 1]) == 9 + 25
 
 
 def test_the_budget_is_one_that_memory_has() -> None:

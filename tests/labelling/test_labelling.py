@@ -29,7 +29,7 @@ def annotate(labelling: Labelling, n: int, truth: dict[str, str] = TRUTH, every:
     for i in range(1, n + 1):
         row = labelling.next_row("a")["row"]
         rows.append(row)
-        labelling.answer("a", row["row"], row["version"], [truth[text_of(row)]])
+        labelling.save_answer("a", row["row"], row["version"], [truth[text_of(row)]])
         if i % every == 0 or i == n:
             labelling.learn()
     return rows
@@ -69,7 +69,7 @@ def test_labels_of_the_table_are_answers_and_stay_in_their_column(begin: Begin, 
     row = labelling.next_row("a")["row"]
     assert row["row"] == 1
     assert [name for name, _ in labelling.progress()["classes"]] == ["bad", "good"]
-    labelling.answer("a", 1, 0, ['new, "class"'])
+    labelling.save_answer("a", 1, 0, ['new, "class"'])
     labelling.open(None)  # type: ignore[arg-type]
     labelling.close()
     assert [list(row.values()) for row in result(tmp_path / "out.csv")] == [
@@ -99,13 +99,13 @@ def test_two_windows_get_different_rows_and_never_overwrite_each_other(table: Pa
     assert len({row["row"] for row in windows.values()}) == len(windows)
     assert labelling.next_row("a")["row"] == windows["a"], "a page that is loaded again is asked the same"
     row = windows["a"]
-    labelling.answer("a", row["row"], row["version"], ["fruit"])
+    labelling.save_answer("a", row["row"], row["version"], ["fruit"])
     with pytest.raises(RowConflict) as refused:
-        labelling.answer("b", row["row"], row["version"], ["animal"])
+        labelling.save_answer("b", row["row"], row["version"], ["animal"])
     assert refused.value.status == 409
     assert refused.value.body["row"] == {**row, "labels": ("fruit",), "version": 1}
     assert labelling.answers() == {row["row"]: ("fruit",)}
-    labelling.answer("b", row["row"], 1, ["animal"])
+    labelling.save_answer("b", row["row"], 1, ["animal"])
     assert labelling.answers() == {row["row"]: ("animal",)}
 
 
@@ -117,10 +117,10 @@ def test_the_last_row_is_asked_in_each_window(begin: Begin, tmp_path: Path) -> N
 def test_an_answer_is_taken_back_and_a_row_passed_over(table: Path, begin: Begin) -> None:
     labelling = begin(table)
     first = labelling.next_row("a")["row"]
-    labelling.answer("a", first["row"], 0, ["fruit"])
-    labelling.answer("a", first["row"], 1, None)
+    labelling.save_answer("a", first["row"], 0, ["fruit"])
+    labelling.save_answer("a", first["row"], 1, None)
     second = labelling.next_row("a")["row"]
-    labelling.answer("a", second["row"], 0, None)
+    labelling.save_answer("a", second["row"], 0, None)
     assert labelling.answers() == {}
     again = begin(table)
     asked = annotate(again, len(TEXTS) - 2, every=12)
@@ -132,7 +132,7 @@ def test_what_is_no_answer_is_refused(table: Path, begin: Begin) -> None:
     labelling = begin(table)
     for row, labels in ((10**6, ["a"]), (-1, ["a"]), (0, []), (0, ["a", "b"]), (0, [" "]), (0, ["a;b"])):
         with pytest.raises(BadRequest):
-            labelling.answer("a", row, 0, labels)
+            labelling.save_answer("a", row, 0, labels)
     assert labelling.answers() == {}
 
 
@@ -141,8 +141,8 @@ def test_several_labels_a_row(begin: Begin, tmp_path: Path) -> None:
     write(source, ["a;b,first", ";,second", ",third", ",fourth"], "genre,text")
     labelling = begin(source, multi=True)
     assert labelling.answers() == {0: ("a", "b"), 1: ()}
-    labelling.answer("a", 2, 0, [])
-    labelling.answer("a", 3, 0, ["c", "a"])
+    labelling.save_answer("a", 2, 0, [])
+    labelling.save_answer("a", 3, 0, ["c", "a"])
     labelling = begin(source, multi=True)
     labelling.open(None)  # type: ignore[arg-type]
     labelling.close()
@@ -156,7 +156,7 @@ def test_several_labels_are_learned(begin: Begin, tmp_path: Path) -> None:
     for _ in range(60):
         row = labelling.next_row("a")["row"]
         text = text_of(row)
-        labelling.answer("a", row["row"], 0, [name for name in ("cat", "small", "here") if name in text.split()])
+        labelling.save_answer("a", row["row"], 0, [name for name in ("cat", "small", "here") if name in text.split()])
         labelling.learn()
     assert labelling.estimate is not None
     assert labelling.estimate[0] > 0.5
@@ -186,7 +186,7 @@ def test_labels_that_are_wrong_are_found_and_kept_if_confirmed(table: Path, begi
     assert {text_of(row) for row in doubted[:2]} == set(wrong)
     assert all(row["labels"] == ("fruit",) and row["suggested"] == ("animal",) for row in doubted[:2])
     first = doubted[0]
-    labelling.answer("a", first["row"], first["version"], ["fruit"])
+    labelling.save_answer("a", first["row"], first["version"], ["fruit"])
     labelling.learn()
     assert text_of(first) not in {text_of(row) for row in labelling.progress()["wrong"]}
 
@@ -206,7 +206,7 @@ def test_the_thread_learns_and_goes_on_after_an_error(
         time.sleep(0.1)
     for _ in range(40):
         row = labelling.next_row("a")["row"]
-        labelling.answer("a", row["row"], row["version"], [TRUTH[text_of(row)]])
+        labelling.save_answer("a", row["row"], row["version"], [TRUTH[text_of(row)]])
     deadline = time.monotonic() + 60
     while labelling.estimate is None and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -226,7 +226,7 @@ def test_queries_are_answered_one_by_one_as_together(tmp_path, loaded, monkeypat
     index = Index(tmp_path / "i", loaded)
     together = index.search(LINES, 3)
     monkeypatch.setattr(nearest, "MAX_SIMILARITIES", 1)
-    alone = dict(index.answers(LINES, 3))
+    alone = dict(index.search_each(LINES, 3))
     assert [*alone] == LINES
     for some, others in zip(alone.values(), together, strict=True):
         assert [hit[:3] for hit in some] == [hit[:3] for hit in others]

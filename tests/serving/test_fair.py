@@ -213,7 +213,7 @@ def test_an_end_that_is_found_is_kept_as_tokens_alone(server: Served) -> None:
     state = start_form(TextForm("json-schema", schema, complete=True), tokenizer)
     gc.collect()
     before = sum(isinstance(one, FormState) for one in gc.get_objects())
-    assert len(state.closing or ()) > 200
+    assert len(state.closing_tokens or ()) > 200
     assert sum(isinstance(one, FormState) for one in gc.get_objects()) <= before + 2
 
 

@@ -296,7 +296,7 @@ def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]
         case "filtering":
             patch(filters, "process_logits", lambda scores, params, texts, *rest: texts)
         case "choosing":
-            patch(Sampler, "finish_step", lambda self, state, *rest: [state.hypotheses[0].text])
+            patch(Sampler, "make_step", lambda self, state, *rest: [state.hypotheses[0].text])
         case "writing":
             patch(IncrementalDetokenizer, "__init__", lambda self, request, form: [request.prompt.text])
         case "nan":

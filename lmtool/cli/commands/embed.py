@@ -170,7 +170,7 @@ def query(
     texts = [entry.text for entry in _read_texts(query_file, queries, opened.loaded.recipe, reading)]
     if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
         raise UsageError(f"query {empty[0]} is empty", fix="write what to look for")
-    answers = opened.answers(texts, k)
+    answers = opened.search_each(texts, k)
     if output is not None:
         lines = hits_to_csv(answers) if output.suffix == ".csv" else hits_to_json_lines(answers)
         durable.write_output(output, map(str.encode, lines))
