@@ -28,11 +28,11 @@ NUMBERS_WIDTH = 66
 
 
 class Display:
-    """Shows the progress of a command. `show` takes the events of a run, `report` the progress before it.
+    """Shows the progress of a command: `show` the events of a run, `report` other work.
 
-    shown: False in processes that only compute.
-    quiet: warnings only.
-    run: its directory, once it exists.
+    shown: False in processes other than the main one.
+    quiet: shows only warnings.
+    run: directory of the run, once it exists.
     """
 
     def __init__(self, shown: bool, quiet: bool) -> None:
@@ -62,7 +62,7 @@ class Display:
         self._close_bar()
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Show the progress of work other than training: its stage, and how much is done."""
+        """Shows the progress of work other than training: its stage, and how much is done."""
         now = time.monotonic()
         if stage != self._stage or done < self._stage_done:
             self._stage, self._stage_began = stage, now
@@ -162,12 +162,12 @@ class Display:
             self._open_bar(_make_training_columns(self._console.width), plan.steps, plan.first_step)
 
     def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
-        # The mean of the last steps, since they vary. The very first, which includes warm-up, is dropped.
+        # The mean of the last steps, since they vary, without the first, which includes warm-up.
         last = step.seconds, step.computed
         self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
         seconds, tokens = map(sum, zip(*self._recent, strict=True))
         speed = f"{tokens / seconds:,.0f} {self._counted}s/s"
-        # validations and checkpoints will take as long as they did so far
+        # assumes that validations and checkpoints take as long as so far
         self._stepping, self._n_done = self._stepping + step.seconds, self._n_done + 1
         beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
         left = ""
@@ -181,7 +181,7 @@ class Display:
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             rate = "" if step.lr is None else f"  lr {step.lr:.2e}"
-            # what is fitted at once has no other steps, and no time is left
+            # a model that is fitted at once has a single step, and no time is left
             place = f"step {step.step}  "
             if self._steps is not None:
                 place = f"step {step.step}/{self._steps} ({100 * step.step / self._steps:.0f} %)  " * (self._steps > 1)
@@ -195,7 +195,7 @@ def _make_training_columns(width: int) -> "list[ProgressColumn]":
     from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
 
     columns: list[ProgressColumn] = [TextColumn("step"), MofNCompleteColumn()]
-    # Narrower than the line, which the ^C that the terminal prints would break.
+    # Narrower than the line, which the terminal's ^C would break.
     width = min(40, width - NUMBERS_WIDTH)
     if width > 5:
         columns.append(BarColumn(bar_width=width))
@@ -219,7 +219,7 @@ def _describe_finished(event: "AlreadyFinished") -> list[str]:
 
 
 def describe_tokenizer(tokenizer: "Tokenizer", requested: "TokenizerSpec | TokenizerFile") -> str:
-    """A short description of a tokenizer, which notes when it is smaller than requested."""
+    """Describes a tokenizer, and notes if it is smaller than requested."""
     from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 
     described = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
@@ -230,7 +230,7 @@ def describe_tokenizer(tokenizer: "Tokenizer", requested: "TokenizerSpec | Token
 
 
 def format_quantity(number: float, unit: str) -> str:
-    """A number with a prefix: three digits."""
+    """Formats a number with an SI prefix and three digits."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {prefix}{unit}" + " " * (not unit)

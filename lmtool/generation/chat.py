@@ -16,9 +16,7 @@ from lmtool.generation.generate import TextGenerator
 from lmtool.generation.params import AnyParams, SamplingParams
 from lmtool.generation.prefix_cache import PrefixCache
 from lmtool.generation.request import Completion, Request, Token
-from lmtool.generation.strategy import RequestState
 from lmtool.inference.load import LoadedModel
-from lmtool.model.language_model import evaluating
 from lmtool.printable import plain
 from lmtool.tokenization.chat import ROLES, ChatFormat, Message, with_calls
 from lmtool.tokenization.prompt_format import checked_text
@@ -185,19 +183,7 @@ class Conversation:
         state = self._engine.prepare(request)
         self._n_answers[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Reply(self._stream_tokens(state), questions, self, n_left)
-
-    def _stream_tokens(self, state: RequestState) -> Iterator[Token]:
-        """Yields the tokens of an answer, and cancels it when the iterator is closed."""
-        self._engine.add(state)
-        try:
-            with evaluating(self._generator.loaded.model):
-                while not self._engine.idle:
-                    with self._generator.computing():
-                        tokens = self._engine.step()
-                    yield from tokens
-        finally:
-            self._engine.cancel(state.id)
+        return Reply(self._engine.run(iter([state]), self._generator.computing), questions, self, n_left)
 
     @property
     def pending_calls(self) -> tuple[ToolCall, ...]:

@@ -5,11 +5,11 @@ Shapes: B rows, T positions of a chunk, D model width, V vocabulary.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,7 +33,7 @@ from lmtool.generation.strategy import (
     make_tokens,
     request_key,
 )
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.language_model import DecodeState, LanguageModel, evaluating
 from lmtool.tokenization.prompt_format import Prompt
 
 MIN_FORCED_TOKENS = 8
@@ -102,7 +102,7 @@ class Engine:
         isolate_failures: when a computation for several requests fails, repeats it for each alone and ends only those
             that fail again.
         """
-        self.runner = ModelRunner(model)
+        self._model, self.runner = model, ModelRunner(model)
         self._chunk, self._isolate_failures = chunk, isolate_failures
         self._prefixes = prefixes if prefixes and self.runner.supports_prefix_cache else PrefixCache(0)
         self._draft, self._only_exact_drafts = draft, only_exact_drafts
@@ -166,6 +166,30 @@ class Engine:
     def cancel_all(self) -> None:
         """Cancels all requests, even after an error that left the engine inconsistent."""
         self._states, self._waiting, self._prefills, self._running, self._caches = {}, [], [], [], []
+
+    def run(
+        self,
+        states: Iterator[RequestState],
+        computing: Callable[[], AbstractContextManager[object]],
+        max_requests: int = 1,
+    ) -> Iterator[Token]:
+        """Adds prepared requests, at most `max_requests` at once, and yields the tokens of all steps.
+
+        computing: a context around each step. Requests that are not complete when the iterator is closed are cancelled.
+        """
+        ids: list[int] = []
+        try:
+            with evaluating(self._model):
+                while True:
+                    ids += [self.add(state) for state in islice(states, max_requests - len(self))]
+                    if self.idle:
+                        return
+                    with computing():  # not while the caller runs
+                        tokens = self.step()
+                    yield from tokens
+        finally:
+            for id in ids:
+                self.cancel(id)
 
     def step(self) -> list[Token]:
         """Generates a token of each running request, several of a single one with a draft, and reads prompts.

@@ -15,7 +15,7 @@ from lmtool.generation.engine import Engine
 from lmtool.generation.params import AnyParams, MaskPredict, Overflow, SamplingParams, check_strategy_takes_draft
 from lmtool.generation.request import DETAIL_ALTERNATIVES, Completion, Token, build_requests
 from lmtool.inference.load import LoadedModel, load_packed
-from lmtool.model.language_model import LanguageModel, evaluating
+from lmtool.model.language_model import LanguageModel
 from lmtool.printable import plain
 from lmtool.recipe.spec.base import DeviceName
 from lmtool.recipe.spec.objective import Embedding, Masked
@@ -139,24 +139,15 @@ def generate(
     waiting = chain(list(islice(prepared, 1)), prepared)  # reports contradictions before the first token
     n_at_once, n_texts = 1 if draft is not None else max(1, max_rows // params.max_rows), params.n_texts
 
-    def run() -> Iterator[Token]:
-        with evaluating(model):
-            while True:
-                for state in islice(waiting, n_at_once - len(engine)):
-                    engine.add(state)
-                if engine.idle:
-                    return
-                with computing():  # not while the caller runs
-                    tokens = engine.step()
-                for token in tokens:
-                    i, sample = divmod(token.request, n)  # the engine numbers requests in the order of preparation
-                    sample = sample * n_texts + token.sample
-                    index, completion = i * n * n_texts + sample, token.completion
-                    if completion is not None:
-                        completion = replace(completion, request=index, sample=sample, prompt=texts[i])
-                    yield replace(token, request=index, sample=sample, completion=completion)
+    def renumber(token: Token) -> Token:
+        i, sample = divmod(token.request, n)  # the engine numbers requests in the order of preparation
+        sample = sample * n_texts + token.sample
+        index, completion = i * n * n_texts + sample, token.completion
+        if completion is not None:
+            completion = replace(completion, request=index, sample=sample, prompt=texts[i])
+        return replace(token, request=index, sample=sample, completion=completion)
 
-    return run()
+    return map(renumber, engine.run(waiting, computing, n_at_once))
 
 
 def complete(

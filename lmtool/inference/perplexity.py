@@ -28,11 +28,11 @@ from lmtool.records import finite
 from lmtool.run.order import hash_key, permute
 from lmtool.tokenization.tokenizer import Tokenizer
 
-ScoredRows = Sequence[tuple[NDArray[np.int64], int]]
+RowsToScore = Sequence[tuple[NDArray[np.int64], int]]
 """Tokens of a row, and the index of the first scored one; those before it are context."""
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """Tokens `start` to `stop` of a store, of which those from `first_scored` on are scored."""
 
     start: int
@@ -91,7 +91,7 @@ def _exp_or_inf(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def sliding_windows(store: TokenStore, context: int, stride: int) -> list[Window]:
+def sliding_windows(store: TokenStore, context: int, stride: int) -> list[TokenWindow]:
     """Returns windows that score every token of every document once, except its first, which has no context.
 
     The first window of a document scores all its tokens. Each later one starts `stride` tokens further and scores the
@@ -103,7 +103,7 @@ def sliding_windows(store: TokenStore, context: int, stride: int) -> list[Window
         start, first_scored = begin, begin + 1
         while first_scored < end:
             stop = min(end, start + context + 1)
-            windows.append(Window(start, stop, first_scored))
+            windows.append(TokenWindow(start, stop, first_scored))
             start, first_scored = start + stride, stop
     return windows
 
@@ -113,7 +113,7 @@ class EvaluationWindows:
     """Windows of a text on which a model is evaluated."""
 
     store: TokenStore
-    windows: Sequence[Window]
+    windows: Sequence[TokenWindow]
 
     @classmethod
     def sample(cls, store: TokenStore, context: int, n_tokens: int | None, seed: int) -> Self:
@@ -138,7 +138,7 @@ class EvaluationWindows:
     def items(
         self,
         model: LanguageModel,
-        collate: Callable[[ScoredRows], Batch],
+        collate: Callable[[RowsToScore], Batch],
         score: Callable[[LanguageModel, Batch], Loss],
         compute: Compute,
         metrics: Sequence[str] = (),

@@ -69,7 +69,7 @@ def test_a_runs_folder_that_cannot_be_written_does_not_matter(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "file"))
-    assert make(folder=tmp_path / "out").newest_checkpoint()[0].step == 20
+    assert make(folder=tmp_path / "out").newest()[0].step == 20
 
 
 def test_a_checkpoint_is_found_by_its_path(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,7 @@ def test_a_person_is_asked_for_results(server: Served, monkeypatch: pytest.Monke
     conversation.tools = TOOLS
     command = import_module("lmtool.cli.commands.chat")
     with pytest.raises(RuntimeError, match="StopIteration"):
-        command._talk(command._typed(sys.stderr, conversation), conversation, nullcontext, False, True)
+        command._run_conversation(command._read_typed_lines(sys.stderr, conversation), conversation, nullcontext, False, True)
     assert asked_for == ["> ", "result of now> ", "result of look> ", "> "]
     assert conversation.turns[-1].content == "Done."
 

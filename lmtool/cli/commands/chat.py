@@ -96,9 +96,9 @@ def chat(
 def _run_conversation(
     lines: "Iterator[str]", conversation: "Conversation", stoppable: "Stoppable", as_json: bool, quiet: bool
 ) -> int:
-    """Answer each line or obey its command. Returns the exit code of the first error; all are told.
+    """Answers each line or runs its command. Prints all errors and returns the exit code of the first.
 
-    stoppable: makes a block that Ctrl-C may end.
+    stoppable: makes a context that Ctrl-C may end.
     """
     code = 0
     for line in lines:
@@ -115,7 +115,7 @@ def _run_conversation(
 
 
 def _run_command(line: str, conversation: "Conversation") -> bool:
-    """Carry out a command. Returns whether the conversation goes on."""
+    """Runs a command. Returns whether the conversation goes on."""
     command, _, rest = line.partition(" ")
     rest = rest.strip()
     if rest and command not in ("/save", "/system"):
@@ -144,9 +144,9 @@ def _run_command(line: str, conversation: "Conversation") -> bool:
 
 
 def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable", as_json: bool, quiet: bool) -> None:
-    """Print the answer to a message as it is generated, or as a JSON record.
+    """Prints the answer to a message as it is generated, or as a JSON record.
 
-    text: of the user, or the result of the first call that has none, which is answered once all have one.
+    text: message of the user, or the result of the first pending tool call; the model answers once none is pending.
     """
     from lmtool.tokenization.chat import Message
 
@@ -189,14 +189,14 @@ def _print_answer(conversation: "Conversation", text: str, stoppable: "Stoppable
 
 
 def _find_terminal() -> "TextIO | None":
-    """Where to prompt for messages; None when nobody types them."""
+    """Returns the stream on which to prompt for messages; None if input is not a terminal."""
     if not sys.stdin.isatty():
         return None
     return next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
 
 
 def _read_typed_lines(terminal: "TextIO", conversation: "Conversation") -> "Iterator[str]":
-    """The lines that a person types, until Ctrl-D; Ctrl-C clears a line."""
+    """Yields the lines that a person types, until Ctrl-D; Ctrl-C clears a line."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.output import create_output
 
@@ -213,7 +213,7 @@ def _read_typed_lines(terminal: "TextIO", conversation: "Conversation") -> "Iter
 
 
 def _read_piped_lines() -> "Iterator[str]":
-    """The lines of standard input, each as soon as it is there. Bytes that are not UTF-8 are surrogates in them."""
+    """Yields the lines of standard input as they come. Bytes that are not UTF-8 become surrogates."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     for line in sys.stdin or ():

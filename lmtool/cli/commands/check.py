@@ -1,4 +1,4 @@
-"""`lmtool check`: verify a run, or look for what ruins training in a table or a text."""
+"""`lmtool check`: verify a run, or look in a table or text for problems that would ruin training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,27 +29,27 @@ def check(
     names: list[str] | None = argument("RUN|TABLE|TEXT", "A run, a table, texts, or a folder of tokens."),
     valid: list[str] | None = option("FILE", "Validation text or table. May be repeated."),
     test: str | None = option("TABLE", "Test table."),
-    tokenizer: str | None = option("RUN", "Is the text in the language of this run's or file's tokenizer?"),
+    tokenizer: str | None = option("RUN", "Check whether the text fits the tokenizer of this run or file."),
     column: Column = None,
     fix: Path | None = option(
         "FILE", "Write the table without duplicates, contradictions and leaks to a new file.", parser=file_to_write
     ),
     run: str | None = option(
-        "RUN", "Another way to name the run. With --fix: without rows, too, whose vectors by it are nearly equal."
+        "RUN", "Another way to name the run. With --fix, also drop rows whose vectors by this run are nearly equal."
     ),
-    near: float | None = option("X", "From which cosine similarity on.", shown=str(NEAR), min=0.0, max=1.0),
+    near: float | None = option("X", "Minimum similarity of nearly equal rows.", shown=str(NEAR), min=0.0, max=1.0),
     *,
     overrides: Overrides = None,
     with_cache: bool = flag("Verify the cache of tokens too.", "--cache"),
-    with_device: bool = flag("Compare every fast way of computing here with the plain one.", "--device"),
+    with_device: bool = flag("Compare every fast computation on this machine with the plain one.", "--device"),
     strict: bool = flag("Any finding is an error, exit code 3.", "--strict"),
     as_json: Json = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Verify every file of a run; or look in a table or a text for what ruins training before it starts.
+    """Verify every file of a run, or look in a table or text for problems that would ruin training.
 
-    Duplicates, rows or text that are held out and trained on, labels that contradict each other, cut texts.
+    It finds duplicates, held-out rows or text in the training data, contradictory labels, and truncated texts.
 
     Examples:
     lmtool check last
@@ -72,9 +72,7 @@ def check(
     if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
         names = [resolve_run_name(names[0])]
     if run is not None and fix is None:
-        raise UsageError(
-            "--run needs --fix, which then leaves out nearly equal rows", fix="name a new file: --fix FILE"
-        )
+        raise UsageError("--run needs --fix, which then drops nearly equal rows", fix="name a new file: --fix FILE")
     if near is not None and run is None:
         raise UsageError("--near needs --run, whose vectors are compared", fix="name one: --run RUN")
     if fix is not None and names and Path(names[0]).is_dir():

@@ -68,9 +68,9 @@ def embed(
 def _read_texts(
     files: list[str] | None, typed: list[str] | None, recipe: "Recipe", reading: dict[str, Any]
 ) -> "Iterator[Entry]":
-    """The texts that are typed, then those of files, by default of standard input; bad rows that are skipped are told.
+    """Yields typed texts, then those of files, by default of standard input. Warns of skipped bad rows.
 
-    recipe: of the run, whose columns are read of tables, unless the options of reading name others.
+    recipe: recipe of the run, whose columns are read from tables unless the options name others.
     """
     from lmtool.recipe.load import Setting
     from lmtool.search.entries import Entry, read_entries, text_columns_of_run
@@ -140,7 +140,7 @@ def query(
     ),
     query_file: list[str] | None = option("FILE", "Queries: lines of text, rows of a table; - is standard input."),
     k: int = option("N", "How many texts to show.", "-k", default=10, min=1),
-    rerank: str | None = option("RUN", "A model of pairs of texts, which ranks the nearest 100 anew."),
+    rerank: str | None = option("RUN", "A model of pairs of texts, which reranks the nearest 100."),
     run: str | None = option("RUN", "The model of the index, where it has been moved."),
     output: Path | None = option(
         "FILE", "A new .jsonl or .csv file for what is found.", "--output", "-o", parser=file_to_write
@@ -184,7 +184,7 @@ def query(
             put(*([text] if len(texts) > 1 else []), *shown)
 
 
-HELP = "Find texts by what they mean: lmtool search INDEX QUERY, in what lmtool search index has made."
+HELP = "Find texts by meaning: lmtool search INDEX QUERY searches an index that lmtool search index made."
 searches = group(HELP, 'lmtool search query notes.index "how to bake bread"', cls=GroupWithDefault)
 register(searches, "index", index)
 register(searches, "query", query)

@@ -219,7 +219,7 @@ def _measure_suite(
 
 
 def _save_evaluation(loaded: "LoadedModel", sources: list[str], figures: Mapping[str, object]) -> None:
-    """Keep figures in the run, for `lmtool runs`, unless they are of standard input."""
+    """Saves figures in the run, for `lmtool runs`, unless they are of standard input."""
     from lmtool.data.stdin import STDIN
     from lmtool.run.listing import keep_evaluation
 
@@ -231,7 +231,7 @@ def _save_evaluation(loaded: "LoadedModel", sources: list[str], figures: Mapping
 
 
 def _check_loss(loss: float, run: str) -> None:
-    """Raise NumericalError, after the results are printed, for a model whose outputs are no numbers."""
+    """Raises NumericalError, after the results are printed, for a model whose loss is NaN."""
     if math.isnan(loss):
         fix = "name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr"
         raise NumericalError("the loss is NaN: the weights of this model are useless", where=run, fix=fix)

@@ -95,7 +95,7 @@ def finetune(
     if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         fix = "start torchrun for each -s seed=N"
         raise UsageError("--seeds cannot be used in several processes", fix=fix)
-    # mistakes are told before anything heavy is imported
+    # mistakes are reported before anything heavy is imported
     check_settings(settings) if recipe is None else resolve(recipe, settings)
 
     from lmtool.compute.processes import is_main
@@ -149,9 +149,9 @@ def finetune(
 
 
 def _find_begun_seeds(folder: Path) -> "list[Run]":
-    """The runs that an earlier call of the same command has left in a folder, one for each seed.
+    """Finds the runs that an earlier call of the same command left in a folder, one for each seed.
 
-    Raises UsageError for those of another command.
+    Raises UsageError for runs of another command.
     """
     from lmtool.run.creation import is_begun
     from lmtool.run.directory import Run
@@ -169,7 +169,7 @@ def _find_begun_seeds(folder: Path) -> "list[Run]":
 
 
 def _strip_irrelevant_options(command: "Sequence[str]") -> list[str]:
-    """The words of a command without those that change no run."""
+    """Returns the words of a command without options that change no run."""
     texts = iter(command)
     kept = []
     for text in texts:
@@ -181,7 +181,7 @@ def _strip_irrelevant_options(command: "Sequence[str]") -> list[str]:
 
 
 def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
-    """Raise UsageError where seeds that are begun were initialized from other weights. digest: of the weights."""
+    """Raises UsageError if begun seeds were initialized from other weights than those with this digest."""
     for run in begun:
         base = run.info.base
         if (None if base is None else base.sha256) != digest:
@@ -191,7 +191,7 @@ def _check_same_base(begun: "Sequence[Run]", digest: str | None) -> None:
 
 
 def _start_with_export_note(plan: "Plan", invocation: "Invocation") -> "Iterator[Event]":
-    """The events of a training, and before its first step the form in which the run can be exported."""
+    """Yields the events of training, and before its first step a note on how the run can be exported."""
     from lmtool.export.forms import export_line
     from lmtool.training.events import Info, Started
     from lmtool.training.start import start

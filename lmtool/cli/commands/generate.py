@@ -13,13 +13,13 @@ import typer
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.help import argument, file_to_write, flag, option
 from lmtool.cli.output import (
+    attach_draft,
     check_new,
     describe,
     put,
     put_data,
     put_json,
     tell,
-    warn,
     warn_of_cut_forms,
     warn_of_unknown,
 )
@@ -45,7 +45,7 @@ DIFFERENT = 1
 @with_sampling_options(*STRATEGIES)
 def generate(
     prompt: list[str] | None = argument(
-        "PROMPT", "Text to continue; may be several. Without any, the lines that are piped in, or else nothing."
+        "PROMPT", "Text to continue; may be several. By default the lines of piped input, or an empty prompt."
     ),
     prompt_file: str | None = _input("FILE", "One prompt per line; - is standard input."),
     run: str | None = _input("RUN", RUN_HELP, shown="last"),
@@ -60,7 +60,7 @@ def generate(
     stop: list[str] | None = _choice("TEXT", "Stop before this text; may be repeated."),
     n: int = _choice("N", "Samples per prompt.", "-n", default=1, min=1),
     logit_bias: list[str] | None = _choice("TEXT=X", "Add X to the logit of this text; may be repeated."),
-    draft: str | None = _draft("RUN|ngram", "Proposes tokens that the model verifies at once; ngram looks them up."),
+    draft: str | None = _draft("RUN|ngram", "A draft that proposes tokens for the model to verify; ngram is look-up."),
     draft_tokens: int | None = _draft("N", "Tokens proposed at once.", shown=str(DEFAULT_DRAFT_TOKENS), min=1),
     mask: str | None = _masks("TEXT", "This text in a prompt is one masked token to predict."),
     length: int | None = _masks("N", "Generate N tokens after the prompt."),
@@ -91,7 +91,7 @@ def generate(
     lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json
     lmtool generate < prompts.txt
     """
-    from lmtool.generation.generate import MAX_ROWS, TextGenerator, open_draft
+    from lmtool.generation.generate import MAX_ROWS, TextGenerator
     from lmtool.generation.params import check_strategy_takes_draft, choose_params, params_to_record
     from lmtool.generation.prompts import gather_prompts
     from lmtool.generation.replay import completion_record
@@ -136,7 +136,7 @@ def generate(
         params = choose_params(strategy, is_bidirectional=True, **{**choices, "seed": params.seed})
     if draft is not None:
         check_strategy_takes_draft(params)
-        generator.draft = open_draft(draft, draft_tokens or DEFAULT_DRAFT_TOKENS, generator.loaded)
+    drafting = attach_draft(generator, draft, draft_tokens)
     if biases:
         encode = generator.loaded.tokenizer.encode
         params = replace(params, logit_bias=tuple((tuple(encode(text)), bias) for text, bias in biases))
@@ -148,10 +148,6 @@ def generate(
         completions = _print_stream(echoed, generator.generate(prompts, params, **options))
     describe(generator.loaded, quiet, f"seed {params.seed}")
     warn_of_unknown(generator.loaded, [text for prompt in prompts for text in prompt.split(mask or "\0")])
-    drafting = []
-    if generator.draft is not None:
-        warn(generator.draft.warnings)
-        drafting.append(generator.draft.describe())
     if not quiet:
         tell(*drafting)
     reasons = Counter[str]()

@@ -12,7 +12,7 @@ def gradients(
     run: RunName,
     text: str = argument("SENTENCE", "A text itself, or -; the loss is that of its last token.", ..., shown=True),
     token: int | None = option("N", "The token whose loss it is, counted from 1.", shown="the last one", min=1),
-    starts: bool = flag("Show instead how two first states, zeros and random numbers, come together.", "--starts"),
+    starts: bool = flag("Show instead how states that start from zeros and from random numbers converge.", "--starts"),
     seed: int = option("N", "With --starts: the seed of the random state.", default=0, min=0),
     output: HtmlFile = None,
     device: Device = "auto",

@@ -1,4 +1,4 @@
-"""`lmtool plan`: what training takes before it is begun."""
+"""`lmtool plan`: estimate what training needs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 @key_options(TEXT_OPTIONS | READ_OPTIONS | LABEL_OPTIONS)
 def plan(
     names: list[str] | None = argument(
-        "TEXT|TABLE|RECIPE", "What would be trained on, as for pretrain or finetune; and a recipe, or that alone."
+        "TEXT|TABLE|RECIPE", "A text or table to train on, as for pretrain or finetune, a recipe, or both."
     ),
-    recipe: str | None = option("NAME", "The recipe, if it is not named before.", "--recipe", "-r"),
+    recipe: str | None = option("NAME", "The recipe, if it is not an argument.", "--recipe", "-r"),
     text: list[str] | None = option("FILE", f"A text beside those named. {TEXT_HELP}", hidden=True),
     source: str | None = option("RUN", "The run that would be trained further.", "--from"),
     *,
@@ -40,10 +40,10 @@ def plan(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Say what training takes before it is begun: parameters, FLOPs, memory, steps, time.
+    """Estimate what training needs: parameters, FLOPs, memory, steps, time.
 
-    Of a text, a labelled table, or a recipe alone. On this machine, a second or two of steps are measured; nothing is
-    kept but the tokens of the text.
+    It takes a text, a labelled table, or a recipe alone. On this machine it times a second or two of training steps. It
+    keeps only the tokens of the text.
 
     Examples:
     lmtool plan book.txt --recipe tiny
@@ -53,7 +53,7 @@ def plan(
     from lmtool.recipe.load import check_settings, settings_of
     from lmtool.recipe.resolve import resolve
 
-    # here and below mistakes are told before anything heavy is imported
+    # here and below mistakes are reported before anything heavy is imported
     check_settings(settings_of(overrides or ()))
     names, text, options["valid"] = with_stdin("text or table", names, text, options["valid"])
     recipes = [*filter(is_recipe, names or ()), *filter(None, [recipe])]

@@ -42,7 +42,7 @@ def pretrain(
     text, options["valid"] = with_stdin("text", text, options["valid"])
     others = ("data.train", text, "TEXT"), ("distillation.teacher", teacher, "--teacher")
     chosen = to_settings(options, TEXT_OPTIONS, *others, overrides=overrides)
-    # mistakes are told before anything heavy is imported
+    # mistakes are reported before anything heavy is imported
     check_settings(chosen) if source else resolve(recipe, chosen)
 
     from lmtool.run.creation import check_folder
@@ -70,7 +70,7 @@ def resume(
 ) -> None:
     """Continue a run from its newest intact checkpoint, exactly as if it had never been interrupted.
 
-    Without RUN, runs that are finished are passed over, and those without a checkpoint.
+    Without RUN, finished runs and runs without a checkpoint are skipped.
 
     `-s training.steps=+500` trains the last run longer; where it was finished, with new optimizer moments, unless it
     kept them (checkpoint.keep_optimizer). Name a checkpoint to continue from that instead of the newest.

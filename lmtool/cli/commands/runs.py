@@ -99,7 +99,7 @@ def show(run: RunName = "last", json: Json = False) -> None:
 
 
 def _draw_losses(run: "Run", *, held_out: bool) -> None:
-    """The losses over the steps, as wide as the terminal: in ASCII where colours are not wanted."""
+    """Draws the losses over the steps, as wide as the terminal, in ASCII without colours."""
     from lmtool.report.terminal import plot
     from lmtool.run.history import number
 
@@ -175,7 +175,7 @@ def compare(
 
 
 def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data") -> "Iterator[Comparison]":
-    """The first run against each other one, row by row, on a table."""
+    """Compares the first run with each other one, row by row, on a table."""
     from lmtool.tasks.comparison import compare_rows, score_rows
 
     scored = []
@@ -188,7 +188,7 @@ def _compare_on_table(table: str, runs: Sequence[str], task: str, reading: "Data
 
 
 def _compare_on_suite(suite: tuple[str, str], runs: Sequence[str], quiet: bool) -> "Iterator[Comparison]":
-    """The first run against each other one, row by row, on each task of a suite, or on one."""
+    """Compares the first run with each other one, row by row, on each task of a suite, or on one."""
     from lmtool.tasks.comparison import compare_rows, score_tasks
     from lmtool.tasks.suites.measure import kept_rows, measure_suite, open_tasks, texts_of
     from lmtool.tasks.suites.spec import read_suite
@@ -288,7 +288,7 @@ def rm(
 
 
 def _ask_confirmation(lines: Sequence[str], question: str) -> bool:
-    """Whether somebody wants what these lines name to be removed. Raises UsageError where nobody can be asked."""
+    """Asks whether to remove what these lines name. Raises UsageError if there is no terminal to ask on."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked before anything is removed", fix="add --yes")
     tell(*lines)
@@ -309,8 +309,8 @@ def cache(
 ) -> None:
     """Show what the cache holds, and how much; with KIND each entry of that kind. Or clear it.
 
-    What is removed is made, imported or downloaded again when it is needed. What a process is making stays, and so does
-    a model to which a run holds adapters.
+    Removed entries are made, imported or downloaded again when they are needed. Entries that a process is making stay,
+    and so do the base models of adapters.
 
     Examples:
     lmtool runs cache
@@ -354,7 +354,7 @@ def cache(
 
 
 def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[str]]:
-    """The columns of each entry of the cache, or of all entries of a kind together, the last used first."""
+    """Returns table rows for the entries of the cache, or for their kinds, the last used first."""
     from lmtool.checks.cache import KINDS, describe_entry
 
     if single:
@@ -368,7 +368,7 @@ def _cache_rows(entries: "Sequence[CacheEntry]", *, single: bool) -> list[list[s
 
 
 def _print_runs(summaries: "list[Summary]") -> None:
-    """A line for each run; on a terminal with a heading, and the columns that fit."""
+    """Prints a line for each run; on a terminal with a heading, and the columns that fit."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
@@ -397,7 +397,7 @@ def _format_loss(loss: float | None) -> str:
 
 
 def _format_result(summary: "Summary") -> str:
-    """What counts for a run, with its name, and how far so few rows tell; test and training are named."""
+    """Formats the main result of a run with its metric, part and standard error."""
     if summary.value is None:
         return "-"
     part = "" if summary.part == "validation" else f"{summary.part} "
@@ -407,13 +407,13 @@ def _format_result(summary: "Summary") -> str:
 
 
 def _format_figures(figures: Mapping[str, float], source: str) -> str:
-    """The figures of a test. source: what they are of, if that is to be told."""
+    """Formats the figures of a test. source: its table, if it is to be named."""
     told = ", ".join(f"{name.replace('_', ' ')} {_format_value(value)}" for name, value in figures.items())
     return f"{source}: {told}" if source else told
 
 
 def _format_time(stamp: str) -> str:
-    """An ISO 8601 time as local time, to the minute."""
+    """Formats an ISO 8601 time as local time, to the minute."""
     from datetime import datetime
 
     try:

@@ -1,4 +1,4 @@
-"""`lmtool serve`: answer over HTTP; `lmtool label`: label a table on a page, by one key a row."""
+"""`lmtool serve`: serve a model over HTTP; `lmtool label`: label a table on a page with one key per row."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import Device, Json, Precision, Quiet, RunName
 from lmtool.cli.help import argument, file_to_write, flag, option
-from lmtool.cli.output import check_new, describe, open_model, put_json, put_result, tell, warn, warn_of_skipped
+from lmtool.cli.output import attach_draft, check_new, describe, open_model, put_json, put_result, tell, warn_of_skipped
 from lmtool.cli.settings import READ_OPTIONS, TEXTS_OPTIONS, key_options, to_data, to_settings, with_stdin
 from lmtool.errors import ResourceError, UsageError
 from lmtool.generation.params import DEFAULT_DRAFT_TOKENS
@@ -19,23 +19,23 @@ def serve(
     host: str = option("ADDRESS", "The address to listen on.", default="127.0.0.1"),
     port: int = option("N", "The port; 0 for any that is free.", default=8000, min=0, max=65535),
     api_key_file: Path | None = option("FILE", "A file with the key that clients must send."),
-    no_auth: bool = flag("Answer everyone on an address that others reach.", "--no-auth"),
+    no_auth: bool = flag("Serve without a key on an address that others can reach.", "--no-auth"),
     allow_host: list[str] | None = option("NAME", "A name of this machine in URLs; may be repeated."),
     index: Path | None = option("INDEX", "An index of lmtool search index, made by this model, to search at /search."),
     max_tokens: int = option("N", "Maximum new tokens of a text.", default=4096, min=1),
-    max_rows: int = option("N", "Texts that are generated at once.", default=64, min=1),
-    max_in_flight: int | None = option("N", "Tokens of all these texts.", shown="a quarter of the memory", min=1),
-    max_queue: int = option("N", "Requests that wait.", default=256, min=1),
-    draft: str | None = option("RUN|ngram", "Proposes tokens of a text that is alone; ngram looks them up."),
+    max_rows: int = option("N", "Maximum texts generated at once.", default=64, min=1),
+    max_in_flight: int | None = option("N", "Maximum tokens of these texts.", shown="a quarter of the memory", min=1),
+    max_queue: int = option("N", "Maximum waiting requests.", default=256, min=1),
+    draft: str | None = option("RUN|ngram", "A draft that proposes tokens of a single text; ngram is look-up."),
     draft_tokens: int | None = option("N", "Tokens proposed at once.", shown=str(DEFAULT_DRAFT_TOKENS), min=1),
-    no_prefix_cache: bool = flag("Keep no keys and values of what texts begin with.", "--no-prefix-cache"),
+    no_prefix_cache: bool = flag("Do not cache keys and values of prefixes.", "--no-prefix-cache"),
     grace: float = option("SECONDS", "Time to finish requests after a signal.", default=30.0, min=0, max=86400),
     log_prompts: bool = flag("Write prompts to the log.", "--log-prompts"),
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Answer over HTTP, many at once, through the interface of the OpenAI API; and a page to write prompts in.
+    """Serve a model over HTTP with the OpenAI API, for many clients at once, and a page for prompts.
 
     Examples:
     lmtool serve last --port 8000
@@ -44,7 +44,7 @@ def serve(
     """
     _check_installed("serve")
 
-    from lmtool.generation.generate import TextGenerator, open_draft
+    from lmtool.generation.generate import TextGenerator
     from lmtool.search.index import Index
     from lmtool.serving.guard import AccessPolicy, is_loopback, read_key
     from lmtool.serving.server import ServerConfig
@@ -60,12 +60,7 @@ def serve(
     access = AccessPolicy(host, None if api_key_file is None else read_key(api_key_file), allow_host or ())
 
     generator = TextGenerator.open(run, device=device, precision=precision)
-    drafting = []
-    if draft is not None:
-        generator.draft = open_draft(draft, draft_tokens or DEFAULT_DRAFT_TOKENS, generator.loaded)
-        warn(generator.draft.warnings)
-        drafting.append(generator.draft.describe())
-    describe(generator.loaded, quiet, *drafting)
+    describe(generator.loaded, quiet, *attach_draft(generator, draft, draft_tokens))
     limits = grace, max_tokens, max_rows, max_in_flight, max_queue, not no_prefix_cache
     texts = None if index is None else Index(index, generator.loaded)
     serving = ServerConfig(host, port, access, *limits, log_prompts, texts)
@@ -79,7 +74,7 @@ def label(
     ),
     labels: str = option("A,B,C", "Names of the classes. The page takes more.", default="", shown="those of the table"),
     multi: bool = flag("Any number of labels a row.", "--multi"),
-    run: str | None = option("RUN", "Choose rows by this model's vectors, which were best trained to embed texts."),
+    run: str | None = option("RUN", "Choose rows by the vectors of this model, best one trained to embed texts."),
     output: Path | None = option(
         "FILE", "The CSV with all labels.", "--output", "-o", shown="TABLE.labelled.csv", parser=file_to_write
     ),
@@ -90,9 +85,9 @@ def label(
     quiet: Quiet = False,
     **reading: Any,
 ) -> None:
-    """Label the rows of a table on a page, by one key a row; which row is next, a model of the answers chooses.
+    """Label the rows of a table on a page with one key per row. A model of the answers chooses the next row.
 
-    Every answer is on the disk before the next row appears. The same command goes on where it has ended.
+    Each answer is saved before the next row appears. The same command continues where it ended.
 
     Examples:
     lmtool label reviews.csv --labels good,bad
